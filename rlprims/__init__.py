@@ -1,0 +1,44 @@
+"""RL algorithm primitives for LLM post-training.
+
+The rooms load when they are first named, so that ``import rlprims`` costs nothing and ``rlprims.losses`` costs torch::
+
+    from rlprims import advantage, losses
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_ROOMS = (
+    "advantage",
+    "algorithms",
+    "batching",
+    "controllers",
+    "diagnostics",
+    "filters",
+    "grouping",
+    "logprobs",
+    "losses",
+    "masking",
+    "rewards",
+    "testing",
+    "types",
+)
+
+__all__ = ["DataProto", "__version__", *_ROOMS]  # noqa: PLE0604 - the rooms are real submodules
+
+if TYPE_CHECKING:
+    from rlprims.data_proto import DataProto
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataProto":
+        return importlib.import_module("rlprims.data_proto").DataProto
+    if name in _ROOMS:
+        return importlib.import_module(f"rlprims.{name}")
+    raise AttributeError(f"module 'rlprims' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
