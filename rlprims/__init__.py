@@ -26,7 +26,7 @@ _ROOMS = (
     "types",
 )
 
-__all__ = ["DataProto", "__version__", *_ROOMS]  # noqa: PLE0604 - the rooms are real submodules
+__all__ = ["DataProto", "__version__", *_ROOMS]
 
 if TYPE_CHECKING:
     from rlprims.data_proto import DataProto

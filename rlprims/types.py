@@ -4,6 +4,7 @@ B sequences, T response positions, N packed tokens. A per-token tensor is padded
 ``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -25,7 +26,8 @@ class Totals(NamedTuple):
     groups: Tensor | int
 
 
-class Mean(NamedTuple):
+@dataclass(frozen=True)
+class Mean:
     """A mean that has not been divided yet, so that parts add up exactly: sum the totals, sum the counts."""
 
     total: Tensor
@@ -39,7 +41,8 @@ class Mean(NamedTuple):
         return self.total / self.count.clamp(min=1)
 
 
-class Max(NamedTuple):
+@dataclass(frozen=True)
+class Max:
     """A maximum over parts."""
 
     largest: Tensor

@@ -1,0 +1,37 @@
+"""See :func:`remax`."""
+
+from rlprims.advantage._returns import discounted_returns
+from rlprims.masking import check_sequences, to_tokens
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+
+def remax(
+    rewards: PerToken,
+    baseline_scores: PerSequence,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
+
+    A_t = Σ_{u≥t} r_u − b, where b is the score of the greedy response to the same prompt, scored by the same function.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        baseline_scores: float (B,), the greedy response's score.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+
+    Returns:
+        float, like rewards; 0 outside the mask (verl leaves the return − 0 on tool tokens).
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> import torch
+    >>> m = torch.tensor([[True, True, False]])
+    >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
+    tensor([[0.7500, 0.7500, 0.0000]])
+    """
+    reward_to_go = discounted_returns(rewards, response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
+    return reward_to_go - to_tokens(baseline_scores, response_mask, cu_seqlens)

@@ -1,0 +1,48 @@
+"""See :func:`discounted_returns`."""
+
+import torch
+
+from rlprims.masking import check_sequences, check_tokens, zero_outside
+from rlprims.recurrence import reverse_recurrence
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+
+def discounted_returns(
+    rewards: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    bootstrap_values: PerSequence | None = None,
+    *,
+    gamma: float = 1.0,
+) -> PerToken:
+    """Discounted reward-to-go, R_t = r_t + γ R_{t+1}, over the valid tokens of each sequence.
+
+    The return of REINFORCE (Williams 1992, eq. 4) used as an advantage without a baseline. Masked tokens (tool output)
+    are skipped: they neither discount nor cut the return, so the result equals that of the sequence without them.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        bootstrap_values: float (B,), value of what would have followed the last token: for truncated responses, 0
+            for those that ended. None: every response ended.
+        gamma: discount per valid token.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.tensor([[True, True, False, True]])
+    >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, gamma=0.5)
+    tensor([[0.2500, 0.5000, 0.0000, 1.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    r = zero_outside(rewards, response_mask)
+    if bootstrap_values is None:
+        bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
+    check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
+    discount = torch.where(response_mask, gamma, 1.0).to(r.dtype)  # a masked token passes the return on untouched
+    returns, _ = reverse_recurrence(discount, r, bootstrap_values.to(r.dtype), cu_seqlens)
+    return zero_outside(returns, response_mask)

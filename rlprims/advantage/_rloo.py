@@ -1,0 +1,46 @@
+"""See :func:`rloo`."""
+
+import torch
+
+from rlprims.grouping import group_count, group_mean
+from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+
+def rloo(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+) -> PerToken:
+    """REINFORCE leave-one-out, Kool et al. 2019; Ahmadian et al. 2024 (arXiv:2402.14740), eq. 8.
+
+    A_i = s_i − mean of the other samples' s_j = n/(n−1) · (s_i − μ), with s_i = Σ_t r_it. A group of one has nobody
+    to compare with: 0 (as SkyRL, tunix and verl's vectorized form; verl's default form and rllm keep the raw reward).
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that may serve as baseline; a row that may not is compared with all that may.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
+    tensor([[ 1.0000, -0.5000, -0.5000]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    n = group_count(group_ids, valid_rows)
+    others = n - 1 if valid_rows is None else n - valid_rows.long()
+    centred = s - group_mean(s, group_ids, valid_rows)
+    a = torch.where(others > 0, centred * n / others.clamp(min=1), 0.0)
+    return to_tokens(a, response_mask, cu_seqlens)

@@ -1,0 +1,140 @@
+"""Groups of samples that answer the same prompt: ids from any labels, and statistics of a group for each of its rows.
+
+``group_ids`` are int64 (B,) and dense: every id is below B, so that no buffer depends on their values and no device is
+asked to synchronize. :func:`dense_ids` makes them from any labels. Statistics come back as (B,), each row its group's.
+``valid_rows`` (bool (B,)) leaves rows out of the statistics; they still receive their group's.
+"""
+
+import math
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.masking import upcast
+from rlprims.types import GroupIds, PerSequence, RowMask
+
+
+def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
+    """Dense int64 ids in order of first appearance, from any hashable labels.
+
+    Labels are names and never numbers: "1", "001", 1.25, 1.75 and -1 are five groups.
+
+    Raises:
+        ValueError: a label is NaN (it would equal nothing) or cannot be hashed.
+
+    >>> dense_ids(["b", "a", "b", -1])
+    tensor([0, 1, 0, 2])
+    """
+    names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
+    ids: dict[Hashable, int] = {}
+    try:
+        codes = [ids.setdefault(name, len(ids)) for name in names]
+    except TypeError as error:
+        raise ValueError(f"labels must be hashable, one per row (strings, numbers, tuples): {error}") from None
+    if any(isinstance(name, float) and math.isnan(name) for name in ids):
+        raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
+    return torch.tensor(codes, dtype=torch.int64)
+
+
+def check_group_ids(group_ids: GroupIds) -> None:
+    """Raise ``ValueError`` unless the ids are int64 (B,) and below B."""
+    if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
+        raise ValueError(
+            f"group_ids has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, needs int64 (B,): "
+            "use grouping.dense_ids(labels)"
+        )
+    # Reading values would stall an accelerator and break a traced graph; there index_add's own bounds check speaks.
+    if group_ids.device.type == "cpu" and len(group_ids) and not torch.compiler.is_compiling():
+        low, high = int(group_ids.min()), int(group_ids.max())
+        if low < 0 or high >= len(group_ids):
+            raise ValueError(
+                f"group_ids run from {low} to {high}, need 0 to at most {len(group_ids) - 1}, the rows less one: "
+                "use grouping.dense_ids(labels)"
+            )
+
+
+def _valid(group_ids: GroupIds, valid_rows: RowMask | None) -> RowMask:
+    check_group_ids(group_ids)
+    return torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
+
+
+def _sum(x: Tensor, group_ids: GroupIds) -> Tensor:
+    return torch.zeros_like(x).index_add(0, group_ids, x)[group_ids]
+
+
+def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
+    """How many (valid) rows each row's group has: int64 (B,).
+
+    >>> group_count(torch.tensor([0, 1, 0]))
+    tensor([2, 1, 2])
+    """
+    return _sum(_valid(group_ids, valid_rows).long(), group_ids)
+
+
+def group_bounds(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None
+) -> tuple[PerSequence, PerSequence]:
+    """Smallest and largest value of each row's group, exact; 0 and 0 if no row of the group is valid.
+
+    >>> group_bounds(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
+    (tensor([3., 1., 3.]), tensor([4., 1., 4.]))
+    """
+    valid = _valid(group_ids, valid_rows)
+    x = upcast(x)
+    infinity = torch.full_like(x, torch.inf)
+    low = infinity.scatter_reduce(0, group_ids, torch.where(valid, x, torch.inf), "amin")[group_ids]
+    high = (-infinity).scatter_reduce(0, group_ids, torch.where(valid, x, -torch.inf), "amax")[group_ids]
+    some = group_count(group_ids, valid) > 0
+    return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
+
+
+def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
+    """Largest minus smallest value of each row's group.
+
+    >>> group_range(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
+    tensor([1., 0., 1.])
+    """
+    low, high = group_bounds(x, group_ids, valid_rows)
+    return high - low
+
+
+def is_constant(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, tolerance: float = 1e-6
+) -> RowMask:
+    """True where the row's group has max - min <= tolerance * max(1, |max|, |min|).
+
+    A range and not a std: the std of seven equal 0.1 is 1.4e-17, so ``std > 0`` calls that group varied. A NaN in the
+    group makes it varied, since nothing is known of it.
+
+    >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
+    [True, True, True, True, True, True, True, False, False]
+    """
+    low, high = group_bounds(x, group_ids, valid_rows)
+    return high - low <= tolerance * torch.maximum(high.abs(), low.abs()).clamp(min=1.0)
+
+
+def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
+    """Mean of each row's group, measured from its minimum so that equal values give exactly that value.
+
+    >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
+    tensor([3.5000, 1.0000, 3.5000])
+    """
+    valid = _valid(group_ids, valid_rows)
+    x = upcast(x)
+    low, _ = group_bounds(x, group_ids, valid)
+    count = group_count(group_ids, valid).clamp(min=1)
+    return low + _sum(torch.where(valid, x - low, 0.0), group_ids) / count
+
+
+def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:
+    """Standard deviation of each row's group, two-pass, with divisor n - ddof; 0 if that is not positive.
+
+    >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    valid = _valid(group_ids, valid_rows)
+    centred = torch.where(valid, upcast(x) - group_mean(x, group_ids, valid), 0.0)
+    divisor = group_count(group_ids, valid) - ddof
+    return (_sum(centred.square(), group_ids) / divisor.clamp(min=1)).sqrt() * (divisor > 0)

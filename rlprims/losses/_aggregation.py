@@ -1,0 +1,150 @@
+"""From per-token losses to the scalar of an optimizer step.
+
+Each mean divides by the ``totals`` of the whole step when it is given them, so that the micro-batches' scalars **sum**
+to the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` they count what they are
+given. A sequence or group without a valid token counts nowhere; nothing valid at all gives 0 with gradient 0.
+
+All take ``losses`` float (B, T) or (N,), ``response_mask`` bool like it, ``cu_seqlens`` if packed, and return float ().
+They raise ``ValueError`` on shapes or dtypes that do not fit.
+"""
+
+import torch
+from torch import Tensor
+
+from rlprims.grouping import check_group_ids
+from rlprims.masking import check_sequences, check_tokens, sequence_lengths, sequence_sum, zero_outside
+from rlprims.types import CuSeqlens, GroupIds, PerToken, Scalar, TokenMask, Totals
+
+
+def count_totals(
+    response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, group_ids: GroupIds | None = None
+) -> Totals:
+    """Valid tokens, and sequences and groups that have one: the denominators of a whole optimizer step.
+
+    >>> count_totals(torch.tensor([[True, True], [False, False]]), group_ids=torch.tensor([0, 1]))
+    Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1))
+    """
+    check_tokens(response_mask, cu_seqlens)
+    alive = sequence_lengths(response_mask, cu_seqlens) > 0
+    if group_ids is None:
+        groups = torch.zeros((), dtype=torch.int64, device=response_mask.device)
+    else:
+        check_group_ids(group_ids)
+        check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+        seen = torch.zeros(len(group_ids), dtype=torch.int64, device=response_mask.device)
+        groups = (seen.index_add(0, group_ids, alive.long()) > 0).sum()
+    return Totals(tokens=response_mask.sum(), sequences=alive.sum(), groups=groups)
+
+
+def _at_least_one(count: Tensor | int) -> Tensor | int:
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def token_sum(losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Scalar:
+    """Σ over all valid tokens.
+
+    >>> token_sum(torch.tensor([[1.0, 2.0]]), torch.tensor([[True, True]]))
+    tensor(3.)
+    """
+    check_tokens(response_mask, cu_seqlens, losses=losses)
+    return zero_outside(losses, response_mask).sum()
+
+
+def token_mean(
+    losses: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+) -> Scalar:
+    """Mean over all valid tokens of the step: Σ / totals.tokens.
+
+    What DAPO's code does (verl's ``token-mean``, TRL's ``dapo``); its paper's equation is :func:`prompt_token_mean`.
+
+    >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
+    tensor(3.)
+    """
+    tokens = count_totals(response_mask, cu_seqlens).tokens if totals is None else totals.tokens
+    return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
+
+
+def seq_mean_token_sum(
+    losses: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+) -> Scalar:
+    """Σ over each sequence's tokens, mean over sequences.
+
+    >>> seq_mean_token_sum(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
+    tensor(4.5000)
+    """
+    sequences = count_totals(response_mask, cu_seqlens).sequences if totals is None else totals.sequences
+    return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(sequences)
+
+
+def seq_mean_token_sum_norm(
+    losses: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+    *,
+    length: float,
+) -> Scalar:
+    """:func:`seq_mean_token_sum` divided by a constant length: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), listing 1.
+
+    ``length`` is the generation budget, the same for every batch. verl's default is the padded width, which is not.
+
+    >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
+    tensor(0.5000)
+    """
+    if length <= 0:
+        raise ValueError(f"length={length} must be above 0: the maximum number of response tokens")
+    return seq_mean_token_sum(losses, response_mask, cu_seqlens, totals) / length
+
+
+def seq_mean_token_mean(
+    losses: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+) -> Scalar:
+    """Mean over each sequence's tokens, mean over sequences: GRPO (arXiv:2402.03300), eq. 3.
+
+    >>> seq_mean_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
+    tensor(3.5000)
+    """
+    check_tokens(response_mask, cu_seqlens, losses=losses)
+    lengths = sequence_lengths(response_mask, cu_seqlens)
+    means = sequence_sum(losses, response_mask, cu_seqlens) / lengths.clamp(min=1)
+    sequences = (lengths > 0).sum() if totals is None else totals.sequences
+    return means.sum() / _at_least_one(sequences)
+
+
+def prompt_token_mean(
+    losses: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+    group_tokens: Tensor | None = None,
+) -> Scalar:
+    """Mean over the tokens of each prompt's group, mean over prompts: the DAPO paper (arXiv:2503.14476), eq. 8.
+
+    ``group_tokens`` (int (B,)) counts, for each row, the valid tokens of its group in the whole step; it is needed,
+    with ``totals``, when the groups are split over micro-batches, and then ``group_ids`` are not read. None: the groups
+    are whole.
+
+    >>> m = torch.tensor([[True, True], [True, False], [True, True]])
+    >>> prompt_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)
+    tensor(2.5000)
+    """
+    check_tokens(response_mask, cu_seqlens, losses=losses)
+    if group_tokens is None:
+        check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+        check_group_ids(group_ids)
+        lengths = sequence_lengths(response_mask, cu_seqlens)
+        group_tokens = torch.zeros_like(lengths).index_add(0, group_ids, lengths)[group_ids]
+    check_sequences(response_mask, cu_seqlens, group_tokens=group_tokens)
+    shares = sequence_sum(losses, response_mask, cu_seqlens) / group_tokens.clamp(min=1)
+    groups = count_totals(response_mask, cu_seqlens, group_ids).groups if totals is None else totals.groups
+    return shares.sum() / _at_least_one(groups)

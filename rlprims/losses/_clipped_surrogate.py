@@ -1,0 +1,56 @@
+"""See :func:`clipped_surrogate`."""
+
+import torch
+
+from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+
+def clipped_surrogate(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> PerToken:
+    """PPO's clipped surrogate, Schulman et al. 2017 (arXiv:1707.06347), eq. 7, with asymmetric bounds.
+
+    With ρ = exp(log_probs − old_log_probs): loss = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A).
+    DAPO's clip-higher (arXiv:2503.14476, eq. 10) is ``clip_high=0.28``. ``dual_clip=c`` bounds the loss of tokens with
+    A < 0 from above by c |A| (Ye et al. 2020, arXiv:1912.09729, eq. 5); verl always applies c = 3, TRL and NeMo-RL do
+    not by default. Exactly on a bound the unclipped gradient passes.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; tokens are independent, so it is not read.
+        clip_low, clip_high: ε below and above 1, of the ratio.
+        dual_clip: c > 1, or None for no dual clip.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or dual_clip <= 1.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> clipped_surrogate(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
+    tensor([[-1.2000,  1.6487]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if not 0 <= clip_low <= 1 or clip_high < 0:
+        raise ValueError(f"clip_low={clip_low} must be in [0, 1] and clip_high={clip_high} at least 0")
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be above 1 (3.0 is usual), or None for no dual clip")
+    a = zero_outside(advantages, response_mask).detach()
+    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
+    if dual_clip is not None:
+        objective = torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
+    return -objective

@@ -1,0 +1,173 @@
+"""Masked means absent: what every primitive needs to keep that promise, padded or packed.
+
+Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (B+1,): sequence ``i`` is
+``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
+"""
+
+import torch
+from torch import Tensor
+
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+LOG_RATIO_LIMIT = 20.0
+"""Every log-ratio is clamped to ± this before ``exp``, so that legal log-probs give finite values and gradients."""
+
+
+def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_token: Tensor) -> None:
+    """Raise ``ValueError`` unless the mask is bool and every named tensor has its shape, padded or packed.
+
+    >>> check_tokens(torch.ones(2, 3, dtype=torch.bool), rewards=torch.zeros(2, 4))
+    Traceback (most recent call last):
+    ...
+    ValueError: rewards has shape (2, 4), response_mask has (2, 3): both must be per token, padded (B, T) or packed (N,)
+    """
+    if response_mask.dtype is not torch.bool:
+        raise ValueError(f"response_mask has dtype {response_mask.dtype}, needs torch.bool: pass response_mask.bool()")
+    if cu_seqlens is None and response_mask.dim() != 2:
+        raise ValueError(
+            f"response_mask has shape {tuple(response_mask.shape)}, needs (B, T); packed tokens (N,) need cu_seqlens"
+        )
+    if cu_seqlens is not None:
+        if response_mask.dim() != 1:
+            raise ValueError(
+                f"response_mask has shape {tuple(response_mask.shape)}, needs (N,) because cu_seqlens is given"
+            )
+        if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 1:
+            raise ValueError(
+                f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, "
+                "needs integers (B+1,): the cumulative lengths, beginning with 0"
+            )
+    for name, tensor in per_token.items():
+        if tensor.shape != response_mask.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, response_mask has {tuple(response_mask.shape)}: "
+                "both must be per token, padded (B, T) or packed (N,)"
+            )
+
+
+def check_sequences(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_sequence: Tensor) -> None:
+    """Raise ``ValueError`` unless every named tensor is ``(B,)`` for the B sequences of the mask."""
+    sequences = len(response_mask) if cu_seqlens is None else len(cu_seqlens) - 1
+    for name, tensor in per_sequence.items():
+        if tensor.shape != (sequences,):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, needs ({sequences},): one entry per sequence")
+
+
+def upcast(x: Tensor) -> Tensor:
+    """float64 stays, everything else is computed in float32."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
+    """``x`` in computing precision, exactly 0 where the mask is False, whatever stood there.
+
+    A selection, not a product: NaN and Inf outside the mask reach neither the value nor the gradient.
+
+    >>> zero_outside(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
+    tensor([1., 0.])
+    """
+    return torch.where(mask, upcast(x), 0.0)
+
+
+def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:
+    """Which sequence each packed token belongs to: int64 (N,). Empty sequences are legal.
+
+    >>> sequence_ids(torch.tensor([0, 2, 2, 3]), 3)
+    tensor([0, 0, 2])
+    """
+    positions = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), positions, right=True)
+
+
+def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerSequence:
+    """Sum of ``x`` over the valid tokens of each sequence: (B,).
+
+    >>> x, m = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
+    >>> sequence_sum(x, m, torch.tensor([0, 1, 3]))
+    tensor([1., 2.])
+    """
+    kept = zero_outside(x, mask)
+    if cu_seqlens is None:
+        return kept.sum(-1)
+    sums = kept.new_zeros(len(cu_seqlens) - 1)
+    return sums.index_add(0, sequence_ids(cu_seqlens, len(kept)), kept)
+
+
+def sequence_lengths(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Tensor:
+    """Number of valid tokens of each sequence: int64 (B,).
+
+    >>> sequence_lengths(torch.tensor([[True, False], [True, True]]))
+    tensor([1, 2])
+    """
+    if cu_seqlens is None:
+        return mask.sum(-1)
+    counts = torch.zeros(len(cu_seqlens) - 1, dtype=torch.int64, device=mask.device)
+    return counts.index_add(0, sequence_ids(cu_seqlens, len(mask)), mask.long())
+
+
+def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Each sequence's number on each of its valid tokens, 0 outside the mask.
+
+    >>> to_tokens(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
+    tensor([[5., 0.],
+            [7., 7.]])
+    """
+    spread = x[:, None].expand(mask.shape) if cu_seqlens is None else x[sequence_ids(cu_seqlens, len(mask))]
+    return zero_outside(spread, mask)
+
+
+def last_token(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
+    """True on the last valid token of each sequence; an empty sequence has none.
+
+    >>> last_token(torch.tensor([[True, False, True, False], [False, False, False, False]]))
+    tensor([[False, False,  True, False],
+            [False, False, False, False]])
+    """
+    if cu_seqlens is None:
+        so_far = mask.cumsum(-1)
+        return mask & (so_far == mask.sum(-1, keepdim=True))
+    so_far = torch.cat([torch.zeros(1, dtype=torch.int64, device=mask.device), mask.cumsum(0)])
+    at_end = so_far[cu_seqlens[1:]][sequence_ids(cu_seqlens, len(mask))]
+    return mask & (so_far[1:] == at_end)
+
+
+def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
+    """Mean over the valid tokens of the whole batch; 0 if there are none.
+
+    >>> masked_mean(torch.tensor([[1.0, torch.inf], [3.0, 5.0]]), torch.tensor([[True, False], [True, True]]))
+    tensor(3.)
+    """
+    return zero_outside(x, mask).sum() / mask.sum().clamp(min=1)
+
+
+def pack(x: PerToken, cu_seqlens: CuSeqlens) -> PerToken:
+    """Padded ``(B, T)`` to packed ``(N,)``: the first ``cu_seqlens[i+1] - cu_seqlens[i]`` tokens of each row.
+
+    >>> pack(torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([0, 2, 3]))
+    tensor([1, 2, 3])
+    """
+    lengths = cu_seqlens.diff()
+    return x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
+
+
+def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> PerToken:
+    """Packed ``(N,)`` to padded ``(B, width)``, ``fill`` after each sequence's end. The inverse of :func:`pack`.
+
+    >>> unpack(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 3)
+    tensor([[1, 2, 0],
+            [3, 0, 0]])
+    """
+    rows = sequence_ids(cu_seqlens, len(x))
+    columns = torch.arange(len(x), device=x.device) - cu_seqlens[rows]
+    padded = torch.full((len(cu_seqlens) - 1, width), fill, dtype=x.dtype, device=x.device)
+    return padded.index_put((rows, columns), x)
+
+
+def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> PerToken:
+    """log_probs − old_log_probs, clamped to ±20; 0 outside the mask; gradient to the first only.
+
+    >>> log_ratio(torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -900.0]), torch.tensor([True, True]))
+    tensor([ 0.5000, 20.0000])
+    """
+    difference = zero_outside(log_probs, mask) - zero_outside(old_log_probs, mask).detach()
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
