@@ -1,0 +1,188 @@
+"""An algorithm is the list of what fills each stage."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlprims import controllers, filters, losses
+from rlprims.algorithms._use import Use, use
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GroupFilter(_Spec):
+    """Dynamic sampling: which groups are trained on."""
+
+    metric: str = Field(
+        "acc",
+        description="the column that is looked at: scores, shaped_scores, or any that a verifier returned, such as acc",
+    )
+    keep: Use = Field(default=use(filters.nonzero_range), description="(scores, group_ids) to keep or drop")
+    max_generation_batches: int | None = Field(
+        10, ge=1, description="generation batches per training batch; null: no limit"
+    )
+    at_limit: Literal["error", "smaller_batch"] = "error"
+
+
+class KLInReward(_Spec):
+    """Distance to the reference as a penalty on the reward."""
+
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    controller: Use = Field(default=use(controllers.FixedKL), description="the coefficient, fixed or adaptive")
+
+
+class LossTerm(_Spec):
+    """What is added to the policy loss, per token, before aggregation."""
+
+    coefficient: float
+    loss: Use
+
+
+class Algorithm(_Spec):
+    """What fills each stage of a step: generate, score, filter, shape, advantage, loss, update.
+
+    ``needs`` says which data the trainer must produce; the signatures decide, nobody lists them.
+
+    >>> from rlprims import advantage, algorithms
+    >>> dapo = algorithms.dapo(max_length=1024, buffer_length=256)
+    >>> "ref_log_probs" in dapo.needs, "values" in algorithms.ppo().needs
+    (False, True)
+    >>> algorithms.diff(dapo, dapo.replace(advantage=advantage.rloo))
+    {'advantage.fn': ('rlprims.advantage.grpo', 'rlprims.advantage.rloo'), ...}
+    """
+
+    name: str
+    group_size: int = Field(1, ge=1, description="samples per prompt, G")
+    filter: GroupFilter | None = None
+    score_shaping: tuple[Use, ...] = Field((), description="each gives (B,), added to the scores")
+    kl_in_reward: KLInReward | None = None
+    advantage: Use
+    normalization: Use | None = Field(None, description="of the advantages, over the batch")
+    policy_loss: Use = use(losses.clipped_surrogate)
+    loss_terms: tuple[LossTerm, ...] = ()
+    value_loss: Use | None = Field(None, description="trains the critic; present exactly if values are needed")
+    aggregation: Use = use(losses.token_mean)
+    epochs: int = Field(1, ge=1, description="passes over a training batch")
+    mini_batches: int = Field(1, ge=1, description="optimizer steps per pass")
+
+    @model_validator(mode="after")
+    def _every_hyperparameter_has_a_value(self) -> "Algorithm":
+        for stage, part in self.uses():
+            if part.unbound:
+                raise ValueError(f"{stage}: {part.path} needs a value for {sorted(part.unbound)}")
+        return self
+
+    def uses(self) -> Iterator[tuple[str, Use]]:
+        """Every primitive with the stage it fills."""
+        parts: list[tuple[str, Use | None]] = [
+            ("filter", self.filter.keep if self.filter else None),
+            *((f"score_shaping.{i}", part) for i, part in enumerate(self.score_shaping)),
+            ("kl_in_reward", self.kl_in_reward.controller if self.kl_in_reward else None),
+            ("advantage", self.advantage),
+            ("normalization", self.normalization),
+            ("policy_loss", self.policy_loss),
+            *((f"loss_terms.{i}", term.loss) for i, term in enumerate(self.loss_terms)),
+            ("value_loss", self.value_loss),
+            ("aggregation", self.aggregation),
+        ]
+        return ((stage, part) for stage, part in parts if part is not None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The union of the data names in the signatures."""
+        names = frozenset[str]().union(*(part.needs for _, part in self.uses()))
+        return names | {"old_log_probs", "ref_log_probs"} if self.kl_in_reward else names
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.epochs * self.mini_batches
+
+    def replace(self, **changes: Any) -> "Algorithm":
+        """A copy with other values, validated. A mapping changes knobs of a stage: ``policy_loss={"clip_high": 0.3}``.
+
+        Raises:
+            ValueError: an unknown field, a wrong type or an impossible value.
+        """
+        return parse(merge(self.model_dump(), changes))
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2)
+
+    def to_yaml(self) -> str:
+        """Needs PyYAML, of the extra ``train``."""
+        import yaml
+
+        return yaml.safe_dump(json.loads(self.to_json()), sort_keys=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Algorithm":
+        return parse(json.loads(text))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "Algorithm":
+        import yaml
+
+        return parse(yaml.safe_load(text))
+
+
+def parse(fields: Mapping[str, Any]) -> Algorithm:
+    """An Algorithm of plain values.
+
+    Raises:
+        ValueError: all that is wrong with it, a line each.
+    """
+    try:
+        return Algorithm.model_validate(fields)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'algorithm'}: {_plain(e['msg'])}" for e in error.errors()]
+        raise ValueError("\n".join(lines)) from None
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def merge(base: Any, changes: Any) -> Any:
+    """``changes`` over ``base``, key by key; a stage that names another ``fn`` begins from that one's defaults."""
+    if isinstance(base, str) and isinstance(changes, Mapping) and "fn" not in changes:
+        base = {"fn": base}
+    if not isinstance(base, Mapping) or not isinstance(changes, Mapping) or "fn" in changes:
+        return changes
+    return {**base, **{key: merge(base.get(key), value) for key, value in changes.items()}}
+
+
+def knobs(algorithm: Algorithm) -> dict[str, Any]:
+    """Every value of an algorithm under its dotted name, defaults included."""
+    found: dict[str, Any] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, Use):
+            found[f"{name}.fn"] = value.path
+            found.update({f"{name}.{key}": v for key, v in sorted(value.hyperparameters.items())})
+        elif isinstance(value, BaseModel):
+            for field in type(value).model_fields:
+                visit(f"{name}.{field}" if name else field, getattr(value, field))
+        elif isinstance(value, tuple):
+            for i, part in enumerate(value):
+                visit(f"{name}.{i}", part)
+        else:
+            found[name] = value
+
+    visit("", algorithm)
+    return found
+
+
+def diff(a: Algorithm, b: Algorithm) -> dict[str, tuple[Any, Any]]:
+    """The knobs that differ, by dotted name; None where one of the two has no such knob.
+
+    >>> from rlprims import algorithms
+    >>> diff(algorithms.grpo(), algorithms.grpo().replace(group_size=16))
+    {'group_size': (64, 16)}
+    """
+    mine, theirs = knobs(a), knobs(b)
+    names = [*mine, *(name for name in theirs if name not in mine)]
+    return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}

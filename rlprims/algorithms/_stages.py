@@ -1,0 +1,78 @@
+"""The stages of a step as functions of an algorithm and named tensors: what every trainer and backend shares.
+
+``data`` maps the names of the vocabulary to tensors. A function that adds returns the new names only.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms._algorithm import Algorithm
+from rlprims.filters import finite
+from rlprims.rewards import at_last_token, kl_penalty
+
+Data = Mapping[str, Tensor]
+
+
+def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+    """``shaped_scores`` (B,): the raw scores plus every shaping term; and each term under its own name."""
+    terms = {part.fn.__name__: part(data) for part in algorithm.score_shaping}
+    return {**terms, "shaped_scores": sum(terms.values(), start=data["scores"])}
+
+
+def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
+    """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter."""
+    scores, group_ids = data["scores"], data["group_ids"]
+    reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
+    if algorithm.filter is None:
+        return reasons
+    metric = algorithm.filter.metric
+    if metric not in data:
+        raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
+    kept = algorithm.filter.keep({"scores": data[metric], "group_ids": group_ids}).tolist()
+    values = data[metric].tolist()
+    return [
+        reason or (None if keep else f"{metric} is {value:g} throughout")
+        for reason, keep, value in zip(reasons, kept, values, strict=True)
+    ]
+
+
+def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
+    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed."""
+    with torch.no_grad():
+        rewards = at_last_token(data["shaped_scores"], data["response_mask"])
+        if algorithm.kl_in_reward is not None:
+            rewards = kl_penalty(
+                rewards,
+                data["old_log_probs"],
+                data["ref_log_probs"],
+                data["response_mask"],
+                kl_coef=kl_coef,
+                estimator=algorithm.kl_in_reward.estimator,
+            )
+        advantages = algorithm.advantage({**data, "rewards": rewards})
+        estimated = {"rewards": rewards, "advantages": advantages}
+        if algorithm.value_loss is not None:
+            # The target is taken before the advantages are normalized.
+            estimated["returns"] = torch.where(data["response_mask"], advantages + data["values"], 0.0)
+        if algorithm.normalization is not None:
+            estimated["advantages"] = algorithm.normalization({**data, "advantages": advantages})
+        return estimated
+
+
+def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
+    """The scalar to minimize: the policy loss and the added terms, per token, aggregated once."""
+    per_token: Tensor = algorithm.policy_loss(data)
+    for term in algorithm.loss_terms:
+        per_token = per_token + term.coefficient * term.loss(data)
+    objective: Tensor = algorithm.aggregation({**data, "losses": per_token})
+    return objective
+
+
+def value_objective(algorithm: Algorithm, data: Data) -> Tensor:
+    """The critic's scalar to minimize."""
+    if algorithm.value_loss is None:
+        raise ValueError(f"{algorithm.name} has no value_loss")
+    objective: Tensor = algorithm.aggregation({**data, "losses": algorithm.value_loss(data)})
+    return objective

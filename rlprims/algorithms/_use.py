@@ -1,0 +1,148 @@
+"""A primitive with its hyperparameters bound: what fills a stage of an :class:`Algorithm`."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
+
+
+class Use(BaseModel):
+    """A function and the hyperparameters bound to it; made by :func:`use`.
+
+    Written as YAML or JSON it is the import path, ``rlprims.advantage.rloo``, or a mapping,
+    ``{fn: rlprims.advantage.grpo, ddof: 0}``. Nothing is registered: any importable function will do.
+    """
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+
+    fn: Callable[..., Any]
+    bound: tuple[tuple[str, Any], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path_or_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"fn": value}
+        if callable(value):
+            value = {"fn": value}
+        if not isinstance(value, Mapping) or "bound" in value:
+            return value
+        if "fn" not in value:
+            raise ValueError(f"needs 'fn', the import path of a function; got only {sorted(value)}")
+        fn = import_path(value["fn"]) if isinstance(value["fn"], str) else value["fn"]
+        return {"fn": fn, "bound": tuple((k, v) for k, v in value.items() if k != "fn")}
+
+    @model_validator(mode="after")
+    def _check_names_and_types(self) -> "Use":
+        hints = _hyperparameters(self.fn)
+        checked = []
+        for name, value in self.bound:
+            if name not in hints:
+                near = get_close_matches(name, hints, n=1)
+                known = f"did you mean {near[0]!r}?" if near else f"it takes {sorted(hints) or 'none'}"
+                raise ValueError(f"{self.path} has no hyperparameter {name!r}: {known}")
+            try:
+                checked.append((name, TypeAdapter(hints[name]).validate_python(value)))
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise ValueError(f"{self.path}: {name}={value!r} does not fit: {reason}") from None
+        object.__setattr__(self, "bound", tuple(sorted(checked)))
+        return self
+
+    @model_serializer
+    def _to_path_or_mapping(self) -> Any:
+        if import_path(self.path) is not self.fn:
+            raise ValueError(f"{self.path} cannot be imported again: define the function in a module to store it")
+        return {"fn": self.path, **dict(self.bound)} if self.bound else self.path
+
+    @property
+    def path(self) -> str:
+        """Where to import it from: the shortest public path."""
+        return _public_path(self.fn)
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Every hyperparameter with its value, defaults included."""
+        parameters = inspect.signature(self.fn).parameters
+        defaults = {name: parameters[name].default for name in _hyperparameters(self.fn)}
+        return {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty} | dict(self.bound)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the data that it cannot do without."""
+        return frozenset(name for name, required in _data(self.fn).items() if required)
+
+    @property
+    def unbound(self) -> frozenset[str]:
+        """Hyperparameters that have neither a default nor a bound value."""
+        return frozenset(_hyperparameters(self.fn)) - frozenset(self.hyperparameters)
+
+    def __call__(self, data: Mapping[str, Any], **hyperparameters: Any) -> Any:
+        """Call it with what it names of ``data``."""
+        missing = sorted(self.needs - {name for name in data if data[name] is not None})
+        if missing:
+            raise ValueError(f"{self.path} needs {missing}; the batch has {sorted(data)}")
+        arguments = {name: data[name] for name in _data(self.fn) if name in data}
+        return self.fn(**arguments, **dict(self.bound), **hyperparameters)
+
+    def __str__(self) -> str:
+        short = self.path.removeprefix("rlprims.")
+        return f"{short}({', '.join(f'{k}={v!r}' for k, v in self.bound)})" if self.bound else short
+
+
+def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
+    """Bind hyperparameters (the parameters after ``*``) to a primitive. Data (those before) come from the batch.
+
+    Raises:
+        ValueError: an unknown name or a value of the wrong type, now and not at step 400.
+
+    >>> from rlprims import losses
+    >>> print(use(losses.clipped_surrogate, clip_high=0.28))
+    losses.clipped_surrogate(clip_high=0.28)
+    >>> use(losses.clipped_surrogate, cliphigh=0.28)
+    Traceback (most recent call last):
+    ...
+    ValueError: rlprims.losses.clipped_surrogate has no hyperparameter 'cliphigh': did you mean 'clip_high'?
+    """
+    try:
+        return Use.model_validate({"fn": fn, **hyperparameters})
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def import_path(path: str) -> Any:
+    """The object at ``package.module.name``."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
+
+
+@cache
+def _public_path(fn: Callable[..., Any]) -> str:
+    parts = fn.__module__.split(".")
+    public = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    for module in public:
+        if getattr(importlib.import_module(module), fn.__name__, None) is fn:
+            return f"{module}.{fn.__name__}"
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+@cache
+def _hyperparameters(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Names after ``*`` and their types."""
+    hints = get_type_hints(fn.__init__ if inspect.isclass(fn) else fn)
+    parameters = inspect.signature(fn).parameters.values()
+    return {p.name: hints.get(p.name, Any) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@cache
+def _data(fn: Callable[..., Any]) -> dict[str, bool]:
+    """Names before ``*``, and whether each is required."""
+    parameters = inspect.signature(fn).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
