@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlprims.divergence import estimate_kl
 from rlprims.masking import log_ratio, sequence_lengths, zero_outside
-from rlprims.types import CuSeqlens, Max, Mean, Metrics, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, Max, Mean, Metrics, PerSequence, PerToken, RowMask, TokenMask
 
 
 def _token_mean(x: Tensor, response_mask: TokenMask) -> Mean:
@@ -75,6 +75,15 @@ def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
     tensor(1.)
     """
     return _token_mean(x, response_mask)
+
+
+def share(rows: RowMask) -> Mean:
+    """The share of rows that are True.
+
+    >>> share(torch.tensor([True, False])).value()
+    tensor(0.5000)
+    """
+    return Mean(rows.sum().float(), torch.tensor(len(rows), device=rows.device))
 
 
 def explained_variance(values: PerToken, returns: PerToken, response_mask: TokenMask) -> Tensor:

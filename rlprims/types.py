@@ -33,7 +33,9 @@ class Mean:
     total: Tensor
     count: Tensor
 
-    def merge(self, other: "Mean") -> "Mean":
+    def merge(self, other: "Metric") -> "Mean":
+        if not isinstance(other, Mean):
+            raise TypeError(f"a mean cannot be merged with {other}")
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> Tensor:
@@ -47,7 +49,9 @@ class Max:
 
     largest: Tensor
 
-    def merge(self, other: "Max") -> "Max":
+    def merge(self, other: "Metric") -> "Max":
+        if not isinstance(other, Max):
+            raise TypeError(f"a maximum cannot be merged with {other}")
         return Max(self.largest.maximum(other.largest))
 
     def value(self) -> Tensor:
@@ -56,3 +60,17 @@ class Max:
 
 Metric: TypeAlias = Mean | Max
 Metrics: TypeAlias = dict[str, Metric]
+
+
+def merge_metrics(*parts: Metrics) -> Metrics:
+    """The metrics of the whole from those of its parts.
+
+    >>> import torch
+    >>> half = {"loss": Mean(torch.tensor(1.0), torch.tensor(2))}
+    >>> merge_metrics(half, half)["loss"].value()
+    tensor(0.5000)
+    """
+    merged: Metrics = {}
+    for part in parts:
+        merged |= {name: merged[name].merge(metric) if name in merged else metric for name, metric in part.items()}
+    return merged

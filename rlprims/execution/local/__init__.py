@@ -1,0 +1,5 @@
+"""One process, one device: a Hugging Face causal language model that samples, scores and learns."""
+
+from rlprims.execution.local._execution import LocalExecution
+
+__all__ = ["LocalExecution"]

@@ -1,0 +1,25 @@
+"""The batch that moves through a post-training step: tensors, objects and metadata that stay together.
+
+>>> import torch
+>>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["a", "a", "b", "b"]}, {"step": 7})
+>>> first, second = data.chunk(2)
+>>> DataProto.concat([second, first])["uid"].tolist()
+['b', 'b', 'a', 'a']
+"""
+
+from rlprims.data_proto._container import DataProto, DataProtoItem
+from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError
+from rlprims.data_proto._repeats import pad_dataproto_to_divisor, unpad_dataproto
+from rlprims.data_proto._shapes import fold_batch_dim, unfold_batch_dim
+
+__all__ = [
+    "BatchError",
+    "DataProto",
+    "DataProtoItem",
+    "MissingField",
+    "RowIndexError",
+    "fold_batch_dim",
+    "pad_dataproto_to_divisor",
+    "unfold_batch_dim",
+    "unpad_dataproto",
+]

@@ -1,0 +1,116 @@
+"""Python objects as JSON, exactly or not at all.
+
+What JSON has no word for is ``{"$kind": ...}``; a dict that could be mistaken for that is written as a list of pairs.
+Numbers in bulk (arrays, tensors) are not written as text: they go to a list of tensors that is stored beside, and the
+JSON has their position in it. Reading builds only what is listed here, so a hostile file can at worst be refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.data_proto._columns import object_array
+from rlprims.data_proto._errors import BatchError
+
+SCALARS = {
+    kind.__name__: kind
+    for kind in (
+        *(np.bool_, np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64),
+        *(np.uint8, np.uint16, np.uint32, np.uint64),
+    )
+}
+_STORABLE = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+
+
+def store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
+    """Put a tensor on the list and return its position."""
+    if tensor.dtype not in _STORABLE or tensor.layout != torch.strided:
+        raise BatchError(f"{where}: a tensor of {tensor.dtype} and {tensor.layout} cannot be saved; convert it first")
+    tensors.append(tensor.detach())
+    return len(tensors) - 1
+
+
+def encode(value: Any, tensors: list[Tensor], where: str) -> Any:
+    """The JSON of a value. ``where`` names it in the error if it has none."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if kind is list:
+        return [encode(item, tensors, where) for item in value]
+    if kind is tuple:
+        return {"$tuple": [encode(item, tensors, where) for item in value]}
+    if kind is dict:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: encode(item, tensors, where) for key, item in value.items()}
+        return {"$dict": [[encode(k, tensors, where), encode(v, tensors, where)] for k, v in value.items()]}
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind.__name__ in SCALARS and isinstance(value, np.generic):
+        return {"$scalar": [kind.__name__, encode(value.item(), tensors, where)]}
+    if kind is np.str_:
+        return str(value)
+    if kind is np.ndarray:
+        return encode_array(value, tensors, where)
+    if isinstance(value, Tensor) and not value.is_nested:
+        return {"$tensor": store(value, tensors, where)}
+    raise BatchError(
+        f"{where}: {kind.__module__}.{kind.__qualname__} cannot be saved; convert it to numbers, strings, lists, "
+        "dicts, bytes, arrays or tensors (an image with np.asarray), or drop the field with select"
+    )
+
+
+def encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any]:
+    if array.dtype == object:
+        rows = np.indices(array.shape)[0].ravel() if array.ndim else [0]
+        cells = [encode(cell, tensors, f"{where}, row {row}") for row, cell in zip(rows, array.flat, strict=True)]
+        return {"$objects": [list(array.shape), cells]}
+    if array.dtype.kind == "U":
+        return {"$strings": [array.dtype.str, list(array.shape), array.ravel().tolist()]}
+    try:
+        # A copy in order and in this machine's byte order; from_numpy takes no other.
+        tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise BatchError(f"{where}: an array of {array.dtype} cannot be saved; convert it with astype first") from None
+    return {"$array": store(tensor, tensors, where)}
+
+
+def decode(value: Any, tensors: list[Tensor]) -> Any:
+    """The value of a JSON; any exception means that the JSON is not one that `encode` wrote."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: decode(item, tensors) for key, item in value.items()}
+    [(kind, content)] = value.items()
+    match kind:
+        case "$float" if content in ("nan", "inf", "-inf"):
+            return float(content)
+        case "$tuple":
+            return tuple(decode(item, tensors) for item in content)
+        case "$dict":
+            return {decode(key, tensors): decode(item, tensors) for key, item in content}
+        case "$bytes":
+            return base64.b64decode(content, validate=True)
+        case "$scalar":
+            return SCALARS[content[0]](decode(content[1], tensors))
+        case "$tensor" | "$array" if type(content) is int and content >= 0:
+            return tensors[content] if kind == "$tensor" else tensors[content].numpy()
+        case "$strings" if re.fullmatch(r"[<>=]U\d{1,9}", content[0]):
+            return np.array(content[2], dtype=content[0]).reshape(content[1])
+        case "$objects":
+            return object_array([decode(cell, tensors) for cell in content[1]]).reshape(content[0])
+    raise BatchError(f"unknown content {kind!r}")

@@ -1,0 +1,82 @@
+"""Pickling between processes, without copying a tensor twice.
+
+With protocol 5 every tensor on the CPU is handed over as one buffer: out of band no byte is copied here, in band each
+once. Older protocols pass the tensors themselves on, since the picklers that use them (``torch.multiprocessing``) know
+how to share their memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from rlprims.data_proto import _jagged
+from rlprims.data_proto._parts import batch_of
+
+if TYPE_CHECKING:
+    from rlprims.data_proto._container import DataProto
+
+
+def reduce_ex(data: DataProto, protocol: SupportsIndex) -> tuple[Any, ...]:
+    """How pickle takes a batch apart: its type and its parts. The graph of gradients stays behind.
+
+    >>> from rlprims.data_proto import DataProto
+    >>> import pickle
+    >>> data, buffers = DataProto.from_dict({"ids": torch.arange(3)}), []
+    >>> stream = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+    >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
+    True
+    """
+    buffers = protocol.__index__() >= 5
+    batch = None
+    if data.batch is not None:
+        tensors = {name: _apart(tensor.detach(), buffers) for name, tensor in data.batch.items()}
+        batch = (tensors, int(data.batch.batch_size[0]), data.batch.device)
+    return _rebuild, (type(data), batch, {name: part for name, part in vars(data).items() if name != "batch"})
+
+
+def _apart(tensor: Tensor, buffers: bool) -> tuple[Any, ...]:
+    if not tensor.is_nested:
+        return (_flat(tensor, buffers),)
+    values, offsets, lengths, dim = _jagged.apart(tensor)
+    flat_lengths = None if lengths is None else _flat(lengths, buffers)
+    return _flat(values, buffers), _flat(offsets, buffers), flat_lengths, dim
+
+
+def _flat(tensor: Tensor, buffers: bool) -> Any:
+    if not buffers or tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+        # A view would take all of the memory that it is a view of along.
+        return tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    numbers: Any = flat.numpy()
+    return pickle.PickleBuffer(numbers), tensor.dtype, tuple(tensor.shape)
+
+
+def _rebuild(kind: type[Any], batch: Any, rest: dict[str, Any]) -> Any:
+    data = object.__new__(kind)
+    data.__dict__.update(rest)
+    data.batch = None
+    if batch is not None:
+        tensors, rows, device = batch
+        data.batch = batch_of({name: _together(*parts) for name, parts in tensors.items()}, rows, device)
+    return data
+
+
+def _together(flat: Any, offsets: Any = None, lengths: Any = None, dim: int = 1) -> Tensor:
+    if offsets is None:
+        return _tensor(flat)
+    ragged = None if lengths is None else _tensor(lengths)
+    return _jagged.together(_jagged.Parts(_tensor(flat), _tensor(offsets), ragged, dim))
+
+
+def _tensor(flat: Any) -> Tensor:
+    if isinstance(flat, Tensor):
+        return flat
+    buffer, dtype, shape = flat
+    if memoryview(buffer).readonly:
+        # Memory that is mapped for reading only: a write into a tensor over it would end the process.
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)

@@ -1,0 +1,67 @@
+"""What a trainer asks of the machines, and nothing more."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm
+from rlprims.data_proto import DataProto
+from rlprims.execution._config import Sampling
+from rlprims.types import Metrics
+
+
+class UpdateReport(NamedTuple):
+    """One optimizer step."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    skipped: bool
+    """The gradient was not finite, so the weights are as they were."""
+    metrics: Metrics
+
+
+class Execution(Protocol):
+    """The models of a run. The backend owns micro-batches, packing, precision, clipping and ranks.
+
+    Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
+    a function of the run's seed and its id, whatever batch it is in and however often it is asked for.
+    A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T) and ``truncated`` (B,).
+    """
+
+    pad_token_id: int
+    context_window: int
+
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+        """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
+        ...
+
+    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
+        """(B, T), of the policy as it is or of the frozen reference."""
+        ...
+
+    def values(self, batch: DataProto) -> Tensor:
+        """(B, T), of the critic as it is."""
+        ...
+
+    def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        """One optimizer step of the policy on the whole batch."""
+        ...
+
+    def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        """One optimizer step of the critic on the whole batch."""
+        ...
+
+    def sync_weights(self) -> None:
+        """The sampler uses the policy's weights from here on."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """All state into an empty directory; the policy as a Hugging Face model in ``policy``."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """The state that :meth:`save` wrote."""
+        ...

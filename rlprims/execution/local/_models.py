@@ -1,0 +1,120 @@
+"""Loading Hugging Face models, and the two forwards: logits and values of the response's tokens."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+
+from rlprims.execution._config import ModelConfig
+
+
+def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
+    try:
+        settings = AutoConfig.from_pretrained(path)
+        for name, value in changes.items():
+            setattr(settings, name, value)
+        model, info = auto.from_pretrained(
+            path,
+            config=settings,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
+    # No dropout, ever: the same tokens must have the same log-prob when sampled and when trained.
+    return model.to(device_of(config)).eval(), sorted(info["missing_keys"])
+
+
+def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
+    """The policy or the reference.
+
+    Raises:
+        ValueError: no model is there, or it has no language-model head.
+    """
+    model, missing = _load(AutoModelForCausalLM, path, config)
+    if missing:
+        raise ValueError(
+            f"{path!r} lacks the weights {missing[:3]} of a causal language model: it was saved without that head"
+        )
+    return model
+
+
+def load_critic(path: str, config: ModelConfig) -> nn.Module:
+    """The model under a new head of one number, which begins at 0, so that the first values are 0."""
+    model, missing = _load(
+        AutoModelForTokenClassification, path, config, num_labels=1, classifier_dropout=0.0, hidden_dropout=0.0
+    )
+    head = {name: p for name, p in model.named_parameters() if name in missing}
+    if any(not name.startswith(("score.", "classifier.")) for name in head):
+        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of the critic's model")
+    for parameter in head.values():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def restore(model: nn.Module, directory: Path) -> None:
+    """The weights that ``save_pretrained`` wrote, into a model that is already built."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors.update(load_file(file))
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    state = model.state_dict()
+    given = {state[name].data_ptr() for name in tensors if name in state}
+    lost = [name for name in missing if state[name].data_ptr() not in given]  # a tied weight is stored once
+    if lost or unexpected:
+        raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {list(unexpected)[:3]}")
+
+
+def response_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """(B, T, V): what the model says of each response token before it sees it."""
+    keep = batch["responses"].shape[1] + 1
+    logits: Tensor = model(**_inputs(batch), use_cache=False, logits_to_keep=keep).logits
+    return logits[:, -keep:-1]
+
+
+def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """(B, T): the value of the state in which each response token was sampled."""
+    keep = batch["responses"].shape[1] + 1
+    values: Tensor = critic(**_inputs(batch), use_cache=False).logits
+    return values[:, -keep:-1, 0]
+
+
+def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    attention = batch["attention_mask"].long()
+    return {
+        "input_ids": torch.cat([batch["prompts"], batch["responses"]], 1),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+    }
+
+
+def trimmed(batch: dict[str, Tensor], rows: Iterable[int]) -> dict[str, Tensor]:
+    """Some rows without the columns that are padding in all of them."""
+    index = torch.tensor(list(rows), device=batch["responses"].device)
+    part = {name: tensor[index] for name, tensor in batch.items()}
+    width = part["prompts"].shape[1]
+    attention = part["attention_mask"]
+    used_prompt = int(attention[:, :width].sum(-1).max())
+    used_response = max(1, int(attention[:, width:].sum(-1).max()))
+    columns = slice(width - used_prompt, width + used_response)
+    return {
+        name: tensor[:, columns]
+        if name == "attention_mask"
+        else tensor[:, width - used_prompt :]
+        if name == "prompts"
+        else tensor[:, :used_response]
+        if tensor.dim() == 2
+        else tensor
+        for name, tensor in part.items()
+    }

@@ -1,0 +1,105 @@
+"""All recorded rollouts of a run as one HTML page that needs nothing else. See :func:`write_page`."""
+
+import base64
+import hashlib
+import json
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlprims.trainer._rollout_rows import Row, parsed, recorded_steps, visible
+
+_MOST_BYTES = 4_500_000
+
+
+def write_page(run: Path, out: Path, *, most_bytes: int = _MOST_BYTES) -> Path:
+    """Write the run's rollouts as one self-contained HTML page: no network, no other file.
+
+    The newest steps come first and rows are embedded until ``most_bytes`` are full; the page says what it leaves out,
+    and which lines were damaged. Whatever the model wrote is data: it is shown, never run.
+
+    Raises:
+        ValueError: the run has no recorded rollouts.
+    """
+    data = _embedded(Path(run), most_bytes)
+    template = resources.files("rlprims.trainer").joinpath("rollouts.html").read_text(encoding="utf-8")
+    script = template.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    before, after = template.replace("SCRIPT_DIGEST", digest).split("ROLLOUT_DATA")
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(before + _json(data) + after, encoding="utf-8")
+    return out
+
+
+def _embedded(run: Path, most_bytes: int) -> dict[str, Any]:
+    files = recorded_steps(run)
+    steps: list[dict[str, Any]] = []
+    notes: list[str] = []
+    used, full = 0, False
+    for step, path in reversed(files.items()):
+        groups: dict[Any, dict[str, Any]] = {}
+        for at, row in parsed(path, step):
+            if isinstance(row, ValueError):
+                notes.append(f"{path.name}, line {at} is damaged and left out.")
+                continue
+            key = ("alone", at) if row.group is None else row.group
+            group, entry = groups.get(key) or _group(row), _response(row)
+            used += len(_json(entry)) + (0 if key in groups else len(_json(group)))
+            if used > most_bytes:
+                full = True
+                break
+            groups.setdefault(key, group)["rows"].append(entry)
+        if groups:
+            steps.append({"step": step, "groups": list(groups.values())})
+        if full:
+            notes.insert(0, _cap_note(step, bool(groups), len(files), len(steps)))
+            break
+    return {"run": visible(run.resolve().name), "steps": steps[::-1], "notes": notes[:20]}
+
+
+def _cap_note(step: int, partly: bool, recorded: int, shown: int) -> str:
+    held = f"the newest {shown} of {recorded} recorded steps" if shown else "none of the recorded steps"
+    part = f", step {step} in part" if partly else ""
+    return f"To stay small, this page holds {held}{part}. The others are in the run's rollouts directory."
+
+
+def _group(row: Row) -> dict[str, Any]:
+    group = {
+        "id": row.group,
+        "prompt": visible(row.prompt),
+        "answer": visible(row.answer),
+        "source": visible(row.data_source),
+        "greedy": _short(row.baseline_score),
+    }
+    return {**group, "rows": []}
+
+
+def _response(row: Row) -> dict[str, Any]:
+    """Numbers to four digits, and one instead of a list where all tokens share it."""
+    advantages = None if row.advantages is None else [_short(value) for value in row.advantages]
+    if advantages and len(set(advantages)) == 1:
+        advantages = advantages[0]  # type: ignore[assignment]
+    return {
+        "id": row.sample_id,
+        "score": _short(row.score),
+        "shaped": _short(row.shaped_score),
+        "fate": visible(row.fate),
+        "dropped": row.is_dropped,
+        "truncated": row.truncated,
+        "tokens": [visible(token) for token in row.tokens],
+        "logProbs": [_short(value) for value in row.log_probs],
+        "advantages": advantages,
+        "columns": {visible(k): _short(v) for k, v in row.columns.items() if isinstance(v, int | float)},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element: ASCII, and no ``<`` that could end it or open a comment."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

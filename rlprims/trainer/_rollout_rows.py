@@ -1,0 +1,164 @@
+"""Recorded rollouts, read back from a run directory."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FILE = re.compile(r"step_(\d+)\.jsonl")
+# Control characters as their pictures, so that a response can neither steer a terminal nor turn the text around it.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
+_NAMED = (*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
+_VISIBLE = _PICTURES | {code: f"⟨U+{code:04X}⟩" for code in _NAMED}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One recorded response; what its line lacks is empty or None.
+
+    Attributes:
+        tokens: the response token by token, as text; the whole response in one where tokens were not recorded.
+        log_probs: the sampler's own, one a token, or empty.
+        advantages: one a token, or None where the row was not trained on.
+        fate: ``trained``, or ``dropped: `` and why.
+        columns: the verifier's other columns, ``acc`` for one.
+    """
+
+    step: int
+    group: int | None
+    sample_id: int | None
+    prompt: str
+    response: str
+    answer: str
+    data_source: str
+    score: float | None
+    shaped_score: float | None
+    baseline_score: float | None
+    fate: str
+    truncated: bool
+    tokens: list[str]
+    log_probs: list[float | None]
+    advantages: list[float | None] | None
+    prompt_ids: list[int] = field(repr=False)
+    response_ids: list[int] = field(repr=False)
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.fate.startswith("dropped")
+
+
+def recorded_steps(run: Path) -> dict[int, Path]:
+    """Each recorded step, ascending, and its file.
+
+    Raises:
+        ValueError: the run has none.
+    """
+    found = ((_FILE.fullmatch(path.name), path) for path in (Path(run) / "rollouts").glob("step_*.jsonl"))
+    steps = {int(match[1]): path for match, path in found if match}
+    if not steps:
+        raise ValueError(
+            f"{run} holds no recorded rollouts (rollouts/step_000001.jsonl and so on): pass a run directory, the one "
+            "that the trainer writes, of a run that records rollouts"
+        )
+    return dict(sorted(steps.items()))
+
+
+def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
+    """The rows of one recorded step, the last by default, in the order in which they were written.
+
+    Raises:
+        ValueError: nothing was recorded, or not at that step; or a line is damaged: it names file and line.
+    """
+    steps = recorded_steps(run)
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        raise ValueError(f"{run} has no rollouts of step {chosen}; it has those of {_listed(list(steps))}")
+    rows = []
+    for at, row in parsed(steps[chosen], chosen):
+        if isinstance(row, ValueError):
+            raise ValueError(f"{steps[chosen]}, line {at}: {row}; remove the line or choose another step") from row
+        rows.append(row)
+    return rows
+
+
+def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
+    """Each line's number and its row, or what is wrong with it."""
+    with path.open("rb") as lines:
+        for at, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield at, _row(json.loads(line, parse_constant=lambda _: None), step)
+                except (ValueError, OverflowError) as error:
+                    yield at, ValueError(str(error))
+
+
+def visible(text: str) -> str:
+    """The text with control characters, and those that reorder it, shown as pictures; tab and newline stay.
+
+    >>> visible("\\x1b[2J")
+    '␛[2J'
+    """
+    return text.translate(_VISIBLE)
+
+
+def by_group(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each group together, groups in order of appearance; a row without a group is its own."""
+    groups: dict[Any, list[Row]] = {}
+    for at, row in enumerate(rows):
+        groups.setdefault(("alone", at) if row.group is None else row.group, []).append(row)
+    return list(groups.values())
+
+
+def _row(record: Any, step: int) -> Row:
+    if not isinstance(record, dict):
+        raise ValueError("no JSON object")
+    text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "fate")}
+    answer = record.pop("answer", None)
+    tokens = record.pop("response_tokens", None)
+    if tokens is None:
+        tokens = [text["response"]]
+    per_token = {key: record.pop(key, None) for key in ("rollout_log_probs", "advantages")}
+    for key, values in per_token.items():
+        if values is not None and len(_list(values, key)) != len(_list(tokens, "response_tokens")):
+            raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
+    advantages = per_token["advantages"]
+    return Row(
+        **text,
+        step=step,
+        group=_int(record.pop("group", None)),
+        sample_id=_int(record.pop("sample_id", None)),
+        answer="" if answer is None else str(answer),
+        score=_float(record.pop("score", None)),
+        shaped_score=_float(record.pop("shaped_scores", None)),
+        baseline_score=_float(record.pop("baseline_score", None)),
+        truncated=bool(record.pop("truncated", False)),
+        tokens=[str(token) for token in tokens],
+        log_probs=[_float(value) for value in per_token["rollout_log_probs"] or []],
+        advantages=None if advantages is None else [_float(value) for value in advantages],
+        prompt_ids=_list(record.pop("prompt_ids", None) or [], "prompt_ids"),
+        response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
+        columns={key: value for key, value in record.items() if key != "step"},
+    )
+
+
+def _list(value: Any, key: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{key} is no list")
+    return value
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _listed(steps: list[int]) -> str:
+    shown = list(map(str, steps)) if len(steps) <= 8 else [*map(str, steps[:3]), "…", *map(str, steps[-3:])]
+    return ", ".join(shown)

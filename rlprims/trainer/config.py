@@ -1,0 +1,200 @@
+"""What a run is told: one YAML file, dotted overrides, and errors that say what to write."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rlprims import algorithms, rewards
+from rlprims.algorithms import PRESETS, Algorithm, Use, use
+from rlprims.execution import ModelConfig, OptimizerConfig, Sampling
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(_Section):
+    """Where prompts come from: JSON lines with a question and an answer."""
+
+    train: Path
+    eval: Path | None = Field(None, description="null: no evaluation")
+    question: str = Field("question", description="field that holds the question")
+    answer: str = Field("answer", description="field that holds the answer")
+    source: str = Field("data_source", description="field to report by; rows without it are of the file's name")
+    template: str = Field("{question}", description="text with {question} in it, or chat: the tokenizer's template")
+    system: str | None = Field(None, description="system message of the chat template")
+    max_prompt_length: int | None = Field(None, ge=1, description="tokens; null: what the window leaves")
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field("filter", description="truncate keeps the end")
+    shuffle: bool = True
+
+    @field_validator("template")
+    @classmethod
+    def _names_the_question(cls, template: str) -> str:
+        if template != "chat" and "{question}" not in template:
+            raise ValueError("write text with {question} in it, or chat")
+        return template
+
+
+class CriticConfig(_Section):
+    """The critic's own training, where the algorithm has one."""
+
+    optimizer: OptimizerConfig | None = Field(None, description="null: as the policy's")
+    warmup_steps: int = Field(0, ge=0, description="first steps in which the critic alone is trained")
+
+
+class EvaluationConfig(_Section):
+    every: int = Field(50, ge=1, description="steps")
+    before_training: bool = True
+    samples: int = Field(4, ge=1, description="sampled responses per question, beside the greedy one")
+    limit: int | None = Field(None, ge=1, description="questions; null: all")
+
+
+class CheckpointConfig(_Section):
+    every: int = Field(50, ge=1, description="steps; the last step is always saved")
+    keep: int = Field(2, ge=1, description="how many")
+
+
+class Config(_Section):
+    """A run."""
+
+    run_dir: Path = Field(description="where everything is written; it must not exist yet")
+    seed: int = Field(0, ge=0, lt=2**32)
+    steps: int = Field(100, ge=1)
+    prompts_per_step: int = Field(8, ge=1, description="groups of one training batch")
+    prompts_per_generation: int | None = Field(None, ge=1, description="groups sampled at once; null: prompts_per_step")
+    algorithm: Algorithm
+    model: ModelConfig
+    data: DataConfig
+    verifier: Use = Field(default=use(rewards.verifiers.gsm8k), description="(response, answer) to a score")
+    sampling: Sampling = Sampling()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    execution: Literal["local"] = "local"
+    record_rollouts: bool = Field(True, description="write every sample to rollouts/")
+    replay: Path | None = Field(None, description="a run whose rollouts are used instead of sampling")
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="beside metrics.jsonl")
+    threads: int = Field(1, ge=1, description="of torch on the CPU")
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _from_preset(cls, value: Any) -> Any:
+        return value if isinstance(value, Algorithm) else algorithm_from(value)
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        if self.prompts_per_step % self.algorithm.mini_batches:
+            raise ValueError(
+                f"prompts_per_step={self.prompts_per_step} is not divisible by "
+                f"algorithm.mini_batches={self.algorithm.mini_batches}: every optimizer step has whole groups"
+            )
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
+        errors = [message for severity, message in algorithms.check(self.algorithm) if severity == "error"]
+        if errors:
+            raise ValueError("; ".join(errors))
+        return self
+
+    def warnings(self) -> list[str]:
+        """What runs and may not mean what it seems to."""
+        found = [message for severity, message in algorithms.check(self.algorithm) if severity == "warning"]
+        for part in self.algorithm.score_shaping:
+            length = dict(part.bound).get("max_length", self.sampling.max_new_tokens)
+            if part.fn is rewards.overlong_penalty and length != self.sampling.max_new_tokens:
+                found.append(
+                    f"overlong_penalty counts to max_length={length}, and responses end at "
+                    f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
+                )
+        if self.sampling.top_p < 1 or self.sampling.top_k:
+            found.append("top_p and top_k make the sampler another policy than the one trained: see mismatch_max")
+        return found
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def algorithm_from(value: Any) -> Algorithm:
+    """An algorithm of a preset's name, of ``{preset: name, ...}`` with its parameters and changed knobs, or in full."""
+    if isinstance(value, str):
+        value = {"preset": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"write a preset ({', '.join(sorted(PRESETS))}) or a mapping, not {value!r}")
+    if "preset" not in value:
+        return algorithms.parse(value)
+    name = value["preset"]
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}; {_suggest(str(name), PRESETS)}")
+    takes = inspect.signature(PRESETS[name]).parameters
+    arguments = {k: v for k, v in value.items() if k in takes}
+    changes = {k: v for k, v in value.items() if k not in takes and k != "preset"}
+    return PRESETS[name](**arguments).replace(**changes)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The run of a YAML file, with ``key.subkey=value`` over it.
+
+    Raises:
+        ValueError: the file or an override is wrong; one line for each thing to mend, before anything runs.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: needs a mapping of settings, such as 'steps: 100'")
+    for override in overrides:
+        _set(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error))) from None
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted:
+        raise ValueError(f"override {override!r}: write key.subkey=value")
+    *parents, last = dotted.split(".")
+    for key in parents:
+        inner = values.get(key)
+        # `algorithm: dapo` and `advantage: rlprims.advantage.rloo` are short for mappings.
+        short = {"preset": inner} if key == "algorithm" else {"fn": inner}
+        values[key] = dict(inner) if isinstance(inner, dict) else short if isinstance(inner, str) else {}
+        values = values[key]
+    values[last] = yaml.safe_load(text)
+
+
+def _lines(error: ValidationError) -> list[str]:
+    lines = []
+    for e in error.errors():
+        place = ".".join(str(part) for part in e["loc"])
+        message = e["msg"].removeprefix("Value error, ")
+        if e["type"] == "extra_forbidden":
+            message = f"unknown; {_suggest(str(e['loc'][-1]), _fields(e['loc'][:-1]))}"
+        elif e["type"] == "missing":
+            message = f"is missing: write {e['loc'][-1]}: ..."
+        elif "input" in e and not isinstance(e["input"], dict):
+            message += f", not {e['input']!r}"
+        lines += [f"{place}: {part}" if place else part for part in message.splitlines()]
+    return lines
+
+
+def _fields(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Config
+    for name in location:
+        annotation = section.model_fields[str(name)].annotation
+        section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))
+    return list(section.model_fields)
+
+
+def _suggest(name: str, known: Any) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}"

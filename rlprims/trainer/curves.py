@@ -1,0 +1,201 @@
+"""A run's numbers, read back from its directory: as a list, a figure, a table."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rlprims.trainer._curve_panels import FAINT, INK, PANELS, draw, dress, has_data, number, palette, series
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of ``run/metrics.jsonl``, in order; non-finite numbers are None.
+
+    A last line torn by a killed process is left out. Where a resumed run repeats steps, what it wrote last counts.
+
+    Raises:
+        ValueError: there is no such file, or a line before the last is no JSON object; it names the line.
+    """
+    path = Path(run) / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(
+            f"{run} is no run directory: it has no metrics.jsonl. A run directory is the one that the trainer writes, "
+            "with config.yaml, metrics.jsonl and rollouts/; pass its path"
+        )
+    lines = path.read_bytes().rstrip().splitlines()
+    rows: list[dict[str, Any]] = []
+    for at, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_constant=lambda _: None)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if at == len(lines):
+                break
+            raise ValueError(f"{path}, line {at}: no JSON object ({error}); remove the line") from error
+        rows.append(row)
+    return _last_written(rows)
+
+
+def draw_curves(runs: Sequence[Path], out: Path) -> Path:
+    """Draw the runs' curves as one figure of small panels, and save it; the suffix of ``out`` is the format.
+
+    Training series are noisy: the faint line is each step, the strong one a running mean. A panel for which no run has
+    numbers is left out.
+
+    Raises:
+        ValueError: no runs, a path that is no run directory, or no run with a number to draw.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    runs = [Path(run) for run in runs]
+    metrics = [read_metrics(run) for run in runs]
+    panels = [panel for panel in PANELS if any(has_data(panel, rows) for rows in metrics)]
+    if not panels:
+        raise ValueError(
+            f"nothing to draw in {', '.join(map(str, runs)) or 'no runs'}: pass a run with at least one finished step"
+        )
+    across = min(3, len(panels))
+    down = math.ceil(len(panels) / across)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.03)
+    figure = Figure(figsize=(12, 2.55 * down + 0.95), dpi=150, layout=layout, facecolor="white")
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    colours = palette(len(runs))
+    smoothed = False
+    for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+        for rows, colour in zip(metrics, colours, strict=True):
+            smoothed |= draw(axes, panel, rows, colour, faint=0.3 if len(runs) < 4 else 0.12)
+        dress(axes, panel, lowest=place + across >= len(panels))
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    _name_runs(figure, [label.replace("$", r"\$") for label in _labels(runs)], colours)
+    if smoothed:
+        note = "Training: each step faint, a running mean strong."
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out)
+    return out
+
+
+def summary_table(runs: Sequence[Path]) -> Table:
+    """What training changed, a row per run: accuracy and length at the first evaluation and the last, and the cost.
+
+    Raises:
+        ValueError: a path is no run directory.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "algorithm", "seed"):
+        table.add_column(name)
+    for name in ("steps", "sampled %", "greedy %", "gain", "length", "truncated %", "tokens", "seconds"):
+        table.add_column(name, justify="right")
+    for run in map(Path, runs):
+        rows = read_metrics(run)
+        sampled, greedy = (_values(rows, "eval", key) for key in ("sampled/acc", "greedy/acc"))
+        accuracy = sampled or greedy
+        length = _values(rows, "eval", "sampled/length") or _values(rows, "train", "length")
+        truncated = _values(rows, "eval", "sampled/truncated") or _values(rows, "train", "truncated")
+        tokens = [_values(rows, kind, "generated_tokens_total") for kind in ("train", "eval")]
+        cells = (
+            f"{max(_values(rows, 'train', 'step'), default=0):.0f}",
+            _change(sampled, percent=True),
+            _change(greedy, percent=True),
+            f"{100 * (accuracy[-1] - accuracy[0]):+.1f}" if len(accuracy) > 1 else "–",
+            _change(length),
+            _change(truncated[-1:], percent=True),
+            f"{max(map(max, filter(None, tokens))):,.0f}" if any(tokens) else "–",
+            _seconds(run, rows),
+        )
+        table.add_row(*map(Text, (run.resolve().name, *_identity(run), *cells)))
+    return table
+
+
+def _last_written(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the lines that a resumed run wrote anew: training from the step on, evaluations after it."""
+    kept: list[dict[str, Any]] = []
+    latest: dict[Any, float] = {}
+    for row in rows:
+        kind, step = row.get("kind"), number(row.get("step"))
+        if step is not None:
+            if step <= latest.get(kind, -math.inf):
+                kept = [old for old in kept if not _replaced(old, kind, step)]
+            latest[kind] = step
+        kept.append(row)
+    return kept
+
+
+def _replaced(old: Mapping[str, Any], kind: Any, step: float) -> bool:
+    then = number(old.get("step"))
+    if then is None:
+        return False
+    return then >= step if old.get("kind") == kind else kind == "train" and then > step
+
+
+def _values(rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> list[float]:
+    return series(rows, kind, key)[1]
+
+
+def _name_runs(figure: Any, labels: Sequence[str], colours: Sequence[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    if len(labels) == 1:
+        figure.suptitle(labels[0], x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        return
+    handles = [Line2D([], [], color=colour, linewidth=3) for colour in colours]
+    columns = max(1, min(len(labels), 130 // (max(map(len, labels)) + 8)))
+    place = {"loc": "outside upper left", "ncols": columns}
+    figure.legend(handles, labels, **place, frameon=False, fontsize=10.5, labelcolor=INK, handlelength=1.4)
+
+
+def _identity(run: Path) -> tuple[str, str]:
+    """The algorithm and the seed, as far as the run's config names them."""
+    import yaml
+
+    try:
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    config = config if isinstance(config, dict) else {}
+    algorithm = config.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    return str(name or "–"), str(config.get("seed", "–"))
+
+
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """Algorithm and seed; runs that share them are told apart by their directories."""
+    names = []
+    for run in runs:
+        name, seed = _identity(run)
+        names.append(
+            ", ".join([f"run {run.resolve().name}" if name == "–" else name, *[f"seed {seed}"] * (seed != "–")])
+        )
+    for places in ([run.resolve().name for run in runs], [str(run) for run in runs]):
+        shared = {name for name, count in Counter(names).items() if count > 1}
+        names = [f"{name} ({place})" if name in shared else name for name, place in zip(names, places, strict=True)]
+    return names
+
+
+def _change(values: Sequence[float], *, percent: bool = False) -> str:
+    ends = [values[0], values[-1]] if len(values) > 1 else values
+    return " → ".join(f"{100 * value if percent else value:.1f}" for value in ends) or "–"
+
+
+def _seconds(run: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The run's own account of its wall time, or the sum of its steps'."""
+    try:
+        summary = json.loads((run / "summary.json").read_bytes())
+    except (OSError, ValueError):
+        summary = None
+    told = number(summary.get("wall_seconds")) if isinstance(summary, dict) else None
+    steps = _values(rows, "train", "time/step")
+    if told is None and not steps:
+        return "–"
+    return f"{sum(steps) if told is None else told:,.0f}"

@@ -1,0 +1,126 @@
+"""Prompts: JSON lines to token ids, and the order in which a run sees them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlprims.trainer.config import DataConfig
+
+
+class Example(NamedTuple):
+    """One question."""
+
+    prompt: str
+    prompt_ids: list[int]
+    answer: str
+    data_source: str
+
+
+class Examples(NamedTuple):
+    """The questions of a file, and how many were left out or cut."""
+
+    rows: list[Example]
+    filtered: int
+    truncated: int
+
+
+def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_length: int) -> Examples:
+    """Read, check and tokenize every row.
+
+    Raises:
+        ValueError: no such file, an empty one, a row that is not an object with the two fields as text (file and line
+            are named), or, with ``overlong_prompts: error``, a prompt longer than the limit.
+    """
+    rows: list[Example] = []
+    filtered = truncated = 0
+    for number, row in _read(path):
+        place = f"{path}:{number}"
+        question, answer = (_text(row, field, place) for field in (config.question, config.answer))
+        prompt = _prompt(question, config, tokenizer)
+        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=config.template != "chat")
+        if not ids:
+            raise ValueError(f"{place}: the prompt is empty")
+        if len(ids) > max_prompt_length:
+            if config.overlong_prompts == "error":
+                raise ValueError(f"{place}: the prompt has {len(ids)} tokens, the limit is {max_prompt_length}")
+            if config.overlong_prompts == "filter":
+                filtered += 1
+                continue
+            truncated += 1
+            ids = ids[-max_prompt_length:]
+        rows.append(Example(prompt, ids, answer, str(row.get(config.source, path.stem))))
+    if not rows:
+        why = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
+        raise ValueError(f"{path}: nothing to train on: {why}")
+    return Examples(rows, filtered, truncated)
+
+
+def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: needs an object with fields, got {type(row).__name__}")
+        yield number, row
+
+
+def _text(row: dict[str, Any], field: str, place: str) -> str:
+    value = row.get(field)
+    if isinstance(value, bool | dict | list) or value is None or value == "":
+        what = f"is {value!r}" if field in row else f"is missing; the row has {sorted(row)}"
+        raise ValueError(f"{place}: field {field!r} {what}: it must be text or a number")
+    return str(value)
+
+
+def _prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
+    if config.template != "chat":
+        return config.template.replace("{question}", question)
+    messages = [{"role": "system", "content": config.system}] if config.system else []
+    messages.append({"role": "user", "content": question})
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+class PromptOrder:
+    """Which example comes next: every epoch in an order of its own, a function of (seed, epoch).
+
+    ``position`` is all its state.
+
+    >>> order = PromptOrder(3, seed=0, shuffle=True)
+    >>> sorted(order.take(3)), order.position
+    ([0, 1, 2], 3)
+    """
+
+    def __init__(self, examples: int, *, seed: int, shuffle: bool) -> None:
+        self.examples = examples
+        self.seed = seed
+        self.shuffle = shuffle
+        self.position = 0
+
+    def take(self, count: int) -> list[int]:
+        taken = [self._at(self.position + i) for i in range(count)]
+        self.position += count
+        return taken
+
+    def _at(self, position: int) -> int:
+        epoch, index = divmod(position, self.examples)
+        return int(self._permutation(epoch)[index]) if self.shuffle else index
+
+    def _permutation(self, epoch: int) -> Any:
+        if getattr(self, "_cached", (None,))[0] != epoch:
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.examples)
+            self._cached = (epoch, order)
+        return self._cached[1]

@@ -1,0 +1,61 @@
+"""How well the policy answers: one greedy response and several sampled ones to each question."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlprims.algorithms import Use
+from rlprims.data_proto import DataProto
+from rlprims.execution import Execution, Sampling
+from rlprims.trainer.data import Example
+from rlprims.trainer.rollout import prompt_rows, respond, verify
+
+_SEED_OFFSET = 2**32
+"""Evaluation has random numbers of its own: looking more often does not change the training."""
+
+
+def evaluate(
+    execution: Execution,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    *,
+    verifier: Use,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+) -> dict[str, float]:
+    """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
+
+    The accuracy is the verifier's column ``acc``, or its score. A response that could not be scored counts as wrong.
+    """
+    width = max(len(example.prompt_ids) for example in examples)
+
+    def respond_to_all(copies: int, how: Sampling) -> DataProto:
+        rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=0)
+        rows = respond(execution, tokenizer, rows, how, seed=seed + _SEED_OFFSET, prompt_width=width)
+        return verify(verifier, rows)
+
+    greedy = _describe(respond_to_all(1, sampling.greedy()), 1)
+    sampled = _describe(respond_to_all(samples, sampling), samples)
+    return {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")} | {
+        f"sampled/{k}": v for k, v in sampled.items()
+    }
+
+
+def _describe(rows: DataProto, samples: int) -> dict[str, float]:
+    right = rows["acc"] if "acc" in rows else rows["scores"]
+    right = torch.where(right.isfinite(), right, 0.0).reshape(-1, samples)
+    by_source = defaultdict(list)
+    for source, row in zip(rows["data_source"][::samples], right, strict=True):
+        by_source[source].append(row)
+    metrics = {
+        "acc": float(right.mean()),
+        "pass": float((right.amax(1) > 0).float().mean()),
+        "length": float(rows["response_mask"].sum(-1).float().mean()),
+        "truncated": float(rows["truncated"].float().mean()),
+    }
+    if len(by_source) > 1:
+        metrics |= {f"acc/{source}": float(torch.stack(part).mean()) for source, part in sorted(by_source.items())}
+    return metrics

@@ -1,0 +1,46 @@
+"""Metrics to where a team looks, beside ``metrics.jsonl``. Each package is imported only if it is named."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from rlprims.trainer.config import Config
+
+Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
+
+
+def open_loggers(config: Config, run: Path) -> list[Log]:
+    """One function of (step, metrics) for each of ``log_to``."""
+    openers = {"tensorboard": _tensorboard, "wandb": _wandb}
+    return [openers[name](config, run) for name in config.log_to]
+
+
+def _tensorboard(config: Config, run: Path) -> Log:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(f'log_to: tensorboard: {error}: pip install "rlprims[track]"') from None
+    writer = SummaryWriter(log_dir=str(run / "tensorboard"))
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return log
+
+
+def _wandb(config: Config, run: Path) -> Log:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(f'log_to: wandb: {error}: pip install "rlprims[track]"') from None
+    session = wandb.init(
+        project="rlprims",
+        name=run.name,
+        dir=str(run),
+        config=config.model_dump(mode="json"),
+        mode=os.environ.get("WANDB_MODE", "offline"),  # nothing leaves the machine unless told
+    )
+    return lambda step, metrics: session.log(dict(metrics), step=step)

@@ -1,0 +1,113 @@
+"""Recorded rollouts in the place of the sampler, to try an algorithm on the same samples."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm
+from rlprims.data_proto import DataProto
+from rlprims.execution import Execution, Sampling, UpdateReport
+
+
+class Replay:
+    """An execution that answers ``generate`` for the run's own seed from a recording, and passes all else on.
+
+    Samples are found by their ids, so the run must ask in the recorded order: same data, seed and group size.
+    Evaluation has another seed and samples as ever.
+    """
+
+    def __init__(self, execution: Execution, run: Path, *, seed: int) -> None:
+        self.execution = execution
+        self.run = run
+        self.seed = seed
+        self.pad_token_id = execution.pad_token_id
+        self.context_window = execution.context_window
+        self.samples = _read(run)
+
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+        if seed != self.seed:
+            return self.execution.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
+        limit = sampling.max_new_tokens
+        rows = [
+            self._row(int(i), list(ids)) for i, ids in zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
+        ]
+        size = len(rows)
+        padded = torch.full((size, prompt_width), self.pad_token_id)
+        responses = torch.full((size, limit), self.pad_token_id)
+        attention = torch.zeros(size, prompt_width + limit, dtype=torch.bool)
+        log_probs = torch.zeros(size, limit)
+        for i, row in enumerate(rows):
+            prompt, response = row["prompt_ids"], row["response_ids"]
+            if len(response) > limit:
+                raise ValueError(
+                    f"{self.run}: sample {row['sample_id']} has {len(response)} tokens, the limit is {limit}"
+                )
+            padded[i, prompt_width - len(prompt) :] = torch.tensor(prompt)
+            responses[i, : len(response)] = torch.tensor(response)
+            attention[i, prompt_width - len(prompt) : prompt_width + len(response)] = True
+            log_probs[i, : len(response)] = torch.tensor(row["rollout_log_probs"])
+        recorded = DataProto.from_dict(
+            tensors={
+                "prompts": padded,
+                "responses": responses,
+                "attention_mask": attention,
+                "response_mask": attention[:, prompt_width:].clone(),
+                "rollout_log_probs": log_probs,
+                "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
+            }
+        )
+        return prompts.union(recorded)
+
+    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
+        return self.execution.log_probs(batch, reference=reference)
+
+    def values(self, batch: DataProto) -> Tensor:
+        return self.execution.values(batch)
+
+    def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        return self.execution.update(batch, algorithm)
+
+    def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        return self.execution.update_critic(batch, algorithm)
+
+    def sync_weights(self) -> None:
+        self.execution.sync_weights()
+
+    def save(self, directory: Path) -> None:
+        self.execution.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self.execution.load(directory)
+
+    def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
+        row = self.samples.get(sample_id)
+        if row is None:
+            raise ValueError(
+                f"{self.run} has no sample {sample_id} ({len(self.samples)} are recorded): replay fewer steps, or with "
+                "the group size, batch sizes and filter that were recorded"
+            )
+        if row["prompt_ids"] != prompt_ids:
+            raise ValueError(f"{self.run}: sample {sample_id} answers another prompt: use the same data and seed")
+        return row
+
+
+def _read(run: Path) -> dict[int, dict[str, Any]]:
+    files = sorted((run / "rollouts").glob("step_*.jsonl"))
+    if not files:
+        raise ValueError(
+            f"{run} has no recorded rollouts: it needs rollouts/step_*.jsonl, of a run with record_rollouts"
+        )
+    samples = {}
+    for file in files:
+        for number, line in enumerate(file.read_text().split("\n"), 1):
+            if not line:
+                continue
+            try:
+                row = json.loads(line)
+                samples[int(row["sample_id"])] = row
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}:{number}: not a recorded sample: {error}") from None
+    return samples

@@ -1,0 +1,105 @@
+"""What the model wrote, to read: as rows, in the terminal, as one page of HTML."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.style import Style
+from rich.text import Text
+
+from rlprims.trainer._rollout_page import write_page
+from rlprims.trainer._rollout_rows import Row, by_group, read_rollouts, visible
+
+__all__ = ["Row", "print_rollouts", "read_rollouts", "write_page"]
+
+_GREY, _GREEN, _RED = (128, 128, 128), (0, 165, 80), (225, 50, 45)  # legible on black and on white
+
+
+def print_rollouts(
+    run: Path,
+    *,
+    step: int | None = None,
+    count: int = 2,
+    source: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print a step's groups: each prompt, and its responses with every token in the colour of its advantage.
+
+    Green tokens were made likelier, red ones less likely; the stronger the colour the larger the advantage, against the
+    largest of the step. Rows that were dropped are dim. Trained groups come first.
+
+    Args:
+        run: a run directory.
+        step: which recorded step; the last by default.
+        count: how many groups at most.
+        source: only prompts of this ``data_source``.
+        console: where to print; standard output by default.
+
+    Raises:
+        ValueError: nothing recorded for this step or source, a damaged line, or ``count`` below 1.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: ask for at least 1 group")
+    rows = read_rollouts(run, step)
+    sources = sorted({row.data_source for row in rows})
+    rows = [row for row in rows if source in (None, row.data_source)]
+    if not rows:
+        raise ValueError(f"no rollout from {source!r} in this step; its sources are {', '.join(sources) or 'none'}")
+    console = console or Console()
+    groups = by_group(rows)
+    fates = Counter(row.fate or "no fate recorded" for row in rows)
+    told = ", ".join(f"{number} {visible(fate)}" for fate, number in fates.most_common())
+    console.print(Text(f"step {rows[0].step}: {len(groups)} groups, {len(rows)} responses ({told})"))
+    largest = max((abs(a) for row in rows for a in row.advantages or [] if a is not None), default=0.0)
+    shown = sorted(groups, key=lambda group: all(row.is_dropped for row in group))[:count]
+    for group in shown:
+        _print_group(console, group, largest)
+    if len(groups) > len(shown):
+        console.print(Text(f"{len(groups) - len(shown)} more groups", style="dim"))
+
+
+def _print_group(console: Console, group: Sequence[Row], largest: float) -> None:
+    first = group[0]
+    parts = [f"group {first.group}", first.data_source, f"answer {first.answer}"]
+    parts += [] if first.baseline_score is None else [f"greedy score {first.baseline_score:g}"]
+    console.print(Rule(Text(visible(" · ".join(filter(None, parts))), style="bold"), align="left", style="dim"))
+    console.print(Text(visible(first.prompt)))
+    for row in group:
+        console.print(_heading(row))
+        console.print(Padding(_tokens(row, largest), (0, 0, 0, 2)))
+    console.print()
+
+
+def _heading(row: Row) -> Text:
+    parts = [] if row.score is None else [f"score {row.score:g}"]
+    if row.shaped_score is not None and row.shaped_score != row.score:
+        parts.append(f"shaped {row.shaped_score:g}")
+    numbers = [a for a in row.advantages or [] if a is not None]
+    if numbers:
+        low, high = f"{min(numbers):+.2f}", f"{max(numbers):+.2f}"
+        parts.append(f"advantage {low}" if low == high else f"advantage {low} to {high}")
+    parts += [f"{key} {value:g}" for key, value in row.columns.items() if isinstance(value, int | float)]
+    parts += [f"{len(row.tokens)} tokens", "truncated" if row.truncated else "", row.fate]
+    text = Text("▸ ", style="dim" if row.is_dropped else "")
+    return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_dropped else "bold")
+
+
+def _tokens(row: Row, largest: float) -> Text:
+    text = Text()
+    for token, advantage in zip_longest(row.tokens, row.advantages or []):
+        style = Style(dim=True) if row.is_dropped else _colour(advantage, largest)
+        text.append(visible(token).replace("\n", "↵\n"), style=style)
+    return text
+
+
+def _colour(advantage: float | None, largest: float) -> Style:
+    if not advantage or not largest:
+        return Style()
+    size = 0.35 + 0.65 * abs(advantage) / largest
+    full = _GREEN if advantage > 0 else _RED
+    red, green, blue = (round(grey + size * (end - grey)) for grey, end in zip(_GREY, full, strict=True))
+    return Style(color=f"rgb({red},{green},{blue})")

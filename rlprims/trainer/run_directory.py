@@ -1,0 +1,169 @@
+"""A run on disk: the resolved config, the environment, metrics, rollouts, and a lock against a second trainer."""
+
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlprims.data_proto import DataProto
+from rlprims.trainer.config import Config, load_config
+from rlprims.trainer.loop import Step
+
+
+class RunDirectory:
+    """``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``rollouts/``, ``checkpoints/``, ``summary.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.rollouts = path / "rollouts"
+        self._lock: TextIO | None = None
+
+    @classmethod
+    def create(cls, config: Config) -> "RunDirectory":
+        """A new directory.
+
+        Raises:
+            ValueError: something is there already.
+        """
+        path = config.run_dir
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(
+                f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path)
+        run.lock()
+        run.rollouts.mkdir()
+        (path / "config.yaml").write_text(config.to_yaml())
+        run.write_json("environment.json", environment())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """An existing one.
+
+        Raises:
+            ValueError: it is not a run.
+        """
+        if not (path / "config.yaml").is_file():
+            raise ValueError(f"{path} is not a run: it has no config.yaml")
+        return cls(path)
+
+    def config(self, overrides: Iterable[str] = ()) -> Config:
+        return load_config(self.path / "config.yaml", list(overrides))
+
+    def lock(self) -> None:
+        """Held until this process ends, however it ends.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        self._lock = (self.path / ".lock").open("a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            raise ValueError(f"{self.path} is in use by process {self._lock.read().strip()}") from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of ``metrics.jsonl``; numbers that are not finite are written as null."""
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Remove what a later part of the run wrote: it is done again from the checkpoint of ``step``."""
+        path = self.path / "metrics.jsonl"
+        kept = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by the end of the process
+        aside = path.with_suffix(".writing")
+        aside.write_text("".join(kept))
+        aside.replace(path)
+        for rollout in self.rollouts.glob("step_*.jsonl"):
+            if int(rollout.stem.removeprefix("step_")) > step:
+                rollout.unlink()
+
+    def write_json(self, name: str, value: Any) -> None:
+        aside = self.path / f".{name}.writing"
+        aside.write_text(json.dumps(value, indent=1))
+        aside.replace(self.path / name)
+
+    def write_rollouts(self, step: Step, tokenizer: Any) -> None:
+        """Every sample that the step trained on or dropped, a line each: for reading, and for replay."""
+        aside = self.rollouts / ".writing"
+        with aside.open("w") as file:
+            for rows, fate in [(step.batch, "trained"), *step.dropped]:
+                file.writelines(json.dumps(line) + "\n" for line in _lines(step.number, rows, fate, tokenizer))
+        aside.replace(self.rollouts / f"step_{step.number:06d}.jsonl")
+
+
+_TEXTS = ("prompt", "response", "answer", "data_source", "failure")
+_INTERNAL = {"sample_id", "group", "group_ids", "truncated"}
+
+
+def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[dict[str, Any]]:
+    numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
+    for i in range(len(rows)):
+        mask = rows["response_mask"][i]
+        ids = rows["responses"][i][mask].tolist()
+        advantages = rows["advantages"][i][mask].tolist() if "advantages" in rows else None
+        values = {name: float(rows[name][i]) for name in numbers}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        yield {
+            "step": step,
+            "sample_id": int(rows["sample_id"][i]),
+            "group": int(rows["group"][i]),
+            **{name: rows[name][i] for name in _TEXTS},
+            "score": finite.pop("scores"),
+            **finite,
+            "fate": fate,
+            "truncated": bool(rows["truncated"][i]),
+            "prompt_ids": list(rows["prompt_ids"][i]),
+            "response_ids": ids,
+            "response_tokens": [tokenizer.decode([token]) for token in ids],
+            "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
+            "advantages": advantages,
+        }
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran with."""
+    packages = ("rlprims", "torch", "tensordict", "numpy", "pydantic", "transformers", "tokenizers", "safetensors")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "git": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
