@@ -11,7 +11,7 @@ from rlprims.algorithms._use import Use, use
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class GroupFilter(_Spec):

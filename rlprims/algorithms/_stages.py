@@ -10,14 +10,21 @@ from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.filters import finite
+from rlprims.grouping import is_constant
 from rlprims.rewards import at_last_token, kl_penalty
 
 Data = Mapping[str, Tensor]
 
 
 def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
-    """``shaped_scores`` (B,): the raw scores plus every shaping term; and each term under its own name."""
-    terms = {part.fn.__name__: part(data) for part in algorithm.score_shaping}
+    """``shaped_scores`` (B,): the raw scores plus every shaping term; and each term under its own name.
+
+    A function that fills two terms gives one column, their sum.
+    """
+    terms: dict[str, Tensor] = {}
+    for part in algorithm.score_shaping:
+        name, term = part.fn.__name__, part(data)
+        terms[name] = terms[name] + term if name in terms else term
     return {**terms, "shaped_scores": sum(terms.values(), start=data["scores"])}
 
 
@@ -25,17 +32,18 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter."""
     scores, group_ids = data["scores"], data["group_ids"]
     reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
-    if algorithm.filter is None:
+    if algorithm.filter is None or None not in reasons:
         return reasons
     metric = algorithm.filter.metric
     if metric not in data:
         raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
-    kept = algorithm.filter.keep({"scores": data[metric], "group_ids": group_ids}).tolist()
-    values = data[metric].tolist()
-    return [
-        reason or (None if keep else f"{metric} is {value:g} throughout")
-        for reason, keep, value in zip(reasons, kept, values, strict=True)
+    keep = algorithm.filter.keep
+    kept = keep({"scores": data[metric], "group_ids": group_ids}).tolist()
+    whys = [
+        f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
+        for value, constant in zip(data[metric].tolist(), is_constant(data[metric], group_ids).tolist(), strict=True)
     ]
+    return [reason or (None if ok else why) for reason, ok, why in zip(reasons, kept, whys, strict=True)]
 
 
 def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:

@@ -7,7 +7,15 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 
 class Use(BaseModel):
@@ -38,6 +46,8 @@ class Use(BaseModel):
 
     @model_validator(mode="after")
     def _check_names_and_types(self) -> "Use":
+        if not hasattr(self.fn, "__qualname__"):
+            raise ValueError(f"{self.fn!r} has no name: give a function or a class, and the hyperparameters beside it")
         hints = _hyperparameters(self.fn)
         checked = []
         for name, value in self.bound:
@@ -54,8 +64,10 @@ class Use(BaseModel):
         return self
 
     @model_serializer
-    def _to_path_or_mapping(self) -> Any:
-        if import_path(self.path) is not self.fn:
+    def _to_path_or_mapping(self, info: SerializationInfo) -> Any:
+        if info.mode == "python":  # in memory a function needs no path
+            return {"fn": self.fn, **dict(self.bound)}
+        if not _is_importable(self.fn):
             raise ValueError(f"{self.path} cannot be imported again: define the function in a module to store it")
         return {"fn": self.path, **dict(self.bound)} if self.bound else self.path
 
@@ -121,6 +133,13 @@ def import_path(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
+
+
+def _is_importable(fn: Callable[..., Any]) -> bool:
+    try:
+        return import_path(_public_path(fn)) is fn
+    except ValueError:
+        return False
 
 
 @cache

@@ -77,7 +77,7 @@ def _group(row: Row) -> dict[str, Any]:
 
 
 def _response(row: Row) -> dict[str, Any]:
-    """Numbers to four digits, and one instead of a list where all tokens share it."""
+    """Numbers to a few digits, and one advantage instead of a list where all tokens share it."""
     advantages = None if row.advantages is None else [_short(value) for value in row.advantages]
     if advantages and len(set(advantages)) == 1:
         advantages = advantages[0]  # type: ignore[assignment]
@@ -85,21 +85,24 @@ def _response(row: Row) -> dict[str, Any]:
         "id": row.sample_id,
         "score": _short(row.score),
         "shaped": _short(row.shaped_score),
-        "fate": visible(row.fate),
-        "dropped": row.is_dropped,
+        "fate": visible(row.outcome),
+        "leftOut": row.is_left_out,
         "truncated": row.truncated,
         "tokens": [visible(token) for token in row.tokens],
-        "logProbs": [_short(value) for value in row.log_probs],
+        "logProbs": [_short(value, digits=3) for value in row.log_probs],
         "advantages": advantages,
-        "columns": {visible(k): _short(v) for k, v in row.columns.items() if isinstance(v, int | float)},
+        "columns": {visible(key): _shown(value) for key, value in row.columns.items() if value not in (None, "")},
     }
 
 
-def _short(value: float | None) -> float | None:
-    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+def _short(value: float | None, *, digits: int = 4) -> float | None:
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+
+
+def _shown(value: Any) -> float | str | None:
+    return _short(value) if isinstance(value, int | float) else visible(str(value))
 
 
 def _json(value: Any) -> str:
     """JSON that may stand inside a script element: ASCII, and no ``<`` that could end it or open a comment."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 _FILE = re.compile(r"step_(\d+)\.jsonl")
-# Control characters as their pictures, so that a response can neither steer a terminal nor turn the text around it.
-_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
-_NAMED = (*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
-_VISIBLE = _PICTURES | {code: f"⟨U+{code:04X}⟩" for code in _NAMED}
+# Named, so that a response can neither steer a terminal nor turn the text around it.
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SURROGATES = range(0xD800, 0xE000)
+_NAMES = {code: f"⟨U+{code:04X}⟩" for code in (*_CONTROLS, *_SURROGATES) if chr(code) not in "\t\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Row:
         tokens: the response token by token, as text; the whole response in one where tokens were not recorded.
         log_probs: the sampler's own, one a token, or empty.
         advantages: one a token, or None where the row was not trained on.
-        fate: ``trained``, or ``dropped: `` and why.
-        columns: the verifier's other columns, ``acc`` for one.
+        fate: ``trained``, or why it was not.
+        columns: the verifier's other columns, such as ``acc``.
     """
 
     step: int
@@ -47,8 +47,14 @@ class Row:
     columns: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def is_dropped(self) -> bool:
-        return self.fate.startswith("dropped")
+    def is_left_out(self) -> bool:
+        return self.fate not in ("trained", "")
+
+    @property
+    def outcome(self) -> str:
+        """The fate as a reader without context needs it."""
+        bare = self.is_left_out and not self.fate.startswith("dropped")
+        return f"not trained: {self.fate}" if bare else self.fate
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
@@ -97,12 +103,12 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
 
 
 def visible(text: str) -> str:
-    """The text with control characters, and those that reorder it, shown as pictures; tab and newline stay.
+    """The text with control characters, and those that reorder it, named; tab and newline stay.
 
     >>> visible("\\x1b[2J")
-    '␛[2J'
+    '⟨U+001B⟩[2J'
     """
-    return text.translate(_VISIBLE)
+    return text.translate(_NAMES)
 
 
 def by_group(rows: Sequence[Row]) -> list[list[Row]]:
@@ -119,11 +125,10 @@ def _row(record: Any, step: int) -> Row:
     text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "fate")}
     answer = record.pop("answer", None)
     tokens = record.pop("response_tokens", None)
-    if tokens is None:
-        tokens = [text["response"]]
+    tokens = [text["response"]] if tokens is None else _list(tokens, "response_tokens")
     per_token = {key: record.pop(key, None) for key in ("rollout_log_probs", "advantages")}
     for key, values in per_token.items():
-        if values is not None and len(_list(values, key)) != len(_list(tokens, "response_tokens")):
+        if values is not None and len(_list(values, key)) != len(tokens):
             raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
     advantages = per_token["advantages"]
     return Row(
@@ -134,7 +139,7 @@ def _row(record: Any, step: int) -> Row:
         answer="" if answer is None else str(answer),
         score=_float(record.pop("score", None)),
         shaped_score=_float(record.pop("shaped_scores", None)),
-        baseline_score=_float(record.pop("baseline_score", None)),
+        baseline_score=_float(record.pop("baseline_scores", record.pop("baseline_score", None))),
         truncated=bool(record.pop("truncated", False)),
         tokens=[str(token) for token in tokens],
         log_probs=[_float(value) for value in per_token["rollout_log_probs"] or []],

@@ -139,9 +139,22 @@ def algorithm_from(value: Any) -> Algorithm:
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The run of a YAML file, with ``key.subkey=value`` over it.
 
+    A file may begin with ``extends: other.yaml``, a path beside it, whose settings it changes; its ``algorithm`` is
+    taken whole.
+
     Raises:
         ValueError: the file or an override is wrong; one line for each thing to mend, before anything runs.
     """
+    values = _read(path)
+    for override in overrides:
+        _set(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error))) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -150,12 +163,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{path}: not YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: needs a mapping of settings, such as 'steps: 100'")
-    for override in overrides:
-        _set(values, override)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error))) from None
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if (path.parent / base).resolve() == path.resolve():
+        raise ValueError(f"{path}: extends itself")
+    changes = {key: value for key, value in values.items() if key != "algorithm"}
+    merged: dict[str, Any] = algorithms.merge(_read(path.parent / base), changes)
+    return merged | {key: values[key] for key in ("algorithm",) if key in values}
 
 
 def _set(values: dict[str, Any], override: str) -> None:

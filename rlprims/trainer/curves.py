@@ -16,7 +16,7 @@ from rlprims.trainer._curve_panels import FAINT, INK, PANELS, draw, dress, has_d
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of ``run/metrics.jsonl``, in order; non-finite numbers are None.
 
-    A last line torn by a killed process is left out. Where a resumed run repeats steps, what it wrote last counts.
+    A last line torn by a killed process is left out.
 
     Raises:
         ValueError: there is no such file, or a line before the last is no JSON object; it names the line.
@@ -41,7 +41,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 break
             raise ValueError(f"{path}, line {at}: no JSON object ({error}); remove the line") from error
         rows.append(row)
-    return _last_written(rows)
+    return rows
 
 
 def draw_curves(runs: Sequence[Path], out: Path) -> Path:
@@ -118,27 +118,6 @@ def summary_table(runs: Sequence[Path]) -> Table:
     return table
 
 
-def _last_written(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the lines that a resumed run wrote anew: training from the step on, evaluations after it."""
-    kept: list[dict[str, Any]] = []
-    latest: dict[Any, float] = {}
-    for row in rows:
-        kind, step = row.get("kind"), number(row.get("step"))
-        if step is not None:
-            if step <= latest.get(kind, -math.inf):
-                kept = [old for old in kept if not _replaced(old, kind, step)]
-            latest[kind] = step
-        kept.append(row)
-    return kept
-
-
-def _replaced(old: Mapping[str, Any], kind: Any, step: float) -> bool:
-    then = number(old.get("step"))
-    if then is None:
-        return False
-    return then >= step if old.get("kind") == kind else kind == "train" and then > step
-
-
 def _values(rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> list[float]:
     return series(rows, kind, key)[1]
 
@@ -189,13 +168,11 @@ def _change(values: Sequence[float], *, percent: bool = False) -> str:
 
 
 def _seconds(run: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The run's own account of its wall time, or the sum of its steps'."""
+    """Wall time: the summary's, or the steps' where that is more, for a resumed run's summary counts from there."""
     try:
         summary = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):
         summary = None
-    told = number(summary.get("wall_seconds")) if isinstance(summary, dict) else None
-    steps = _values(rows, "train", "time/step")
-    if told is None and not steps:
-        return "–"
-    return f"{sum(steps) if told is None else told:,.0f}"
+    told = number(summary.get("seconds")) if isinstance(summary, dict) else None
+    seconds = max(told or 0.0, sum(_values(rows, "train", "time/step")))
+    return f"{seconds:,.0f}" if seconds else "–"

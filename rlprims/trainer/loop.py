@@ -3,9 +3,7 @@
 Everything else about a run (evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,8 +20,8 @@ from rlprims.grouping import dense_ids
 from rlprims.masking import sequence_sum
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
+from rlprims.trainer.measures import Clock, summarize
 from rlprims.trainer.rollout import prompt_rows, respond, split_groups, verify, with_baseline
-from rlprims.types import merge_metrics
 
 
 @dataclass
@@ -35,6 +33,8 @@ class Step:
     """The rows that were trained on, with their advantages."""
     dropped: list[tuple[DataProto, str]]
     """The groups that were not, each with the reason; greedy baselines have theirs too."""
+    surplus: list[DataProto]
+    """The groups that were sampled in this step and wait for the next."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -63,16 +63,20 @@ class Trainer:
         self.samples = 0
         self.groups = 0
         self.generated_tokens = 0
+        self.sampled_scores: list[float] = []
 
     def step(self) -> Step:
         """One step: a full batch of kept groups, and the updates on it."""
         self.step_number += 1
-        clock = _Clock()
+        clock = Clock()
         dropped: list[tuple[DataProto, str]] = []
-        before = self.generated_tokens
+        before, first_group = self.generated_tokens, self.groups
+        self.sampled_scores.clear()
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._sampling_metrics(self.generated_tokens - before)
+        if self.sampled_scores:
+            metrics["sampled_score"] = float(np.mean(self.sampled_scores))
         batch = DataProto.concat(self.sampling.take())
         batch = self._measure(batch, clock)
         batch = self._estimate(batch)
@@ -81,9 +85,10 @@ class Trainer:
         with clock("sync"):
             self.execution.sync_weights()
         metrics |= clock.metrics(self.generated_tokens - before)
-        return Step(self.step_number, batch, dropped, metrics)
+        surplus = [group for group in self.sampling.surplus if int(group["group"][0]) >= first_group]
+        return Step(self.step_number, batch, dropped, surplus, metrics)
 
-    def _sample(self, clock: "_Clock", dropped: list[tuple[DataProto, str]]) -> None:
+    def _sample(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
         """One generation batch: its groups go to the accumulator, or to ``dropped`` with the reason."""
         config, size = self.config, self.algorithm.group_size
         examples = [self.examples[i] for i in self.order.take(config.prompts_per_generation or config.prompts_per_step)]
@@ -94,6 +99,8 @@ class Trainer:
             rows = self._respond(examples, groups, copies=size)
         with clock("score"):
             rows = verify(config.verifier, rows)
+        scores = rows["scores"]
+        self.sampled_scores += scores[scores.isfinite()].tolist()
         if "baseline_scores" in self.algorithm.needs:
             with clock("generate"):
                 greedy = self._respond(examples, groups, copies=1, greedy=True)
@@ -115,7 +122,7 @@ class Trainer:
         self.generated_tokens += int(rows["response_mask"].sum())
         return rows
 
-    def _measure(self, batch: DataProto, clock: "_Clock") -> DataProto:
+    def _measure(self, batch: DataProto, clock: Clock) -> DataProto:
         """Log-probs and values before the update: those that some signature asks for."""
         needs, columns = self.algorithm.needs, {"group_ids": dense_ids(batch["group"])}
         with clock("log_probs"):
@@ -137,7 +144,7 @@ class Trainer:
             controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
         return batch.union(DataProto.from_dict(tensors=estimated))
 
-    def _update(self, batch: DataProto, clock: "_Clock") -> dict[str, float]:
+    def _update(self, batch: DataProto, clock: Clock) -> dict[str, float]:
         """Epochs of mini-batches of whole groups; during the critic's warm-up the critic alone."""
         policy: list[UpdateReport] = []
         critic: list[UpdateReport] = []
@@ -148,7 +155,7 @@ class Trainer:
                         critic.append(self.execution.update_critic(mini, self.algorithm))
                     if self.step_number > self.config.critic.warmup_steps or not critic:
                         policy.append(self.execution.update(mini, self.algorithm))
-        metrics = _summary(policy) | {f"critic/{name}": value for name, value in _summary(critic).items()}
+        metrics = summarize(policy) | {f"critic/{name}": value for name, value in summarize(critic).items()}
         return metrics | {"skipped_updates": float(sum(report.skipped for report in policy + critic))}
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
@@ -216,35 +223,3 @@ def train(trainer: Trainer, hooks: Sequence[Hook], *, stop: Callable[[], bool] =
         step = trainer.step()
         for hook in hooks:
             hook(trainer, step)
-
-
-def _summary(reports: list[UpdateReport]) -> dict[str, float]:
-    """Means over the updates of a step; the parts' sums where they are sums."""
-    if not reports:
-        return {}
-    merged = merge_metrics(*(report.metrics for report in reports))
-    means = {
-        "loss": float(np.mean([report.loss for report in reports])),
-        "grad_norm": float(np.mean([report.grad_norm for report in reports])),
-        "lr": reports[-1].lr,
-    }
-    return means | {name: float(metric.value()) for name, metric in merged.items()}
-
-
-class _Clock:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.stages: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        self.stages[stage] = self.stages.get(stage, 0.0) + time.monotonic() - begun
-
-    def metrics(self, tokens: int) -> dict[str, float]:
-        total = time.monotonic() - self.start
-        stages = {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
-        return {**stages, "time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}

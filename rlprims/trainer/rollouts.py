@@ -23,19 +23,19 @@ def print_rollouts(
     run: Path,
     *,
     step: int | None = None,
-    count: int = 2,
+    count: int = 8,
     source: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print a step's groups: each prompt, and its responses with every token in the colour of its advantage.
+    """Print a step's samples by group: the prompt, and responses with every token in the colour of its advantage.
 
     Green tokens were made likelier, red ones less likely; the stronger the colour the larger the advantage, against the
-    largest of the step. Rows that were dropped are dim. Trained groups come first.
+    largest of the step. What was not trained on is dim, and comes after what was.
 
     Args:
         run: a run directory.
         step: which recorded step; the last by default.
-        count: how many groups at most.
+        count: how many responses at most.
         source: only prompts of this ``data_source``.
         console: where to print; standard output by default.
 
@@ -43,55 +43,63 @@ def print_rollouts(
         ValueError: nothing recorded for this step or source, a damaged line, or ``count`` below 1.
     """
     if count < 1:
-        raise ValueError(f"count is {count}: ask for at least 1 group")
+        raise ValueError(f"count is {count}: ask for at least 1 response")
     rows = read_rollouts(run, step)
+    largest = max((abs(a) for row in rows for a in row.advantages or [] if a is not None), default=0.0)
     sources = sorted({row.data_source for row in rows})
     rows = [row for row in rows if source in (None, row.data_source)]
     if not rows:
         raise ValueError(f"no rollout from {source!r} in this step; its sources are {', '.join(sources) or 'none'}")
     console = console or Console()
     groups = by_group(rows)
-    fates = Counter(row.fate or "no fate recorded" for row in rows)
+    fates = Counter(row.outcome or "no fate recorded" for row in rows)
     told = ", ".join(f"{number} {visible(fate)}" for fate, number in fates.most_common())
     console.print(Text(f"step {rows[0].step}: {len(groups)} groups, {len(rows)} responses ({told})"))
-    largest = max((abs(a) for row in rows for a in row.advantages or [] if a is not None), default=0.0)
-    shown = sorted(groups, key=lambda group: all(row.is_dropped for row in group))[:count]
-    for group in shown:
-        _print_group(console, group, largest)
-    if len(groups) > len(shown):
-        console.print(Text(f"{len(groups) - len(shown)} more groups", style="dim"))
+    left = count
+    for group in sorted(groups, key=lambda group: all(row.is_left_out for row in group)):
+        if left > 0:
+            _print_group(console, group, largest, count=left)
+            left -= len(group)
+    if len(rows) > count:
+        console.print(Text(f"{len(rows) - count} more responses in this step", style="dim"))
 
 
-def _print_group(console: Console, group: Sequence[Row], largest: float) -> None:
+def _print_group(console: Console, group: Sequence[Row], largest: float, *, count: int) -> None:
     first = group[0]
-    parts = [f"group {first.group}", first.data_source, f"answer {first.answer}"]
+    parts = [f"group {first.group}", first.data_source]
     parts += [] if first.baseline_score is None else [f"greedy score {first.baseline_score:g}"]
     console.print(Rule(Text(visible(" · ".join(filter(None, parts))), style="bold"), align="left", style="dim"))
     console.print(Text(visible(first.prompt)))
-    for row in group:
+    if first.answer:
+        console.print(Text(f"answer: {visible(first.answer)}", style="bold"))
+    for row in group[:count]:
         console.print(_heading(row))
         console.print(Padding(_tokens(row, largest), (0, 0, 0, 2)))
+    if len(group) > count:
+        console.print(Text(f"▸ {len(group) - count} more in this group", style="dim"))
     console.print()
 
 
 def _heading(row: Row) -> Text:
-    parts = [] if row.score is None else [f"score {row.score:g}"]
+    parts = [] if row.score is None else [f"score {row.score + 0.0:g}"]
     if row.shaped_score is not None and row.shaped_score != row.score:
         parts.append(f"shaped {row.shaped_score:g}")
     numbers = [a for a in row.advantages or [] if a is not None]
     if numbers:
         low, high = f"{min(numbers):+.2f}", f"{max(numbers):+.2f}"
         parts.append(f"advantage {low}" if low == high else f"advantage {low} to {high}")
-    parts += [f"{key} {value:g}" for key, value in row.columns.items() if isinstance(value, int | float)]
-    parts += [f"{len(row.tokens)} tokens", "truncated" if row.truncated else "", row.fate]
-    text = Text("▸ ", style="dim" if row.is_dropped else "")
-    return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_dropped else "bold")
+    for key, value in row.columns.items():
+        if value not in (None, ""):
+            parts.append(f"{key} {value + 0.0:g}" if isinstance(value, int | float) else f"{key} {value}")
+    parts += [f"{len(row.tokens)} tokens", "truncated" if row.truncated else "", row.outcome]
+    text = Text("▸ ", style="dim" if row.is_left_out else "")
+    return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_left_out else "bold")
 
 
 def _tokens(row: Row, largest: float) -> Text:
     text = Text()
     for token, advantage in zip_longest(row.tokens, row.advantages or []):
-        style = Style(dim=True) if row.is_dropped else _colour(advantage, largest)
+        style = Style(dim=True) if row.is_left_out else _colour(advantage, largest)
         text.append(visible(token).replace("\n", "↵\n"), style=style)
     return text
 

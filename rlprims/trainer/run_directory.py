@@ -105,10 +105,11 @@ class RunDirectory:
         aside.replace(self.path / name)
 
     def write_rollouts(self, step: Step, tokenizer: Any) -> None:
-        """Every sample that the step trained on or dropped, a line each: for reading, and for replay."""
+        """Every sample that the step trained on, dropped or put by, a line each: for reading, and for replay."""
         aside = self.rollouts / ".writing"
         with aside.open("w") as file:
-            for rows, fate in [(step.batch, "trained"), *step.dropped]:
+            surplus = [(rows, "surplus") for rows in step.surplus]
+            for rows, fate in [(step.batch, "trained"), *step.dropped, *surplus]:
                 file.writelines(json.dumps(line) + "\n" for line in _lines(step.number, rows, fate, tokenizer))
         aside.replace(self.rollouts / f"step_{step.number:06d}.jsonl")
 

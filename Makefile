@@ -1,0 +1,56 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Spinning threads are 3 to 6 times slower where cores are shared.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: demo compare test test-slow lint bench clean
+
+demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
+	$(BIN)/python examples/words/warm_up.py
+	$(BIN)/rlprims train examples/words/dapo.yaml run_dir=runs/words-dapo-$$(date +%Y%m%d-%H%M%S)
+
+compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about ten minutes
+	$(BIN)/python examples/words/warm_up.py
+	$(BIN)/python examples/words/compare.py
+
+test: $(VENV)/.dev lint ## style, types, architecture, and the fast tests
+	$(BIN)/python -m pytest -q
+
+test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv-bench/.ready ## ratios against verl and TRL
+	.venv-bench/bin/python -m benchmarks
+
+$(VENV)/.train: pyproject.toml constraints/dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints/dev.txt torch
+	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[train]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints/dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints/dev.txt torch
+	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
+	@touch $@ $(VENV)/.train
+
+# Peers pin other versions, so they live apart.
+.venv-bench/.ready: pyproject.toml constraints/bench.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt torch
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,81 @@
+"""A tiny random causal language model with its tokenizer, and questions for it: nothing is downloaded.
+
+``save_model(tmp_path)`` writes a directory that every part of the library takes as ``model.path``.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+VOCABULARY = (PAD, EOS, UNKNOWN, "<answer>", "</answer>", *"0123456789", *"+-= ?", *"abcdefghijkl")
+"""32 tokens: a tag, or one character."""
+PAD_ID, EOS_ID = 0, 1
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token is one character or tag, so decoding gives the same text back."""
+    model = Tokenizer(WordLevel({token: number for number, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    model.pre_tokenizer = Split(Regex("</?[a-z]+>|."), behavior="isolated")
+    model.decoder = Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=model,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def config(**changes: Any) -> Qwen2Config:
+    """75 thousand parameters in two layers, a window of 128 tokens."""
+    settings: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,  # wide, so that the distributions are far from uniform
+        "tie_word_embeddings": False,
+        "pad_token_id": PAD_ID,
+        "eos_token_id": EOS_ID,
+        "bos_token_id": None,
+    }
+    return Qwen2Config(**settings | changes)
+
+
+def causal_lm(*, seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
+    """Random weights, a function of the seed; torch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config(**changes))
+
+
+def save_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Model and tokenizer, as ``from_pretrained`` takes them."""
+    causal_lm(seed=seed, **changes).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def sums(count: int) -> list[dict[str, str]]:
+    """Questions such as 3+4= with their answers, each different up to a hundred."""
+    pairs = [(i // 10 % 10, i % 10) for i in range(count)]
+    return [{"question": f"{a}+{b}=", "answer": str(a + b), "data_source": "sums"} for a, b in pairs]

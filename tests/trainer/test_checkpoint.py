@@ -1,0 +1,141 @@
+"""After a death at any moment of a save there is a whole checkpoint; a damaged one is named and never loaded."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlprims.trainer import checkpoint
+from rlprims.trainer.checkpoint import damage_of, load_random_state, newest_checkpoint, save_checkpoint
+
+
+def write(value: int) -> Callable[[Path], None]:
+    def writer(directory: Path) -> None:
+        (directory / "policy").mkdir()
+        (directory / "policy" / "weights").write_text(str(value) * 100)
+        (directory / "state.json").write_text(str(value))
+
+    return writer
+
+
+def value_of(path: Path) -> int:
+    assert (path / "policy" / "weights").read_text() == (path / "state.json").read_text() * 100
+    return int((path / "state.json").read_text())
+
+
+def die_at(event: int, directory: Path) -> int:
+    """Save in a child that ends, without any clean-up, at its n-th file operation; the exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen = 0
+    originals = {name: getattr(os, name) for name in ("open", "fsync", "rename", "mkdir", "rmdir", "unlink")}
+
+    def counted(name: str) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen == event:
+                os._exit(7)
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    for name in originals:
+        setattr(os, name, counted(name))
+    try:
+        save_checkpoint(directory, 2, write(2), keep=1)
+    finally:
+        os._exit(0)
+
+
+def test_a_death_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_checkpoint(base, 1, write(1), keep=1)
+    outcomes = []
+    for event in range(1, 100):
+        directory = tmp_path / f"at-{event}"
+        shutil.copytree(base, directory)
+        code = die_at(event, directory)
+        newest = newest_checkpoint(directory, warn=pytest.fail)
+        outcomes.append(value_of(newest))
+        # and the next save succeeds over whatever was left lying
+        assert value_of(save_checkpoint(directory, 3, write(3), keep=1)) == 3
+        assert [path.name for path in directory.iterdir()] == ["step_000003"]
+        if code == 0:
+            break
+    assert len(outcomes) > 15
+    assert set(outcomes) == {1, 2}
+    assert outcomes == sorted(outcomes), "once the new one is there it stays"
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "missing", "no manifest", "torn manifest", "other format", "escape"])
+def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, how: str) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, write(step), keep=2)
+    newest = tmp_path / "step_000002"
+    file, manifest = newest / "policy" / "weights", newest / "manifest.json"
+    if how == "cut":
+        file.write_text(file.read_text()[:-1])
+    elif how == "flipped":
+        file.write_text("3" + file.read_text()[1:])
+    elif how == "missing":
+        file.unlink()
+    elif how == "no manifest":
+        manifest.unlink()
+    elif how == "torn manifest":
+        manifest.write_text(manifest.read_text()[:40])
+    elif how == "other format":
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    else:
+        content = json.loads(manifest.read_text())
+        content["files"]["../../outside"] = "0"
+        manifest.write_text(json.dumps(content))
+        (tmp_path.parent / "outside").write_text("x")
+    warnings: list[str] = []
+    assert newest_checkpoint(tmp_path, warn=warnings.append).name == "step_000001"
+    assert len(warnings) == 1
+    assert "step_000002 is damaged" in warnings[0]
+    shutil.rmtree(tmp_path / "step_000001")
+    with pytest.raises(ValueError, match=r"all of \['step_000002'\] are damaged"):
+        newest_checkpoint(tmp_path, warn=warnings.append)
+
+
+def test_no_checkpoint_yet(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is none yet"):
+        newest_checkpoint(tmp_path, warn=pytest.fail)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, write(step), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000004", "step_000005"]
+    assert all(damage_of(path) is None for path in tmp_path.iterdir())
+
+
+def test_a_failed_save_leaves_the_old_one_and_raises(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, write(1), keep=1)
+
+    def full(directory: Path) -> None:
+        (directory / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 2, full, keep=1)
+    assert value_of(newest_checkpoint(tmp_path, warn=pytest.fail)) == 1
+
+
+def test_every_generator_continues(tmp_path: Path) -> None:
+    checkpoint.save_random_state(tmp_path)
+    drawn = (torch.rand(3), np.random.rand(3), random.random(), random.gauss(0, 1))  # noqa: NPY002 - the global one
+    load_random_state(tmp_path)
+    again = (torch.rand(3), np.random.rand(3), random.random(), random.gauss(0, 1))  # noqa: NPY002 - the global one
+    assert torch.equal(drawn[0], again[0])
+    assert (drawn[1] == again[1]).all()
+    assert drawn[2:] == again[2:]

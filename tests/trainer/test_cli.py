@@ -1,0 +1,112 @@
+"""The commands, as a user types them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprims.trainer.cli import main
+from rlprims.trainer.run_directory import RunDirectory
+
+WriteConfig = Callable[[dict[str, Any]], Path]
+
+
+@pytest.fixture
+def finished(settings: dict[str, Any], write_config: WriteConfig) -> Path:
+    assert main(["train", str(write_config(settings)), "steps=3"]) == 0
+    return Path(settings["run_dir"])
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["resume"], ["eval"], ["plot"], ["rollouts"], ["algorithms"]])
+def test_help_everywhere(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--help"])
+    assert left.value.code == 0
+    assert "usage: rlprims" in capsys.readouterr().out
+
+
+def test_a_run_leaves_a_whole_directory(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()} - {".lock"}
+    assert names == {"config.yaml", "environment.json", "metrics.jsonl", "rollouts", "checkpoints", "curves.png",
+                     "summary.json"}  # fmt: skip
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert 0 <= summary["after"]["sampled/acc"] <= 1
+    assert len(list((finished / "rollouts").iterdir())) == 3
+    assert json.loads((finished / "environment.json").read_text())["packages"]["torch"]
+
+
+def test_a_directory_that_exists_is_not_written_over(
+    finished: Path, settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "metrics.jsonl").read_text()
+    assert main(["train", str(write_config(settings))]) == 2
+    assert "exists: continue it with 'rlprims resume" in " ".join(capsys.readouterr().err.split())
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_eval_of_a_run_repeats_its_last_evaluation(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(finished)]) == 0
+    last = json.loads((finished / "summary.json").read_text())["after"]
+    assert f"{last['sampled/acc']:.4g}" in capsys.readouterr().out
+
+
+def test_eval_of_a_model_alone(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(write_config(settings)), "evaluation.samples=3"]) == 0
+    assert "greedy/acc" in capsys.readouterr().out
+    assert not Path(settings["run_dir"]).exists()
+
+
+def test_plot_and_rollouts(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", str(finished), "--out", str(tmp_path / "two.png")]) == 0
+    assert (tmp_path / "two.png").stat().st_size > 10_000
+    assert main(["rollouts", str(finished), "--step", "2", "--count", "3"]) == 0
+    assert "+" in capsys.readouterr().out
+    assert main(["rollouts", str(finished), "--html", str(tmp_path / "page.html")]) == 0
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms"]) == 0
+    assert "dapo" in capsys.readouterr().out
+    assert main(["algorithms", "dapo"]) == 0
+    shown = capsys.readouterr().out
+    assert "losses.clipped_surrogate(clip_high=0.28, clip_low=0.2)" in shown
+    assert "arXiv:2503.14476" in shown
+    assert main(["algorithms", "grpo", "dr_grpo"]) == 0
+    assert "advantage.normalize_std" in capsys.readouterr().out
+    assert main(["algorithms", "grpp"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"model": {"path": "no/such/model"}}, "model.path: cannot load 'no/such/model'"),
+        ({"data": {"train": "no/such/file.jsonl"}}, "no/such/file.jsonl: No such file"),
+        ({"replay": "no/such/run"}, "no/such/run has no recorded rollouts"),
+    ],
+)
+def test_mistakes_end_with_one_message_and_no_directory(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str], change: Any, expected: str
+) -> None:
+    assert main(["train", str(write_config(settings | change))]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not Path(settings["run_dir"]).exists()
+
+
+def test_a_run_that_is_not_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("resume", "eval"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "is not a run" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_trainers_in_one_directory(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = RunDirectory.open(finished)
+    other.lock()
+    assert main(["resume", str(finished), "steps=4"]) == 2
+    assert f"is in use by process {os.getpid()}" in " ".join(capsys.readouterr().err.split())

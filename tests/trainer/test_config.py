@@ -1,0 +1,106 @@
+"""A wrong config ends before anything runs, and the message says what to write."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlprims.trainer.config import Config, load_config
+
+
+def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str) -> str:
+    with pytest.raises(ValueError, match=r"config\.yaml") as caught:
+        load(values, *overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sampling.temprature=1", "did you mean 'temperature'?"),
+        ("stepz=3", "did you mean 'steps'?"),
+        ("steps=-3", "greater than or equal to 1, not -3"),
+        ("steps=many", "not 'many'"),
+        ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
+        ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' does not fit"),
+        ("algorithm.group_size=1", "group_size is 1: every advantage would be 0"),
+        ("algorithm.mini_batches=3", "not divisible by algorithm.mini_batches=3"),
+        ("algorithm.preset=dapp", "did you mean 'dapo'?"),
+        ("algorithm.advantage=rlprims.advantage.nothing", "cannot import 'rlprims.advantage.nothing'"),
+        ("sampling.temperature=0", "greedy"),
+        ("verifier=no.such.function", "cannot import 'no.such.function'"),
+        ("data.template=Question", "write text with {question} in it, or chat"),
+    ],
+)
+def test_an_error_says_what_to_write(
+    load: Callable[..., Config], settings: dict[str, Any], override: str, expected: str
+) -> None:
+    assert expected in message(load, settings, override)
+
+
+def test_all_errors_come_at_once(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    text = message(load, settings, "stepz=3", "sampling.temprature=1")
+    assert "stepz" in text
+    assert "temprature" in text
+
+
+def test_a_missing_section_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    del settings["model"]
+    assert "model: is missing: write model: ..." in message(load, settings)
+
+
+def test_overrides_reach_into_short_forms(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    config = load(settings | {"algorithm": "rloo"}, "algorithm.group_size=2", "optimizer.lr=3e-4")
+    assert config.algorithm.name == "rloo"
+    assert config.algorithm.group_size == 2
+    assert config.optimizer.lr == 3e-4  # YAML 1.1 reads 3e-4 as text
+
+
+def test_the_resolved_config_loads_to_itself(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    config = load(settings)
+    assert load(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_extends_changes_single_settings_and_takes_the_algorithm_whole(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(settings))
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\nalgorithm: {preset: rloo}\nsampling: {temperature: 0.7}\n")
+    config = load_config(child)
+    assert config.algorithm.name == "rloo"
+    assert config.algorithm.filter is None
+    assert (config.sampling.temperature, config.sampling.max_new_tokens) == (0.7, 8)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    broken, empty, itself = (tmp_path / name for name in ("broken.yaml", "empty.yaml", "itself.yaml"))
+    broken.write_text("steps: [1,")
+    empty.write_text("")
+    itself.write_text("extends: itself.yaml")
+    for path, expected in ((broken, "not YAML"), (empty, "mapping of settings"), (itself, "extends itself"),
+                           (tmp_path / "none.yaml", "No such file")):  # fmt: skip
+        with pytest.raises(ValueError, match=expected):
+            load_config(path)
+
+
+def test_a_hostile_tag_is_not_obeyed(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(f"steps: !!python/object/apply:os.system ['touch {tmp_path}/owned']")
+    with pytest.raises(ValueError, match="not YAML"):
+        load_config(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    assert load(settings).warnings() == []
+    assert "learns to be short" in load(settings, "algorithm.filter=null").warnings()[0]
+    assert "filter on acc or scores" in load(settings, "algorithm.filter.metric=shaped_scores").warnings()[0]
+    assert "responses end at" in load(settings, "sampling.max_new_tokens=6").warnings()[0]
+
+
+def test_an_override_needs_a_value(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"'model\.device': write key\.subkey=value"):
+        load(settings, "model.device")

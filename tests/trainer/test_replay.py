@@ -1,0 +1,52 @@
+"""Recorded rollouts in the sampler's place give the recorded run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlprims.trainer.config import Config
+from rlprims.trainer.session import start
+from tests.trainer.conftest import metrics_of
+
+
+@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}])
+def test_a_replay_trains_as_the_recorded_run_did(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, algorithm: Any
+) -> None:
+    if algorithm:
+        settings["algorithm"] = algorithm
+    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    start(load(settings, f"run_dir={recorded}"), console)
+    start(load(settings, f"run_dir={replayed}", f"replay={recorded}", "steps=4"), console)
+    expected = [line for line in metrics_of(recorded) if line["step"] <= 4]
+    got = [line for line in metrics_of(replayed) if not (line["kind"] == "eval" and line["step"] == 4)]
+    assert got == expected
+
+
+def test_another_loss_on_the_same_samples(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    start(load(settings, f"run_dir={recorded}", "steps=3"), console)
+    other = "algorithm.aggregation=rlprims.losses.seq_mean_token_mean"
+    start(load(settings, f"run_dir={replayed}", f"replay={recorded}", "steps=3", other), console)
+    first, second = metrics_of(recorded), metrics_of(replayed)
+    assert [line.get("score") for line in first if line["kind"] == "train"] == [
+        line.get("score") for line in second if line["kind"] == "train"
+    ]
+    assert first != second
+
+
+def test_what_was_not_recorded(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    recorded = tmp_path / "recorded"
+    start(load(settings, f"run_dir={recorded}", "steps=2"), console)
+    short = load(settings, f"replay={recorded}")
+    with pytest.raises(ValueError, match=r"has no sample \d+ \(\d+ are recorded\): replay fewer steps"):
+        start(short, console)
+    with pytest.raises(ValueError, match="answers another prompt: use the same data and seed"):
+        start(load(settings, f"run_dir={tmp_path / 'other'}", f"replay={recorded}", "seed=1"), console)

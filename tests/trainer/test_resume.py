@@ -1,0 +1,161 @@
+"""A run that was ended at any moment continues as if it had not been: its metrics are the same, line by line."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlprims.trainer.cli import main
+from rlprims.trainer.config import Config
+from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.session import resume, start
+from tests.trainer.conftest import metrics_of
+
+ROOT = Path(__file__).parents[2]
+ALGORITHMS: dict[str, Any] = {
+    "dapo": None,  # as in the settings: a surplus and a filter
+    "ppo": {"preset": "ppo", "group_size": 2, "mini_batches": 2, "epochs": 2,
+            "kl_in_reward": {"controller": {"fn": "rlprims.controllers.AdaptiveKL", "target": 0.1, "horizon": 50}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, name: str
+) -> None:
+    if ALGORITHMS[name]:
+        settings["algorithm"] = ALGORITHMS[name]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(load(settings, f"run_dir={whole}"), console) == 0
+
+    assert start(load(settings, f"run_dir={broken}", "steps=4"), console) == 0  # checkpoints at 2 and 4
+    run = RunDirectory.open(broken)
+    # The schedule is constant, so a shorter run is a beginning of the longer one.
+    assert resume(run, run.config(["steps=6"]), console) == 0
+    lines = metrics_of(broken)
+    shorter_end = [line for line in lines if line["kind"] == "eval" and line["step"] == 4]  # its last evaluation
+    assert len(shorter_end) == 1
+    assert [line for line in lines if line not in shorter_end] == metrics_of(whole)
+    assert (whole / "rollouts" / "step_000006.jsonl").read_text() == (
+        broken / "rollouts" / "step_000006.jsonl"
+    ).read_text()
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "rlprims", *map(str, arguments)]
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        assert process.poll() is None, "the run ended before it was to be ended"
+        time.sleep(0.05)
+    pytest.fail("the run did not get there in a minute")
+
+
+@pytest.mark.slow
+def test_sigkill_in_mid_run(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    settings |= {"steps": 40, "evaluation": {"every": 20, "samples": 2, "limit": 5}, "checkpoint": {"every": 3}}
+    config = write_config(settings)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)
+
+    process = subprocess.Popen(command("train", config, f"run_dir={killed}"), cwd=ROOT)
+    metrics = killed / "metrics.jsonl"
+    for lines in (9, 20, 31):
+        wait_until(lambda lines=lines: metrics.exists() and metrics.read_text().count("\n") >= lines, process)  # type: ignore[misc]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(command("resume", killed), cwd=ROOT)
+    assert process.wait() == 0
+    assert metrics_of(killed) == metrics_of(whole)
+
+
+_DIE_WHILE_SAVING = """
+import os, signal, sys
+from rlprims.trainer import checkpoint
+flush, seen = checkpoint._flush, 0
+def counted(path):
+    global seen
+    seen += 1
+    if seen == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(path)
+checkpoint._flush = counted
+from rlprims.trainer.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_in_mid_save(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    config = write_config(settings)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)
+    # A save flushes about 15 files: this dies in the second one, when the first is the only whole checkpoint.
+    died = subprocess.run(
+        [sys.executable, "-c", _DIE_WHILE_SAVING, "20", "train", str(config), f"run_dir={killed}"],
+        cwd=ROOT,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert list((killed / "checkpoints").glob(".writing-*"))
+    subprocess.run(command("resume", killed), cwd=ROOT, check=True)
+    assert metrics_of(killed) == metrics_of(whole)
+    assert not list((killed / "checkpoints").glob(".writing-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_polite_signal_saves_and_leaves(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    settings |= {"steps": 60, "checkpoint": {"every": 1000}, "data": {"train": settings["data"]["train"]}}
+    run = tmp_path / "run"
+    process = subprocess.Popen(command("train", write_config(settings)), cwd=ROOT)
+    wait_until(lambda: (run / "metrics.jsonl").exists(), process)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
+    done = metrics_of(run)[-1]["step"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{done:06d}"]
+    subprocess.run(command("resume", run, f"steps={done + 2}"), cwd=ROOT, check=True)
+    assert [line["step"] for line in metrics_of(run)] == list(range(1, done + 3))
+
+
+def test_what_a_resume_may_change(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load(settings, "steps=2")
+    start(config, console)
+    assert main(["resume", str(config.run_dir), "seed=3"]) == 2
+    assert "seed=3: on resume only steps" in " ".join(capsys.readouterr().err.split())
+
+
+def test_exhausted_prompts_lose_nothing_that_was_learned(
+    load: Callable[..., Config], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    console = Console(file=io.StringIO())
+    config = load(settings, "algorithm.filter.max_generation_batches=1", "checkpoint.every=100", "steps=200",
+                  "prompts_per_generation=5")  # fmt: skip
+    with pytest.raises(ValueError, match=r"step \d+: \d of 4 groups after 1 generation batches.*rlprims resume"):
+        start(config, console)
+    finished = [line["step"] for line in metrics_of(config.run_dir) if line["kind"] == "train"]
+    (saved,) = (config.run_dir / "checkpoints").iterdir()
+    assert saved.name == f"step_{finished[-1] if finished else 0:06d}"
+    run = RunDirectory.open(config.run_dir)
+    more = run.config(["algorithm.filter.max_generation_batches=50", f"steps={(finished or [0])[-1] + 2}"])
+    os.remove(config.run_dir / ".lock")  # this process holds it still
+    assert resume(run, more, console) == 0
