@@ -12,6 +12,10 @@ def _token_mean(x: Tensor, response_mask: TokenMask) -> Mean:
     return Mean(zero_outside(x, response_mask).sum().detach(), response_mask.sum())
 
 
+def _max(x: Tensor) -> Max:
+    return Max(x.amax() if x.numel() else x.new_zeros(()))
+
+
 def policy_update(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -38,7 +42,7 @@ def policy_update(
         a = zero_outside(advantages, response_mask)
         metrics: Metrics = {
             "approx_kl": _token_mean(estimate_kl(-moved, "k3"), response_mask),
-            "ratio_max": Max(torch.where(response_mask, ratio, 0.0).amax()),
+            "ratio_max": _max(torch.where(response_mask, ratio, 0.0)),
         }
         if clip_low is not None and clip_high is not None:
             below = (ratio < 1 - clip_low) & (a < 0)
@@ -56,7 +60,7 @@ def sampler_mismatch(old_log_probs: PerToken, rollout_log_probs: PerToken, respo
     with torch.no_grad():
         difference = log_ratio(old_log_probs, rollout_log_probs, response_mask)
         return {
-            "mismatch_max": Max(difference.abs().amax()),
+            "mismatch_max": _max(difference.abs()),
             "mismatch_k3": _token_mean(estimate_kl(-difference, "k3"), response_mask),
         }
 

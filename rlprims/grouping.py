@@ -57,7 +57,14 @@ def check_group_ids(group_ids: GroupIds) -> None:
 
 def _valid(group_ids: GroupIds, valid_rows: RowMask | None) -> RowMask:
     check_group_ids(group_ids)
-    return torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
+    if valid_rows is None:
+        return torch.ones_like(group_ids, dtype=torch.bool)
+    if valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool:
+        raise ValueError(
+            f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
+            f"needs bool ({len(group_ids)},): one answer per row"
+        )
+    return valid_rows
 
 
 def _sum(x: Tensor, group_ids: GroupIds) -> Tensor:
@@ -122,10 +129,25 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
     tensor([3.5000, 1.0000, 3.5000])
     """
     valid = _valid(group_ids, valid_rows)
-    x = upcast(x)
     low, _ = group_bounds(x, group_ids, valid)
     count = group_count(group_ids, valid).clamp(min=1)
-    return low + _sum(torch.where(valid, x - low, 0.0), group_ids) / count
+    return low + _sum(torch.where(valid, upcast(x) - low, 0.0), group_ids) / count
+
+
+def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
+    """``x`` minus the mean of each row's group, both measured from the group's minimum.
+
+    The same as ``x - group_mean(x)``, but a large common offset takes no digits away: beside 1e5 a float32 mean is
+    rounded to 1/128.
+
+    >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
+    tensor([-1.3333, -0.3333,  1.6667])
+    """
+    valid = _valid(group_ids, valid_rows)
+    low, _ = group_bounds(x, group_ids, valid)
+    above = upcast(x) - low
+    count = group_count(group_ids, valid).clamp(min=1)
+    return above - _sum(torch.where(valid, above, 0.0), group_ids) / count
 
 
 def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:
@@ -135,6 +157,6 @@ def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = 
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     valid = _valid(group_ids, valid_rows)
-    centred = torch.where(valid, upcast(x) - group_mean(x, group_ids, valid), 0.0)
+    centred = torch.where(valid, group_centred(x, group_ids, valid), 0.0)
     divisor = group_count(group_ids, valid) - ddof
     return (_sum(centred.square(), group_ids) / divisor.clamp(min=1)).sqrt() * (divisor > 0)

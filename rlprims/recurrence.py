@@ -28,7 +28,8 @@ def reverse_recurrence(
         S[t], and S[t+1]: what each position received from its right.
 
     The solution is by doubling: after k rounds each position has composed the 2^k maps to its right, so T = 32,768
-    takes 15 rounds of whole-tensor arithmetic, no position is visited in a loop, and rounding grows with log T.
+    takes 15 rounds of whole-tensor arithmetic and no position is visited in a loop. Squaring doubles the relative error
+    of a power of a: in float32 and with a near 1 it is 5e-5 at T = 10,000. Give float64 where that matters.
 
     >>> a, b = torch.full((1, 3), 0.5), torch.tensor([[1.0, 2.0, 4.0]])
     >>> reverse_recurrence(a, b, torch.zeros(1))

@@ -56,7 +56,7 @@ def gae(
 
     # With W_t = γ V_{t+1} + γλ A_{t+1}, what follows t, this is one linear recurrence without a shifted V:
     #   A_t = r_t − V_t + W_t    and    W_{t−1} = γλ W_t + γ V_t + γλ (r_t − V_t);    masked: W_{t−1} = W_t.
-    coefficient = torch.where(response_mask, gamma * lam, 1.0).to(dtype)
+    coefficient = torch.where(response_mask, gamma * lam, torch.ones_like(r))  # two plain numbers would be float32
     addend = gamma * v + gamma * lam * (r - v)
     _, what_follows = reverse_recurrence(coefficient, addend, gamma * bootstrap_values.to(dtype), cu_seqlens)
     return zero_outside(r - v + what_follows, response_mask)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from rlprims.grouping import group_count, group_mean, group_std, is_constant
+from rlprims.grouping import group_centred, group_count, group_std, is_constant
 from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -59,7 +59,7 @@ def grpo(
     alone = group_count(group_ids, valid_rows) <= 1
     if singleton == "error" and bool(alone.any()):
         raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
-    a = s - group_mean(s, group_ids, valid_rows)
+    a = group_centred(s, group_ids, valid_rows)
     if normalize_std:
         a = a / (group_std(s, group_ids, valid_rows, ddof=ddof) + eps)
     a = torch.where(is_constant(s, group_ids, valid_rows, tolerance=tolerance), 0.0, a)

@@ -43,6 +43,6 @@ def discounted_returns(
     if bootstrap_values is None:
         bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
     check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    discount = torch.where(response_mask, gamma, 1.0).to(r.dtype)  # a masked token passes the return on untouched
+    discount = torch.where(response_mask, gamma, torch.ones_like(r))  # a masked token passes the return on untouched
     returns, _ = reverse_recurrence(discount, r, bootstrap_values.to(r.dtype), cu_seqlens)
     return zero_outside(returns, response_mask)

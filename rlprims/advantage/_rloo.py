@@ -2,7 +2,7 @@
 
 import torch
 
-from rlprims.grouping import group_count, group_mean
+from rlprims.grouping import group_centred, group_count
 from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -41,6 +41,6 @@ def rloo(
     s = sequence_sum(rewards, response_mask, cu_seqlens)
     n = group_count(group_ids, valid_rows)
     others = n - 1 if valid_rows is None else n - valid_rows.long()
-    centred = s - group_mean(s, group_ids, valid_rows)
+    centred = group_centred(s, group_ids, valid_rows)
     a = torch.where(others > 0, centred * n / others.clamp(min=1), 0.0)
     return to_tokens(a, response_mask, cu_seqlens)

@@ -20,7 +20,7 @@ from rlprims.data_proto._columns import object_array
 from rlprims.data_proto._errors import BatchError
 
 SCALARS = {
-    kind.__name__: kind
+    np.dtype(kind).name: kind
     for kind in (
         *(np.bool_, np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64),
         *(np.uint8, np.uint16, np.uint32, np.uint64),
@@ -58,8 +58,8 @@ def encode(value: Any, tensors: list[Tensor], where: str) -> Any:
         return {"$dict": [[encode(k, tensors, where), encode(v, tensors, where)] for k, v in value.items()]}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if kind.__name__ in SCALARS and isinstance(value, np.generic):
-        return {"$scalar": [kind.__name__, encode(value.item(), tensors, where)]}
+    if kind in SCALARS.values():
+        return {"$scalar": [value.dtype.name, encode(value.item(), tensors, where)]}
     if kind is np.str_:
         return str(value)
     if kind is np.ndarray:

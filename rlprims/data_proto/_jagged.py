@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-
 # Tokens per row from which one view per row (a microsecond each) costs less than one index per token.
 _LONG = 128
 
@@ -58,7 +57,7 @@ def take(nested: Tensor, rows: Tensor) -> Tensor:
     rows = rows.to(parts.offsets.device)
     lens, starts = lengths(parts)[rows], parts.offsets[rows]
     offsets = torch.cat([lens.new_zeros(1), lens.cumsum(0)])
-    if int(offsets[-1]) < _LONG * rows.numel():
+    if int(offsets[-1]) <= _LONG * rows.numel():
         # Position p of new row r comes from the old row's start plus p's distance to the new row's start.
         shift = (starts - offsets[:-1]).repeat_interleave(lens)
         positions = torch.arange(shift.numel(), device=shift.device) + shift

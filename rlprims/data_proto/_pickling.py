@@ -47,12 +47,17 @@ def _apart(tensor: Tensor, buffers: bool) -> tuple[Any, ...]:
 
 
 def _flat(tensor: Tensor, buffers: bool) -> Any:
-    if not buffers or tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
-        # A view would take all of the memory that it is a view of along.
-        return tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return tensor
     flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    numbers: Any = flat.numpy()
-    return pickle.PickleBuffer(numbers), tensor.dtype, tuple(tensor.shape)
+    if not flat.numel():
+        return None, tensor.dtype, tuple(tensor.shape)
+    if buffers:
+        numbers: Any = flat.numpy()
+        return pickle.PickleBuffer(numbers), tensor.dtype, tuple(tensor.shape)
+    # A view would take all of the memory that it is a view of along.
+    own = flat if flat.nbytes == flat.untyped_storage().nbytes() else flat.clone()
+    return own, tensor.dtype, tuple(tensor.shape)
 
 
 def _rebuild(kind: type[Any], batch: Any, rest: dict[str, Any]) -> Any:
@@ -75,8 +80,11 @@ def _together(flat: Any, offsets: Any = None, lengths: Any = None, dim: int = 1)
 def _tensor(flat: Any) -> Tensor:
     if isinstance(flat, Tensor):
         return flat
-    buffer, dtype, shape = flat
-    if memoryview(buffer).readonly:
-        # Memory that is mapped for reading only: a write into a tensor over it would end the process.
-        buffer = bytearray(buffer)
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    content, dtype, shape = flat
+    if content is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if not isinstance(content, Tensor):
+        # Memory that is mapped for reading only is copied: a write into a tensor over it would end the process.
+        writable = bytearray(content) if memoryview(content).readonly else content
+        content = torch.frombuffer(writable, dtype=torch.uint8)
+    return content.view(dtype).view(shape)

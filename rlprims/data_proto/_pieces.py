@@ -123,12 +123,12 @@ def make_iterator(
             f"make_iterator: {len(data)} rows, mini_batch_size {mini_batch_size}, epochs {epochs}; the size must "
             "divide the rows (pad_to_divisor, or select rows first) and epochs be at least 0"
         )
-    generator = torch.Generator().manual_seed(seed or 0)
+    generator = torch.Generator("cpu").manual_seed(seed or 0)
 
     def mini_batches() -> Iterator[D]:
         for _ in range(epochs):
             if in_random_order:
-                order = torch.randperm(len(data), generator=generator)
+                order = torch.randperm(len(data), generator=generator, device="cpu")
                 yield from (gather(data, numbers) for numbers in torch.split(order, mini_batch_size) if numbers.numel())
             else:
                 yield from split(data, mini_batch_size)

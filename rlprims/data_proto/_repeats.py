@@ -10,7 +10,7 @@ from torch import Tensor
 from rlprims.data_proto._columns import Array
 from rlprims.data_proto._errors import BatchError
 from rlprims.data_proto._parts import D, fields
-from rlprims.data_proto._rows import gather, run
+from rlprims.data_proto._rows import gather, run, upto
 
 
 def repeat(data: D, repeat_times: int = 2, interleave: bool = True) -> D:
@@ -26,7 +26,7 @@ def repeat(data: D, repeat_times: int = 2, interleave: bool = True) -> D:
     """
     if repeat_times < 0:
         raise BatchError(f"repeat: repeat_times is {repeat_times}, it needs to be at least 0")
-    numbers = torch.arange(len(data))
+    numbers = upto(len(data))
     return gather(data, numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times))
 
 
@@ -40,12 +40,12 @@ def sample_level_repeat(data: D, repeat_times: Sequence[int] | Array | Tensor) -
     >>> DataProto.from_dict({"ids": torch.arange(3)}).sample_level_repeat([2, 0, 1])["ids"].tolist()
     [0, 0, 2]
     """
-    times = torch.as_tensor(repeat_times).cpu()
+    times = torch.as_tensor(repeat_times, device="cpu")
     if times.shape != (len(data),) or (times.numel() and (times.is_floating_point() or int(times.min()) < 0)):
         raise BatchError(
             f"sample_level_repeat: got {repeat_times!r} for {len(data)} rows; give one integer per row, at least 0"
         )
-    return gather(data, torch.arange(len(data)).repeat_interleave(times.long()))
+    return gather(data, upto(len(data)).repeat_interleave(times.long()))
 
 
 def padding(data: D, padding_size: int, padding_candidate: str = "last") -> D:
@@ -66,8 +66,8 @@ def padding(data: D, padding_size: int, padding_candidate: str = "last") -> D:
         )
     if padding_size and not rows:
         raise BatchError(f"padding: a batch without rows has none to copy {padding_size} times; {fields(data)}")
-    filler = torch.full((padding_size,), 0 if padding_candidate == "first" else rows - 1)
-    return gather(data, torch.cat([torch.arange(rows), filler]))
+    filler = upto(1).expand(padding_size) + (0 if padding_candidate == "first" else rows - 1)
+    return gather(data, torch.cat([upto(rows), filler]))
 
 
 def pad_dataproto_to_divisor(data: D, size_divisor: int) -> tuple[D, int]:
@@ -87,7 +87,7 @@ def pad_dataproto_to_divisor(data: D, size_divisor: int) -> tuple[D, int]:
         raise BatchError(f"pad_to_divisor: size_divisor is {size_divisor}, it needs to be at least 1")
     rows = len(data)
     added = -rows % size_divisor
-    return gather(data, torch.arange(rows + added) % max(rows, 1)), added
+    return gather(data, upto(rows + added) % max(rows, 1)), added
 
 
 def unpad_dataproto(data: D, pad_size: int) -> D:

@@ -15,6 +15,11 @@ from rlprims.data_proto._errors import BatchError, RowIndexError
 from rlprims.data_proto._parts import D, columns, derived, fields, missing, part_of
 
 
+def upto(count: int) -> Tensor:
+    """The row numbers 0 to count. They stay on the CPU whatever torch's default device is, as object columns do."""
+    return torch.arange(count, device="cpu")
+
+
 def run(data: D, start: int, stop: int) -> D:
     """Rows start to stop: views of the tensors."""
     tensors, arrays, rows = columns(data)
@@ -30,7 +35,7 @@ def gather(data: D, numbers: Tensor) -> D:
     """The rows with these numbers (int64, on the CPU, from 0): one copy, or a view where they follow each other."""
     count = numbers.numel()
     start = int(numbers[0]) if count else 0
-    if torch.equal(numbers, torch.arange(start, start + count)):
+    if torch.equal(numbers, upto(count) + start):
         return run(data, start, start + count)
     tensors, arrays, _ = columns(data)
     return derived(
@@ -91,7 +96,7 @@ def slice_rows(data: D, start: int | None = None, end: int | None = None, step: 
     picked = range(len(data))[start:end:step]
     if picked.step == 1:
         return run(data, picked.start, max(picked.start, picked.stop))
-    return gather(data, torch.arange(picked.start, picked.start + len(picked) * picked.step, picked.step))
+    return gather(data, upto(len(picked)) * picked.step + picked.start)
 
 
 def select_idxs(data: D, idxs: list[Any] | range | Array | Tensor) -> D:
@@ -160,9 +165,10 @@ def group_by(data: D, key: str) -> dict[Hashable, D]:
 def _distinct(column: Tensor) -> tuple[list[Any], Tensor]:
     """The distinct values in the order of their first row, and each row's position among them."""
     values, ids = torch.unique(column.detach().cpu(), return_inverse=True)
-    first = torch.full((values.numel(),), ids.numel()).scatter_reduce(0, ids, torch.arange(ids.numel()), "amin")
+    first = torch.empty_like(ids[: values.numel()])
+    first = first.scatter_reduce(0, ids, upto(ids.numel()), "amin", include_self=False)
     order = first.argsort()
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
+    rank = torch.empty_like(order).scatter_(0, order, upto(order.numel()))
     return values[order].tolist(), rank[ids]
 
 
@@ -172,7 +178,7 @@ def _distinct_objects(key: str, column: Array) -> tuple[list[Any], Tensor]:
         ids = [seen.setdefault(label, len(seen)) for label in column.tolist()]
     except TypeError as error:
         raise BatchError(f"group_by: {key} has a value that cannot be a dict key ({error}); group by another") from None
-    return list(seen), torch.tensor(ids, dtype=torch.long)
+    return list(seen), torch.tensor(ids, dtype=torch.long, device="cpu")
 
 
 def reorder(data: D, indices: list[int] | Array | Tensor) -> D:
@@ -186,7 +192,7 @@ def reorder(data: D, indices: list[int] | Array | Tensor) -> D:
     [2, 0, 1]
     """
     numbers = numbers_of(data, indices, "reorder")
-    if not torch.equal(numbers.sort().values, torch.arange(len(data))):
+    if not torch.equal(numbers.sort().values, upto(len(data))):
         raise BatchError(
             f"reorder: {numbers.numel()} indices for {len(data)} rows, each row exactly once is needed; use "
             "select_idxs to drop or repeat rows"

@@ -12,6 +12,7 @@ from rlprims.data_proto import _columns
 from rlprims.data_proto._columns import Array, object_array
 from rlprims.data_proto._errors import BatchError
 from rlprims.data_proto._parts import D, columns, derived, fields, missing
+from rlprims.data_proto._rows import upto
 
 
 def fold_batch_dim(data: D, new_batch_size: int) -> D:
@@ -95,7 +96,7 @@ def unfold_column_chunks(data: D, n_split: int, split_keys: Iterable[str] | None
     if n_split < 1:
         raise BatchError(f"unfold_column_chunks: n_split is {n_split}, it needs to be at least 1")
     count = (rows or 0) * n_split
-    numbers = torch.arange(rows or 0).repeat_interleave(n_split)
+    numbers = upto(rows or 0).repeat_interleave(n_split)
 
     def tensor_rows(name: str, tensor: Tensor) -> Tensor:
         if name not in keys:

@@ -36,7 +36,8 @@ _TENSORS, _FIELDS, _MANIFEST = "tensors.safetensors", "fields.json", "manifest.j
 def save(data: DataProto, path: str | os.PathLike[str]) -> None:
     """Write the batch to a directory, all or nothing: a crash leaves what was there before, or the new batch.
 
-    A batch that was saved at ``path`` is replaced; anything else there is left alone.
+    A batch that was saved at ``path`` is replaced; anything else there is left alone. Replacing takes two renames: a
+    crash just between them leaves both batches beside ``path``, under hidden names that end in .old and .tmp.
 
     Raises:
         BatchError: something that cannot be saved (says which field and row), or other files at ``path``.
@@ -87,10 +88,12 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         with safetensors.safe_open(str(target / _TENSORS), framework="pt") as file:
             tensors = [file.get_tensor(str(number)) for number in range(len(file.keys()))]
         described = json.loads((target / _FIELDS).read_bytes())
-        dense = {name: _tensor(entry, tensors) for name, entry in described["batch"]}
-        batch = batch_of(dense, described["rows"]) if described["has_batch"] else None
-        arrays = {name: decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
-        return batch, arrays, decode(described["meta_info"], tensors)
+        dense = {_name(name): _tensor(entry, tensors) for name, entry in described["batch"]}
+        arrays = {_name(name): decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
+        meta, rows = decode(described["meta_info"], tensors), described["rows"]
+        if not isinstance(meta, dict) or type(rows) is not int or rows < 0:
+            raise BatchError(f"meta_info is {type(meta).__name__} and rows is {rows!r}")
+        return batch_of(dense, rows) if described["has_batch"] else None, arrays, meta
     except BatchError as error:
         raise BatchError(f"load: {target}: {error}") from error
     except Exception as error:
@@ -143,6 +146,12 @@ def _tensor(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
     ):
         raise BatchError("a jagged field has offsets that do not fit its values")
     return _jagged.together(_jagged.Parts(values, offsets, None, dim))
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise BatchError(f"a field is named {name!r}")
+    return name
 
 
 def _check_manifest(target: Path, manifest: Any) -> None:

@@ -67,6 +67,7 @@ def test_sigkill_in_mid_run(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
     settings |= {"steps": 40, "evaluation": {"every": 20, "samples": 2, "limit": 5}, "checkpoint": {"every": 3}}
+    settings["optimizer"] = {"lr": 1e-4}  # slow, so that groups still differ at the end
     config = write_config(settings)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)

@@ -57,6 +57,8 @@ class LocalExecution:
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
         width = max(map(len, ids), default=0)
+        if width > prompt_width:
+            raise ValueError(f"a prompt has {width} tokens, more than prompt_width={prompt_width}: raise the width")
         padded = torch.full((len(ids), width), self.pad_token_id, dtype=torch.int64)
         mask = torch.zeros(len(ids), width, dtype=torch.bool)
         for i, row in enumerate(ids):

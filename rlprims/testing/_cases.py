@@ -1,0 +1,162 @@
+"""Random batches of the whole vocabulary, made awkward on purpose, and what may be done to a batch without changing it.
+
+Rows are ragged and end in padding; one begins with padding, two have tool tokens inside, one has a single token and one
+has none. Groups have 3, 2, 1 and 2 rows, in mixed order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlprims.grouping import dense_ids
+
+Layout = Literal["token", "row"]
+
+VOCABULARY: Mapping[str, Layout] = {
+    "response_mask": "token",
+    "log_probs": "token",
+    "old_log_probs": "token",
+    "rollout_log_probs": "token",
+    "ref_log_probs": "token",
+    "entropies": "token",
+    "rewards": "token",
+    "values": "token",
+    "new_values": "token",
+    "returns": "token",
+    "advantages": "token",
+    "losses": "token",
+    "scores": "row",
+    "baseline_scores": "row",
+    "bootstrap_values": "row",
+    "group_ids": "row",
+    "group_tokens": "row",
+    "valid_rows": "row",
+}
+"""The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
+
+ROWS = 8
+_PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "row", "lengths": "row"}
+_PATTERNS = ("111011", "111100", "100000", "000000", "001110", "101101", "111111", "011000")
+_GROUPS = (0, 0, 0, 1, 1, 2, 3, 3)
+_JUNK = 7.0
+
+
+def layout_of(name: str) -> Layout:
+    return VOCABULARY[name] if name in VOCABULARY else _PRIVATE[name]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Every name of the vocabulary, padded; or packed, and then with ``cu_seqlens``."""
+
+    data: dict[str, Tensor]
+
+    @property
+    def mask(self) -> Tensor:
+        return self.data["response_mask"]
+
+    @property
+    def packed(self) -> bool:
+        return "cu_seqlens" in self.data
+
+    def replace(self, **data: Tensor) -> "Batch":
+        return Batch({**self.data, **data})
+
+    def map(self, tokens: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same change to every per-token and every per-row tensor."""
+        return Batch({name: (tokens if layout_of(name) == "token" else rows)(x) for name, x in self.data.items()})
+
+    def rows(self, index: Tensor) -> "Batch":
+        return self.map(lambda x: x[index], lambda x: x[index])
+
+    def pad(self, left: int, right: int) -> "Batch":
+        """More masked columns, with a number in them that must not matter."""
+
+        def widen(x: Tensor) -> Tensor:
+            fill = 0.0 if x.dtype is torch.bool else _JUNK
+            return torch.cat([x.new_full((len(x), left), fill), x, x.new_full((len(x), right), fill)], dim=1)
+
+        padded = self.map(widen, lambda x: x)
+        return padded.replace(lengths=padded.data["lengths"] + left)
+
+    def pack(self) -> "Batch":
+        """The same sequences end to end, each cut at its length, with ``cu_seqlens``."""
+        lengths = self.data["lengths"]
+        packed = self.map(lambda x: pack_tokens(x, lengths), lambda x: x)
+        return packed.replace(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+
+    def relabel(self, names: Tensor) -> "Batch":
+        return self.replace(group_ids=names[self.data["group_ids"]])
+
+    def to(self, dtype: torch.dtype) -> "Batch":
+        return Batch({name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()})
+
+    def blind(self) -> "Batch":
+        """No token is valid."""
+        return self.replace(response_mask=torch.zeros_like(self.mask))
+
+    def alive(self) -> "Batch":
+        """Without the rows that have no valid token, and groups numbered again."""
+        kept = self.rows(self.mask.any(-1))
+        return kept.replace(group_ids=dense_ids(kept.data["group_ids"]))
+
+
+def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
+    return torch.cat([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)]) if len(x) else x.flatten()
+
+
+def merge(first: Batch, second: Batch) -> Batch:
+    """Rows of both, groups apart."""
+    width = max(first.mask.shape[1], second.mask.shape[1])
+    a, b = (batch.pad(0, width - batch.mask.shape[1]) for batch in (first, second))
+    b = b.replace(group_ids=b.data["group_ids"] + len(a.mask))
+    return Batch({name: torch.cat([a.data[name], b.data[name]]) for name in a.data})
+
+
+def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_PATTERNS[0])) -> Batch:
+    """A batch of (8, ``width``) tokens; the same seed gives the same batch."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    patterns = torch.tensor([[mark == "1" for mark in pattern] for pattern in _PATTERNS])
+    mask = torch.zeros(ROWS, max(width, patterns.shape[1]), dtype=torch.bool)
+    mask[:, : patterns.shape[1]] = patterns
+    mask = mask[torch.randperm(ROWS, generator=generator), :width]
+    group_ids = torch.tensor(_GROUPS)[torch.randperm(ROWS, generator=generator)]
+    columns = torch.arange(1, width + 1)
+    needed = (mask * columns).amax(-1) if width else mask.sum(-1)
+    spare = torch.rand(ROWS, generator=generator) * (width - needed + 1)
+    tokens = torch.zeros(ROWS, dtype=torch.int64).index_add(0, group_ids, mask.sum(-1))
+
+    shape = (ROWS, width)
+    old = -normal(*shape).abs() - 0.1
+    values = normal(*shape)
+    data = {
+        "response_mask": mask,
+        "log_probs": old + normal(*shape),
+        "old_log_probs": old,
+        "rollout_log_probs": old + normal(*shape) / 10,
+        "ref_log_probs": old + normal(*shape),
+        "entropies": normal(*shape).abs(),
+        "rewards": normal(*shape),
+        "values": values,
+        "new_values": values + normal(*shape),
+        "returns": normal(*shape),
+        "advantages": normal(*shape),
+        "losses": normal(*shape),
+        "scores": normal(ROWS),
+        "baseline_scores": normal(ROWS),
+        "bootstrap_values": normal(ROWS),
+        "group_ids": group_ids,
+        "group_tokens": tokens[group_ids],
+        "valid_rows": torch.rand(ROWS, generator=generator) < 0.7,
+        "token_cotangent": normal(*shape),
+        "row_cotangent": normal(ROWS),
+        "lengths": needed + spare.long(),
+    }
+    return Batch(data).to(dtype)

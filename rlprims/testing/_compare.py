@@ -1,0 +1,67 @@
+"""Comparisons that say what differs, where, and by how much."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlprims.testing._primitive import Outcome
+
+
+def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
+    """|got − want| <= tolerance · max(1, |want|) everywhere; tolerance 0 asks for the same numbers."""
+    assert got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, needs {tuple(want.shape)}"
+    if not got.numel() or torch.equal(got, want):
+        return
+    if not got.is_floating_point():
+        where = (got != want).nonzero()[0].tolist()
+        raise AssertionError(f"{what} differs, first at {where}: {got[tuple(where)]} instead of {want[tuple(where)]}")
+    wide_got, wide_want = got.double(), want.double()
+    error = torch.where(wide_got == wide_want, 0.0, (wide_got - wide_want).abs())
+    error = torch.where(error.isnan(), torch.inf, error)
+    if bool((error <= tolerance * wide_want.abs().clamp(min=1.0)).all()):
+        return
+    flat = int(error.argmax())
+    where = [int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape)]
+    raise AssertionError(
+        f"{what} differs by up to {error.max():.3g} at {where}: "
+        f"{got.flatten()[flat]:.6g} instead of {want.flatten()[flat]:.6g}"
+    )
+
+
+def assert_same(got: Outcome, want: Outcome, tolerance: float, of: str = "") -> None:
+    """The same values and the same gradients."""
+    assert_close(f"the value{of}", got.value, want.value, tolerance)
+    for name, gradient in want.gradients.items():
+        assert_close(f"the gradient of {name}{of}", got.gradients[name], gradient, tolerance)
+
+
+def assert_finite(outcome: Outcome, of: str = "") -> None:
+    for what, x in {"value": outcome.value, **outcome.gradients}.items():
+        name = f"the value{of}" if what == "value" else f"the gradient of {what}{of}"
+        bad = (~x.isfinite()).nonzero()
+        assert not len(bad), f"{name} has {len(bad)} non-finite entries, first at {bad[0].tolist()}"
+
+
+def assert_derivative(what: str, f: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """gradcheck of ``f`` at ``x``, float64; if it fails, the largest distance to central differences."""
+    x = x.detach().clone().requires_grad_()
+    if torch.autograd.gradcheck(f, x, raise_exception=False):
+        return
+    (gradient,) = torch.autograd.grad(f(x).sum(), x)
+    slope = torch.zeros_like(gradient)
+    with torch.no_grad():
+        for i in range(x.numel()):
+            step = torch.zeros_like(slope).flatten()
+            step[i] = 1e-6
+            step = step.reshape(x.shape)
+            slope.view(-1)[i] = (f(x + step) - f(x - step)).sum() / 2e-6
+    assert_close(what, gradient, slope, 1e-5)
+    raise AssertionError(f"{what} is refused by gradcheck")
+
+
+def assert_zero(what: str, x: Tensor) -> None:
+    bad = ((x != 0) | x.isnan()).nonzero()
+    if len(bad):
+        first = tuple(bad[0].tolist())
+        raise AssertionError(f"{what} is {x[first]:.6g} at {list(first)}, needs exactly 0")

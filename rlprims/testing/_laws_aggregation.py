@@ -1,0 +1,60 @@
+"""The scalar of a step does not depend on how the step is cut into micro-batches."""
+
+import torch
+
+from rlprims.testing._cases import Batch, make_batch
+from rlprims.testing._compare import assert_close
+from rlprims.testing._primitive import Primitive
+from rlprims.types import Totals
+
+EXACT = 1e-12
+PARTITIONS = 12
+
+
+def _totals(batch: Batch) -> Totals:
+    alive = batch.mask.any(-1)
+    groups = set(batch.data["group_ids"][alive].tolist())
+    return Totals(tokens=int(batch.mask.sum()), sequences=int(alive.sum()), groups=len(groups))
+
+
+def _step_wide(p: Primitive, batch: Batch, rows: torch.Tensor, totals: Totals) -> dict[str, object]:
+    known = {"totals": totals, "group_tokens": batch.data["group_tokens"][rows]}
+    return {name: x for name, x in known.items() if name in p.data}
+
+
+def parts_sum_to_the_whole(p: Primitive) -> None:
+    """Over random partitions of the rows, some parts empty, groups cut in two: values and gradients in float64."""
+    for seed in range(PARTITIONS):
+        generator = torch.Generator().manual_seed(seed)
+        batch = make_batch(seed)
+        rows = torch.arange(len(batch.mask))
+        totals = _totals(batch)
+        whole = p.run(batch, p.required)
+        told = p.run(batch, p.required, **_step_wide(p, batch, rows, totals))
+        assert_close("the value with the totals of the batch itself", told.value, whole.value, EXACT)
+        part_of = torch.randint(0, 1 + seed % 5, (len(rows),), generator=generator)
+        value, gradients = torch.zeros_like(whole.value), torch.zeros_like(whole.gradients["losses"])
+        for part in range(1 + seed % 5):
+            chosen = rows[part_of == part]
+            micro = batch.rows(chosen)
+            got = p.run(micro, p.required, **_step_wide(p, batch, chosen, totals))
+            value += got.value
+            gradients[chosen] = got.gradients["losses"]
+        assert_close("the sum over micro-batches", value, whole.value, EXACT)
+        assert_close("the gradient of losses from micro-batches", gradients, whole.gradients["losses"], EXACT)
+
+
+def rows_without_tokens_do_not_count(p: Primitive) -> None:
+    """Rows that are masked throughout may come or go."""
+    for seed in range(4):
+        batch = make_batch(seed)
+        got, want = p.run(batch.alive(), p.required), p.run(batch, p.required)
+        assert_close("the value without the empty rows", got.value, want.value, EXACT)
+
+
+def it_is_linear(p: Primitive) -> None:
+    """Losses times a give the scalar times a."""
+    for seed in range(4):
+        batch = make_batch(seed)
+        got = p.run(batch.replace(losses=-3.0 * batch.data["losses"]), p.required)
+        assert_close("the value of losses times −3", got.value, -3.0 * p.run(batch, p.required).value, EXACT)

@@ -1,0 +1,85 @@
+"""Wrong input is refused by name, and every hyperparameter does something."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.testing._cases import VOCABULARY, Batch, make_batch
+from rlprims.testing._primitive import Primitive
+
+SEEDS = (0, 1, 2, 3)
+
+
+def _refuses(p: Primitive, blamed: str, what: str, **data: Tensor) -> None:
+    batch = make_batch(0).replace(**data)
+    complaint = _complaint(p, batch)
+    named = isinstance(complaint, ValueError) and re.search(rf"\b{blamed}\b", str(complaint))
+    told = "was accepted" if complaint is None else f"raised {type(complaint).__name__}: {complaint}"
+    assert named, f"{what} {told}; needs a ValueError that names {blamed}"
+
+
+def _complaint(p: Primitive, batch: Batch) -> Exception | None:
+    try:
+        p.call(batch, p.variants[-1])
+    except Exception as error:
+        return error
+    return None
+
+
+def _wrong_shapes(x: Tensor, per_token: bool) -> Iterator[Tensor]:
+    yield torch.cat([x, x[..., :1]], dim=-1)
+    yield x[..., :1]
+    yield x[None]
+    if per_token:
+        yield x[0]
+
+
+def wrong_shapes_are_refused(p: Primitive) -> None:
+    """A ValueError that names the argument: too long, of size 1 (which would broadcast), too many or too few axes."""
+    batch = make_batch(0)
+    for name in p.inputs:
+        if len(p.inputs) == 1 or name == "response_mask":
+            continue
+        for wrong in _wrong_shapes(batch.data[name], VOCABULARY[name] == "token"):
+            _refuses(p, name, f"{name} of shape {tuple(wrong.shape)}", **{name: wrong})
+
+
+def wrong_masks_are_refused(p: Primitive) -> None:
+    """A ValueError that names response_mask: a float or integer mask, or one axis without cu_seqlens."""
+    mask = make_batch(0).mask
+    _refuses(p, "response_mask", "a float response_mask", response_mask=mask.double())
+    _refuses(p, "response_mask", "an integer response_mask", response_mask=mask.long())
+    if all(VOCABULARY[name] == "token" for name in p.required):
+        packed = make_batch(0).pack()
+        packed.data.pop("cu_seqlens")
+        _refuses(p, "response_mask", "packed tokens without cu_seqlens", **packed.data)
+
+
+def wrong_groups_are_refused(p: Primitive) -> None:
+    """A ValueError that names group_ids: floats, or ids that are not dense."""
+    ids = make_batch(0).data["group_ids"]
+    _refuses(p, "group_ids", "float group_ids", group_ids=ids.double())
+    _refuses(p, "group_ids", "group_ids beyond the number of rows", group_ids=ids + 1000)
+    _refuses(p, "group_ids", "negative group_ids", group_ids=ids - 1)
+
+
+def hyperparameters_matter(p: Primitive) -> None:
+    """Each alternative value changes the result on some batch."""
+    for name, other in p.alternatives.items():
+        assert name in p.parameters, f"{name} is not a parameter"
+        assert _matters(p, name, other), f"{name}={other!r} changes nothing"
+
+
+def _matters(p: Primitive, name: str, other: Any) -> bool:
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        for names in p.variants:
+            usual, changed = p.run(batch, names), p.run(batch, names, **{name: other})
+            if not torch.equal(usual.value, changed.value):
+                return True
+            if any(not torch.equal(g, changed.gradients[n]) for n, g in usual.gradients.items()):
+                return True
+    return False

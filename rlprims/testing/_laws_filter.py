@@ -1,0 +1,61 @@
+"""A filter answers for groups: whole ones, and only those that can teach something."""
+
+import torch
+from torch import Tensor
+
+from rlprims.grouping import dense_ids
+from rlprims.testing._cases import Batch, make_batch
+from rlprims.testing._compare import assert_close
+from rlprims.testing._primitive import Primitive
+
+SEEDS = (0, 1, 2)
+
+
+def _keep(p: Primitive, batch: Batch) -> Tensor:
+    keep = p.run(batch, p.required).value
+    rows = batch.data["group_ids"].shape
+    assert keep.dtype is torch.bool, f"the answer has dtype {keep.dtype}, needs torch.bool"
+    assert keep.shape == rows, f"the answer has shape {tuple(keep.shape)}, needs {tuple(rows)}: one per row"
+    return keep
+
+
+def groups_are_kept_whole(p: Primitive) -> None:
+    """All rows of a group get the same answer."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        keep, ids = _keep(p, batch), batch.data["group_ids"]
+        for group in set(ids.tolist()):
+            answers = keep[ids == group]
+            assert bool((answers == answers[0]).all()), f"rows of group {group} got {answers.tolist()}"
+
+
+def equal_scores_are_dropped(p: Primitive) -> None:
+    """A group whose scores are one and the same number has no signal: 0.1 nine times, 1000.1 three times."""
+    for score in (0.1, 1000.1, 0.0, 1.0):
+        for size in (1, 2, 3, 7, 9):
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                scores = torch.full((size,), score, dtype=dtype)
+                batch = make_batch(0).replace(scores=scores, group_ids=torch.zeros(size, dtype=torch.int64))
+                assert not _keep(p, batch).any(), f"{size} scores of {score} in {dtype} were kept"
+
+
+def unknown_scores_are_dropped(p: Primitive) -> None:
+    """A group with a NaN or infinite score is dropped, and no other."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        ids = batch.data["group_ids"]
+        row = seed % len(ids)
+        for poison in (torch.nan, torch.inf, -torch.inf):
+            scores = batch.data["scores"].clone()
+            scores[row] = poison
+            want = _keep(p, batch) & (ids != ids[row])
+            assert_close(f"the answer with a score of {poison}", _keep(p, batch.replace(scores=scores)), want, 0)
+
+
+def twice_is_once(p: Primitive) -> None:
+    """What is kept is kept again."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        kept = batch.rows(_keep(p, batch).nonzero()[:, 0])
+        kept = kept.replace(group_ids=dense_ids(kept.data["group_ids"]))
+        assert bool(_keep(p, kept).all()), "a second pass drops rows that the first kept"

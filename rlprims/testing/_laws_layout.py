@@ -1,0 +1,97 @@
+"""Where tokens and rows stand does not matter: padding, packing, order, names of groups, company in the batch."""
+
+import torch
+
+from rlprims.testing._cases import make_batch, merge
+from rlprims.testing._compare import assert_close, assert_same, assert_zero
+from rlprims.testing._primitive import Primitive
+
+SEEDS = (0, 1, 2)
+EXACT = 1e-12
+PACKED = 1e-6
+
+
+def padding_changes_nothing(p: Primitive) -> None:
+    """Masked columns on either side leave the old ones as they were, and are 0 themselves."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        width = batch.mask.shape[1]
+        for names in p.variants:
+            want = p.run(batch, names)
+            for left, right in ((0, 1), (1, 0), (0, 7), (7, 0), (3, 2)):
+                got = p.run(batch.pad(left, right), names)
+                old = slice(left, left + width)
+                of = f" with {left} columns of padding on the left and {right} on the right"
+                assert_same(got.columns(old), want, EXACT, of)
+                new = torch.ones(left + width + right, dtype=torch.bool)
+                new[old] = False
+                for name, gradient in got.gradients.items():
+                    assert_zero(f"the gradient of {name} in the padding", gradient[:, new])
+                if got.layout == "token":
+                    assert_zero("the value in the padding", got.value[:, new])
+
+
+def packed_equals_padded(p: Primitive) -> None:
+    """(N,) with cu_seqlens gives the numbers of (B, T), values and gradients: to 1e-6 in float32, 1e-12 in float64."""
+    for seed in SEEDS:
+        for dtype, tolerance in ((torch.float32, PACKED), (torch.float64, EXACT)):
+            batch = make_batch(seed, dtype)
+            for names in p.variants:
+                want = p.run(batch, names).pack(batch.data["lengths"])
+                assert_same(p.run(batch.pack(), names), want, tolerance, f" packed in {dtype}")
+
+
+def rows_may_be_permuted(p: Primitive) -> None:
+    """Permuted rows give permuted results."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(seed))
+        for names in p.variants:
+            want = p.run(batch, names).rows(order)
+            assert_same(p.run(batch.rows(order), names), want, EXACT, " of permuted rows")
+
+
+def groups_may_be_renamed(p: Primitive) -> None:
+    """Any other dense ids for the same groups."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(seed))
+        for names in p.variants:
+            assert_same(p.run(batch.relabel(other), names), p.run(batch, names), EXACT, " under other group_ids")
+
+
+def batches_may_be_merged(p: Primitive) -> None:
+    """Two batches with different prompts, in one call or in two."""
+    for seed in SEEDS:
+        first, second = make_batch(seed), make_batch(seed + 100, width=9)
+        both = merge(first, second)
+        rows, width = first.mask.shape
+        for names in p.variants:
+            got = p.run(both, names)
+            one, two = got.rows(slice(rows)).columns(slice(width)), got.rows(slice(rows, None))
+            assert_same(one, p.run(first, names), EXACT, " of a batch merged with another")
+            assert_same(two, p.run(second, names), EXACT, " of the second of two merged batches")
+
+
+def nan_stays_in_its_group(p: Primitive) -> None:
+    """A NaN on a valid token is the caller's, but other sequences (other groups, if it has groups) do not see it."""
+    for seed in SEEDS:
+        clean = make_batch(seed, torch.float32)
+        row = int(clean.mask.sum(-1).argmax())
+        ids = clean.data["group_ids"]
+        apart = ids != ids[row] if "group_ids" in p.data else torch.arange(len(ids)) != row
+        for name in p.inputs:
+            x = clean.data[name].clone()
+            if not x.is_floating_point():
+                continue
+            x[row] = torch.nan
+            names = p.variants[-1]
+            for packed in (False, True):
+                sick = clean.replace(**{name: x})
+                if packed and "response_mask" not in p.data:
+                    continue
+                got, want = (p.run(batch.pack() if packed else batch, names) for batch in (sick, clean))
+                keep = apart.repeat_interleave(clean.data["lengths"]) if packed and got.layout == "token" else apart
+                assert_close(
+                    f"the value of other rows after a NaN in {name} of row {row}", got.value[keep], want.value[keep], 0
+                )

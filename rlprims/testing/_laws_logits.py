@@ -1,0 +1,135 @@
+"""Functions of logits: rows are independent, a common shift cancels, banned tokens are legal."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.testing._compare import assert_close, assert_derivative, assert_zero
+
+FLOAT32 = 1e-6
+EXACT = 1e-12
+VOCAB = 11
+
+
+@dataclass(frozen=True)
+class LogitFunction:
+    """(logits (..., V)[, token_ids (...)], *, hyperparameters) → float (...)."""
+
+    fn: Callable[..., Tensor]
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_tokens(self) -> bool:
+        return "token_ids" in inspect.signature(self.fn).parameters
+
+    def __call__(self, logits: Tensor, **changes: Any) -> Tensor:
+        data = {"token_ids": _tokens(logits)} if self.takes_tokens else {}
+        return self.fn(logits, **{**data, **self.hyperparameters, **changes})
+
+    def gradient(self, logits: Tensor, cotangent: Tensor) -> Tensor:
+        x = logits.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(self(x), x, cotangent)
+        return gradient
+
+
+def _tokens(logits: Tensor) -> Tensor:
+    count = logits[..., 0].numel() if logits.shape[-1] else 0
+    return (torch.arange(count) * 7 % logits.shape[-1]).reshape(logits.shape[:-1])
+
+
+def _logits(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return 3 * torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype)
+
+
+def any_leading_shape(f: LogitFunction) -> None:
+    """(B, T, V), (N, V) and (V,) agree; no rows give no numbers."""
+    logits = _logits(3, 5)
+    assert_close("the value of flattened rows", f(logits.flatten(0, 1)), f(logits).flatten(), 0)
+    assert f(_logits(4)[0]).shape == (), "a single row (V,) must give a scalar ()"
+    assert f(_logits(0)).shape == (0,), "no rows (0, V) must give (0,)"
+    assert f(_logits(2, 0)).shape == (2, 0), "(2, 0, V) must give (2, 0)"
+
+
+def a_shift_of_logits_cancels(f: LogitFunction) -> None:
+    """A constant added to a row changes nothing."""
+    logits = _logits(6)
+    shift = torch.linspace(-50, 50, 6, dtype=torch.float64)[:, None]
+    assert_close("the value of shifted logits", f(logits + shift), f(logits), EXACT)
+
+
+def banned_tokens_are_legal(f: LogitFunction) -> None:
+    """Logits of −inf on other tokens: finite, gradient finite and 0 there; a single token left has no surprise."""
+    logits = _logits(6)
+    banned = torch.arange(VOCAB) != _tokens(logits)[:, None]
+    banned &= (torch.arange(VOCAB) % 2 == 0) | (torch.arange(6) > 3)[:, None]
+    masked = logits.masked_fill(banned, -torch.inf)
+    assert bool(f(masked).isfinite().all()), f"banned tokens give {f(masked).tolist()}"
+    assert_zero("the value of a row with one token left", f(masked)[4:])
+    gradient = f.gradient(masked, torch.ones(6, dtype=torch.float64))
+    assert bool(gradient.isfinite().all()), "the gradient of a row with banned tokens is not finite"
+    assert_zero("the gradient of a banned token", gradient[banned])
+
+
+def unread_rows_get_no_gradient(f: LogitFunction) -> None:
+    """A row whose number no loss reads gets gradient exactly 0, even if NaN or Inf stands in it."""
+    for poison in (torch.nan, torch.inf, -torch.inf, 1e38):
+        logits = _logits(6, dtype=torch.float32)
+        cotangent = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 1.0])
+        want = f.gradient(logits, cotangent)
+        logits[cotangent == 0] = poison
+        got = f.gradient(logits, cotangent)
+        assert_zero(f"the gradient of a row of {poison} that nobody reads", got[cotangent == 0])
+        assert_close(f"the gradient of other rows beside one of {poison}", got, want, 0)
+
+
+def float32_whatever_comes_in(f: LogitFunction) -> None:
+    """bf16 and fp16 logits are reduced in float32: 1e-6 from the float64 result of the same numbers."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        logits = _logits(40).to(dtype)
+        got = f(logits)
+        assert got.dtype is torch.float32, f"{dtype} in gives {got.dtype}, needs float32"
+        assert_close(f"the value of {dtype} logits", got.double(), f(logits.double()), FLOAT32)
+    assert f(_logits(2)).dtype is torch.float64, "float64 must stay"
+
+
+def inputs_are_untouched(f: LogitFunction) -> None:
+    """No argument is written to, no result is a view of it, no global generator is used."""
+    logits = _logits(5)
+    before, state = logits.clone(), torch.get_rng_state()
+    value = f(logits)
+    assert torch.equal(logits, before), "logits was written to"
+    assert value.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr(), "the result is a view of logits"
+    assert torch.equal(torch.get_rng_state(), state), "torch's global generator was used"
+
+
+def gradient_is_the_derivative(f: LogitFunction) -> None:
+    """gradcheck in float64."""
+    assert_derivative("the gradient of logits", f, _logits(3, 2))
+
+
+def traces_without_a_break(f: LogitFunction) -> None:
+    """torch.compile(fullgraph=True) accepts it and gives the same numbers."""
+    logits = _logits(3, 5)
+    torch.compiler.reset()
+    traced = LogitFunction(torch.compile(f.fn, backend="eager", fullgraph=True), f.hyperparameters)
+    try:
+        got, slope = traced(logits), traced.gradient(logits, torch.ones(3, 5, dtype=torch.float64))
+    except Exception as error:
+        raise AssertionError(f"does not trace: {str(error).strip().splitlines()[0]}") from error
+    finally:
+        torch.compiler.reset()
+    assert_close("the value after torch.compile", got, f(logits), EXACT)
+    assert_close(
+        "the gradient after torch.compile", slope, f.gradient(logits, torch.ones(3, 5, dtype=torch.float64)), EXACT
+    )
+
+
+def hyperparameters_matter(f: LogitFunction) -> None:
+    """Each alternative value changes the result."""
+    for name, other in f.alternatives.items():
+        assert not torch.equal(f(_logits(5)), f(_logits(5), **{name: other})), f"{name}={other!r} changes nothing"

@@ -1,0 +1,52 @@
+"""Importance-weighted losses: what they are on policy, and what they survive far from it."""
+
+import torch
+
+from rlprims.testing._cases import Batch, make_batch
+from rlprims.testing._compare import assert_close, assert_finite
+from rlprims.testing._primitive import Primitive
+
+SEEDS = (0, 1, 2)
+RATIOS = (0.0, 20.0, 88.0, 89.0, 710.0, 800.0, 1e4)
+
+
+def on_policy_it_is_reinforce(p: Primitive) -> None:
+    """At log_probs = old_log_probs the gradient of the loss with respect to log_probs is −advantages."""
+    for seed in SEEDS:
+        batch = make_batch(seed)
+        for layout in (batch, batch.pack()):
+            on_policy = layout.replace(
+                old_log_probs=layout.data["log_probs"], token_cotangent=torch.ones_like(layout.data["log_probs"])
+            )
+            got = p.run(on_policy, p.required).gradients["log_probs"]
+            want = torch.where(layout.mask, -layout.data["advantages"], 0.0)
+            assert_close("the gradient of log_probs on policy", got, want, 1e-12)
+
+
+def _others(p: Primitive) -> list[str]:
+    return [name for name in p.inputs if name.endswith("_log_probs")]
+
+
+def _apart(p: Primitive, batch: Batch, log_probs: float, others: float) -> Batch:
+    pair = {name: torch.full_like(batch.data[name], others) for name in _others(p)}
+    return batch.replace(log_probs=torch.full_like(batch.data["log_probs"], log_probs), **pair)
+
+
+def far_log_ratios_are_finite(p: Primitive) -> None:
+    """Log-ratios up to ±1e4 give finite values and gradients, in float32 and float64, for both signs of A."""
+    for dtype in (torch.float32, torch.float64):
+        batch = make_batch(0, dtype)
+        for size in RATIOS:
+            for one, other in ((-0.1, -0.1 - size), (-0.1 - size, -0.1)):
+                for names in p.variants:
+                    got = p.run(_apart(p, batch, one, other), names)
+                    assert_finite(got, f" at log_probs={one}, {', '.join(_others(p))}={other} in {dtype}")
+
+
+def impossible_tokens_are_finite(p: Primitive) -> None:
+    """A log-prob of −inf under one of the two policies gives finite values and gradients."""
+    batch = make_batch(0, torch.float32)
+    for one, other in ((-torch.inf, -1.0), (-1.0, -torch.inf)):
+        for names in p.variants:
+            got = p.run(_apart(p, batch, one, other), names)
+            assert_finite(got, f" at log_probs={one}, {', '.join(_others(p))}={other}")

@@ -1,0 +1,90 @@
+"""Precision, gradients, and a graph without breaks."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlprims.testing._cases import Batch, make_batch
+from rlprims.testing._compare import assert_close, assert_derivative, assert_same
+from rlprims.testing._primitive import Primitive
+
+FLOAT32 = 2e-5
+EXACT = 1e-12
+SEEDS = (0, 1, 2)
+
+
+def float32_whatever_comes_in(p: Primitive) -> None:
+    """bf16, fp16 and float32 are computed in float32: close to the float64 result of the same numbers, never bf16."""
+    for seed in SEEDS:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            batch = make_batch(seed).to(dtype)
+            for names in p.variants:
+                got, want = p.run(batch, names), p.run(batch.to(torch.float64), names)
+                for name, gradient in got.gradients.items() if dtype is torch.float32 else ():
+                    assert_close(f"the gradient of {name} in float32", gradient.double(), want.gradients[name], FLOAT32)
+                if got.value.is_floating_point():
+                    assert got.value.dtype is torch.float32, f"{dtype} in gives {got.value.dtype}, needs float32"
+                assert_close(f"the value of {dtype} inputs", got.value, want.value.to(got.value.dtype), FLOAT32)
+
+
+def float64_stays(p: Primitive) -> None:
+    """float64 in, float64 out."""
+    batch = make_batch(0)
+    if not any(batch.data[name].is_floating_point() for name in p.required):
+        return
+    value = p.run(batch, p.required).value
+    assert value.dtype in (torch.float64, torch.bool), f"float64 in gives {value.dtype}"
+
+
+def gradient_is_the_derivative(p: Primitive) -> None:
+    """gradcheck in float64, padded and packed, for each input that the result is minimized through."""
+    for batch in (make_batch(0), make_batch(1).pack()):
+        for name in p.differentiable:
+            if name in p.inputs:
+                call = partial(_with, p, batch, name)
+                assert_derivative(f"the gradient of {name}", call, batch.data[name])
+
+
+def _with(p: Primitive, batch: Batch, name: str, x: Tensor) -> Tensor:
+    value: Tensor = p.call(batch.replace(**{name: x}), p.required)
+    return value
+
+
+def constants_get_no_gradient(p: Primitive) -> None:
+    """Old and reference log-probs, advantages, returns and rewards are constants, attached to a graph or not."""
+    batch, names = make_batch(0), p.variants[-1]
+    constant = [
+        name
+        for name in names
+        if batch.data[name].is_floating_point()
+        and name not in p.differentiable
+        and (p.differentiable or name.endswith("log_probs"))
+    ]
+    leaves = {name: batch.data[name].clone().requires_grad_() for name in (*constant, *p.differentiable)}
+    value = p.call(batch.replace(**leaves), names)
+    if not constant or not value.requires_grad:
+        return
+    found = torch.autograd.grad(value.sum(), [leaves[name] for name in constant], allow_unused=True)
+    for name, gradient in zip(constant, found, strict=True):
+        reached = gradient is not None and bool((gradient != 0).any())
+        assert not reached, f"a gradient reaches {name}, up to {0 if gradient is None else gradient.abs().max():.3g}"
+
+
+def traces_without_a_break(p: Primitive) -> None:
+    """torch.compile(fullgraph=True) accepts it, padded and packed, and gives the same numbers."""
+    names = p.variants[-1]
+    for batch in (make_batch(0), *([make_batch(0).pack()] if "response_mask" in p.data else [])):
+        torch.compiler.reset()
+        traced = replace(p, fn=torch.compile(p.fn, backend="eager", fullgraph=True))
+        want = p.run(batch, names)
+        try:
+            got = traced.run(batch, names)
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(f"does not trace: {str(error).strip().splitlines()[0]}") from error
+        finally:
+            torch.compiler.reset()
+        assert_same(got, want, EXACT, " after torch.compile")

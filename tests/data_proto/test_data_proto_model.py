@@ -1,0 +1,187 @@
+"""Any sequence of methods does to a batch what the same sequence does to a list of dicts.
+
+Every batch that was made is kept and compared again at the end: no method may have changed its receiver, nor a batch
+that shares something with it.
+"""
+
+import copy
+import pickle
+
+import numpy as np
+import torch
+from data_proto_batches import make, rows_of
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
+
+from rlprims.data_proto import DataProto
+
+MOST_ROWS = 24
+small = st.integers(0, 3)
+ends = st.none() | st.integers(-8, 8)
+
+
+def plain_rows(count):
+    """What `make` makes, said without it."""
+    return [
+        {
+            "ids": [2 * row, 2 * row + 1],
+            "logp": row / 7,
+            "tokens": [float(row)] * (row % 3),
+            "uid": f"u{row}",
+            "score": row / 3,
+            "image": [[row] * (row % 2 + 1)] * 2,
+        }
+        for row in range(count)
+    ]
+
+
+class Batches(RuleBasedStateMachine):
+    batches = Bundle("batches")
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def keep(self, data, rows):
+        assert rows_of(data) == rows
+        assert len(data) == len(rows)
+        assert data.meta_info == {"step": 3, "notes": {"tags": ["a"]}}
+        self.kept.append((data, copy.deepcopy(rows)))
+        return data, rows
+
+    def teardown(self):
+        for data, rows in self.kept:
+            assert rows_of(data) == rows
+            data.check_consistency()
+
+    @initialize(target=batches, count=st.integers(0, 7))
+    def start(self, count):
+        return self.keep(make(count), plain_rows(count))
+
+    @rule(target=batches, pair=batches, bounds=st.tuples(ends, ends, st.sampled_from([None, 1, 2, -1, -3])))
+    def slice(self, pair, bounds):
+        data, rows = pair
+        return self.keep(data[slice(*bounds)], rows[slice(*bounds)])
+
+    @rule(target=batches, pair=batches, data=st.data(), kind=st.sampled_from([list, np.array, torch.tensor]))
+    def gather(self, pair, data, kind):
+        batch, rows = pair
+        numbers = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1), max_size=8)) if rows else []
+        return self.keep(batch[kind(numbers)], [rows[number] for number in numbers])
+
+    @rule(target=batches, pair=batches, data=st.data(), kind=st.sampled_from([list, np.array, torch.tensor]))
+    def mask(self, pair, data, kind):
+        batch, rows = pair
+        mask = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+        mask_of_kind = kind(mask) if mask else torch.zeros(0, dtype=torch.bool)
+        return self.keep(batch.filter(mask_of_kind), [row for row, keep in zip(rows, mask, strict=True) if keep])
+
+    @rule(target=batches, pair=batches, data=st.data())
+    def reorder(self, pair, data):
+        batch, rows = pair
+        order = data.draw(st.permutations(range(len(rows))))
+        return self.keep(batch.reorder(order), [rows[number] for number in order])
+
+    @rule(pair=batches, seed=small)
+    def shuffle(self, pair, seed):
+        batch, rows = pair
+        shuffled = rows_of(batch.shuffle(torch.Generator().manual_seed(seed)))
+        assert sorted(row["uid"] for row in shuffled) == sorted(row["uid"] for row in rows)
+        assert all(row in rows for row in shuffled)
+
+    @rule(target=batches, pair=batches, times=small, interleave=st.booleans())
+    def repeat(self, pair, times, interleave):
+        batch, rows = pair
+        times = min(times, MOST_ROWS // max(len(rows), 1))
+        repeated = [row for row in rows for _ in range(times)] if interleave else rows * times
+        return self.keep(batch.repeat(times, interleave), repeated)
+
+    @rule(target=batches, pair=batches, data=st.data())
+    def sample_level_repeat(self, pair, data):
+        batch, rows = pair
+        times = data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
+        repeated = [row for row, count in zip(rows, times, strict=True) for _ in range(count)][:MOST_ROWS]
+        return self.keep(batch.sample_level_repeat(times)[:MOST_ROWS], repeated)
+
+    @rule(target=batches, pair=batches, divisor=st.integers(1, 5))
+    def pad(self, pair, divisor):
+        batch, rows = pair
+        padded, added = batch.pad_to_divisor(divisor)
+        assert (len(rows) + added) % divisor == 0
+        assert rows_of(padded.unpad(added)) == rows
+        return self.keep(padded, (rows * (divisor + 1))[: len(rows) + added])
+
+    @rule(target=batches, one=batches, two=batches)
+    def concat(self, one, two):
+        different = one[0].non_tensor_batch.keys() != two[0].non_tensor_batch.keys()
+        different |= set(one[0].batch.keys()) != set(two[0].batch.keys())
+        if different or len(one[1]) + len(two[1]) > MOST_ROWS:
+            return one
+        rows = one[1] + two[1]
+        return self.keep(DataProto.concat([one[0], two[0]]), rows)
+
+    @rule(target=batches, pair=batches, size=st.integers(1, 5))
+    def split_and_rejoin(self, pair, size):
+        batch, rows = pair
+        parts = batch.split(size)
+        assert [len(part) for part in parts] == [len(rows[i : i + size]) for i in range(0, len(rows), size)]
+        return self.keep(DataProto.concat(parts) if parts else batch[:], rows)
+
+    @rule(pair=batches, count=st.integers(1, 4))
+    def chunk_and_swap(self, pair, count):
+        batch, rows = pair
+        if len(rows) % count == 0:
+            parts, size = batch.chunk(count), len(rows) // count
+            assert [rows_of(part) for part in parts] == [rows[i * size : (i + 1) * size] for i in range(count)]
+            assert rows_of(DataProto.concat(parts[::-1])) == [row for part in parts[::-1] for row in rows_of(part)]
+
+    @rule(pair=batches, key=st.sampled_from(["uid", "logp", "score"]))
+    def group(self, pair, key):
+        batch, rows = pair
+        if key not in batch:
+            return
+        groups: dict[object, list[object]] = {}
+        for row in rows:
+            groups.setdefault(row[key], []).append(row)
+        got = batch.group_by(key)
+        assert list(got) == list(groups)
+        assert [rows_of(group) for group in got.values()] == list(groups.values())
+
+    @rule(target=batches, pair=batches, kind=st.sampled_from(["tensor", "object"]), value=small)
+    def assign(self, pair, kind, value):
+        batch, rows = pair
+        changed = batch[:]
+        changed["new"] = torch.full((len(rows),), value) if kind == "tensor" else [f"v{value}"] * len(rows)
+        return self.keep(changed, [row | {"new": value if kind == "tensor" else f"v{value}"} for row in rows])
+
+    @rule(target=batches, pair=batches)
+    def pop_and_unite(self, pair):
+        batch, rows = pair
+        left = batch[:]
+        taken = left.pop(["ids", "tokens"], ["image"])
+        assert not {"ids", "tokens", "image"} & set(left.non_tensor_batch) | set(left.batch.keys()) & {"ids", "tokens"}
+        assert [set(row) for row in rows_of(taken)] == [{"ids", "tokens", "image"}] * len(rows)
+        return self.keep(taken.union(left), rows)
+
+    @rule(target=batches, pair=batches)
+    def rename_and_back(self, pair):
+        batch, rows = pair
+        there = batch.rename(["ids", "uid"], ["uid", "ids"])
+        assert [row["uid"] for row in rows_of(there)] == [row["ids"] for row in rows]
+        return self.keep(there.rename(["ids", "uid"], ["uid", "ids"]), rows)
+
+    @rule(target=batches, pair=batches, protocol=st.sampled_from([2, 4, 5]))
+    def pickle(self, pair, protocol):
+        batch, rows = pair
+        return self.keep(pickle.loads(pickle.dumps(batch, protocol=protocol)), rows)  # noqa: S301
+
+    @rule(target=batches, pair=batches, how=st.sampled_from([copy.copy, copy.deepcopy]))
+    def copies(self, pair, how):
+        return self.keep(how(pair[0]), pair[1])
+
+
+Batches.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestBatches = Batches.TestCase
