@@ -1,15 +1,14 @@
 """One thread, so that results and times repeat; hypothesis without a clock or a random seed."""
 
+import logging
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import logging
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
 import torch
 from hypothesis import settings
 
-logging.getLogger("torch.__trace").propagate = False  # pytest would format every step of torch.compile
 torch.set_num_threads(1)
+logging.getLogger("torch.__trace").propagate = False  # pytest would format every step of torch.compile
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")

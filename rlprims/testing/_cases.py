@@ -94,6 +94,9 @@ class Batch:
     def to(self, dtype: torch.dtype) -> "Batch":
         return Batch({name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()})
 
+    def on(self, device: str) -> "Batch":
+        return Batch({name: x.to(device) for name, x in self.data.items()})
+
     def blind(self) -> "Batch":
         """No token is valid."""
         return self.replace(response_mask=torch.zeros_like(self.mask))

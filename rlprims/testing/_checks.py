@@ -30,6 +30,7 @@ _ALWAYS: tuple[Law[Primitive], ...] = (
     _laws_purity.inputs_are_untouched,
     _laws_purity.strides_do_not_matter,
     _laws_purity.no_global_randomness,
+    _laws_purity.no_value_is_read_by_the_host,
     _laws_numeric.float32_whatever_comes_in,
     _laws_numeric.float64_stays,
     _laws_numeric.traces_without_a_break,

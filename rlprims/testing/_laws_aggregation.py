@@ -34,13 +34,17 @@ def parts_sum_to_the_whole(p: Primitive) -> None:
         assert_close("the value with the totals of the batch itself", told.value, whole.value, EXACT)
         part_of = torch.randint(0, 1 + seed % 5, (len(rows),), generator=generator)
         value, gradients = torch.zeros_like(whole.value), torch.zeros_like(whole.gradients["losses"])
+        packed = torch.zeros_like(whole.value)
         for part in range(1 + seed % 5):
             chosen = rows[part_of == part]
             micro = batch.rows(chosen)
-            got = p.run(micro, p.required, **_step_wide(p, batch, chosen, totals))
+            told_of_the_step = _step_wide(p, batch, chosen, totals)
+            got = p.run(micro, p.required, **told_of_the_step)
             value += got.value
+            packed += p.run(micro.pack(), p.required, **told_of_the_step).value
             gradients[chosen] = got.gradients["losses"]
         assert_close("the sum over micro-batches", value, whole.value, EXACT)
+        assert_close("the sum over packed micro-batches", packed, whole.value, EXACT)
         assert_close("the gradient of losses from micro-batches", gradients, whole.gradients["losses"], EXACT)
 
 

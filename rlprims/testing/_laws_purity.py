@@ -51,3 +51,14 @@ def no_global_randomness(p: Primitive) -> None:
     second = p.run(batch, names)
     torch.set_rng_state(torch_state)
     assert_same(second, first, 0, " of a second call")
+
+
+def no_value_is_read_by_the_host(p: Primitive) -> None:
+    """Shapes are enough to launch it: no .item(), no branch on a value, nothing made on another device."""
+    names = p.variants[-1]
+    for batch in (make_batch(0), *([make_batch(0).pack()] if "response_mask" in p.data else [])):
+        try:
+            value = p.call(batch.on("meta"), names)
+        except Exception as error:
+            raise AssertionError(f"without values it raised {type(error).__name__}: {error}") from error
+        assert value.device.type == "meta", f"inputs on meta give a result on {value.device}"

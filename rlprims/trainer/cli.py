@@ -1,6 +1,7 @@
 """The command line: ``rlprims train | resume | eval | plot | rollouts | algorithms``."""
 
 import argparse
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,8 +159,9 @@ def _preset(name: str) -> Algorithm:
 
 
 def _described(name: str, algorithm: Algorithm) -> str:
-    doc = [line.strip() for line in (PRESETS[name].__doc__ or "").strip().splitlines()]
+    paragraphs = inspect.cleandoc(PRESETS[name].__doc__ or "").split("\n\n")
+    doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     stages = [f"  {stage:<18}{part}" for stage, part in algorithm.uses()]
     numbers = [f"  {field:<18}{getattr(algorithm, field)}" for field in ("group_size", "epochs", "mini_batches")]
     needs = ", ".join(sorted(algorithm.needs))
-    return "\n".join([*doc, "", "stages", *stages, *numbers, "", f"needs: {needs}", ""])
+    return "\n".join([doc, "", "stages", *stages, *numbers, "", f"needs: {needs}", ""])

@@ -95,23 +95,20 @@ def summary_table(runs: Sequence[Path]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "algorithm", "seed"):
         table.add_column(name)
-    for name in ("steps", "sampled %", "greedy %", "gain", "length", "truncated %", "tokens", "seconds"):
-        table.add_column(name, justify="right")
+    for name in ("sampled %", "greedy %", "gain", "length", "tokens", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for run in map(Path, runs):
         rows = read_metrics(run)
         sampled, greedy = (_values(rows, "eval", key) for key in ("sampled/acc", "greedy/acc"))
         accuracy = sampled or greedy
         length = _values(rows, "eval", "sampled/length") or _values(rows, "train", "length")
-        truncated = _values(rows, "eval", "sampled/truncated") or _values(rows, "train", "truncated")
         tokens = [_values(rows, kind, "generated_tokens_total") for kind in ("train", "eval")]
         cells = (
-            f"{max(_values(rows, 'train', 'step'), default=0):.0f}",
             _change(sampled, percent=True),
-            _change(greedy, percent=True),
+            _change(greedy[-1:], percent=True),
             f"{100 * (accuracy[-1] - accuracy[0]):+.1f}" if len(accuracy) > 1 else "–",
             _change(length),
-            _change(truncated[-1:], percent=True),
-            f"{max(map(max, filter(None, tokens))):,.0f}" if any(tokens) else "–",
+            f"{max(map(max, filter(None, tokens))) / 1000:,.0f}k" if any(tokens) else "–",
             _seconds(run, rows),
         )
         table.add_row(*map(Text, (run.resolve().name, *_identity(run), *cells)))

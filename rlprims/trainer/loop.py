@@ -76,7 +76,7 @@ class Trainer:
             self._sample(clock, dropped)
         metrics = self._sampling_metrics(self.generated_tokens - before)
         if self.sampled_scores:
-            metrics["sampled_score"] = float(np.mean(self.sampled_scores))
+            metrics["score"] = float(np.mean(self.sampled_scores))
         batch = DataProto.concat(self.sampling.take())
         batch = self._measure(batch, clock)
         batch = self._estimate(batch)
@@ -174,6 +174,7 @@ class Trainer:
     def _describe(self, batch: DataProto) -> dict[str, float]:
         mask = batch["response_mask"]
         metrics = diagnostics.responses(batch["scores"], mask)
+        metrics["trained_score"] = metrics.pop("score")
         metrics["truncated"] = diagnostics.share(batch["truncated"])
         metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
         if "old_log_probs" in batch:

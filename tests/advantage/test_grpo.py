@@ -1,0 +1,116 @@
+"""Group-relative advantages."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlprims.advantage import grpo
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def scored(*scores: float, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per response."""
+    return torch.tensor(scores, dtype=dtype)[:, None], torch.ones(len(scores), 1, dtype=torch.bool)
+
+
+def group(*sizes: int) -> torch.Tensor:
+    return torch.tensor([i for i, size in enumerate(sizes) for _ in range(size)])
+
+
+def test_one_right_of_four() -> None:
+    rewards, mask = scored(1, 0, 0, 0)
+    got = grpo(rewards, group(4), mask, eps=0.0)[:, 0]
+    torch.testing.assert_close(got, torch.tensor([1.5, -0.5, -0.5, -0.5], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_the_population_deviation() -> None:
+    rewards, mask = scored(1, 0, 0, 0)
+    got = grpo(rewards, group(4), mask, ddof=0, eps=0.0)[0, 0]
+    assert got == pytest.approx(0.75 / math.sqrt(3 / 16))
+
+
+def test_eps_is_added_to_the_deviation() -> None:
+    rewards, mask = scored(1, 0, 0, 0)
+    assert grpo(rewards, group(4), mask, eps=0.5)[0, 0] == pytest.approx(0.75)
+
+
+def test_dr_grpo_only_centres() -> None:
+    rewards, mask = scored(1, 0, 0, 0, 5, 3)
+    got = grpo(rewards, group(4, 2), mask, normalize_std=False)[:, 0]
+    assert got.tolist() == [0.75, -0.25, -0.25, -0.25, 1, -1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize(("score", "size"), [(0.1, 9), (1000.1, 3), (1000.1, 7), (0.1, 2), (-1e6, 8)])
+def test_equal_rewards_teach_nothing(score: float, size: int, normalize_std: bool, dtype: torch.dtype) -> None:
+    rewards, mask = scored(*[score] * size, dtype=dtype)
+    assert (grpo(rewards, group(size), mask, normalize_std=normalize_std, eps=1e-9) == 0).all()
+
+
+def test_a_sum_of_equal_parts_in_another_order_teaches_nothing() -> None:
+    rewards = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
+    assert rewards[0].cumsum(0)[-1] != rewards[1].cumsum(0)[-1]
+    assert (grpo(rewards, group(2), torch.ones(2, 3, dtype=torch.bool)) == 0).all()
+
+
+def test_a_constant_group_beside_a_varied_one() -> None:
+    rewards, mask = scored(0.1, 0.1, 0.1, 1.0, 0.0)
+    got = grpo(rewards, group(3, 2), mask)[:, 0]
+    assert (got[:3] == 0).all()
+    assert got[3] == -got[4] != 0
+
+
+def test_a_large_offset_does_not_eat_the_deviation() -> None:
+    low, mask = scored(1, 2, 4, dtype=torch.float32)
+    got, want = grpo(low + 1e5, group(3), mask), grpo(low, group(3), mask)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
+
+
+class TestGroupOfOne:
+    rewards, mask = scored(3.0, 1.0, 0.0)
+    ids = torch.tensor([1, 0, 0])
+
+    def test_is_zero_by_default(self) -> None:
+        assert grpo(self.rewards, self.ids, self.mask)[0, 0] == 0
+
+    def test_may_keep_its_reward(self) -> None:
+        got = grpo(self.rewards, self.ids, self.mask, singleton="raw")
+        assert got[0, 0] == 3
+        assert got[1, 0] == -got[2, 0] > 0
+
+    def test_may_be_an_error(self) -> None:
+        with pytest.raises(ValueError, match="one valid row"):
+            grpo(self.rewards, self.ids, self.mask, singleton="error")
+        grpo(self.rewards[1:], self.ids[1:], self.mask[1:], singleton="error")
+
+
+def test_rows_may_be_left_out_of_the_statistics() -> None:
+    rewards, mask = scored(1, 0, 100)
+    valid = torch.tensor([True, True, False])
+    got = grpo(rewards, group(3), mask, valid_rows=valid, normalize_std=False)[:, 0]
+    assert got.tolist() == [0.5, -0.5, 99.5]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16))
+def test_no_standard_score_exceeds_its_bound(scores: list[float]) -> None:
+    n = len(scores)
+    rewards, mask = scored(*scores)
+    got = grpo(rewards, group(n), mask)
+    assert got.abs().max() <= (n - 1) / math.sqrt(n) * (1 + 1e-9)
+    assert got.sum().abs() <= 1e-9 * n
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.3, 1.0, 1000.1]), min_size=2, max_size=12), st.sampled_from(DTYPES))
+def test_the_sign_is_that_of_the_distance_to_the_mean(scores: list[float], dtype: torch.dtype) -> None:
+    rewards, mask = scored(*scores, dtype=dtype)
+    got = grpo(rewards, group(len(scores)), mask)[:, 0]
+    exact = [float(s) for s in rewards[:, 0]]
+    mean = math.fsum(exact) / len(exact)
+    for advantage, score in zip(got.tolist(), exact, strict=True):
+        if abs(score - mean) > 1e-3:
+            assert advantage * (score - mean) > 0

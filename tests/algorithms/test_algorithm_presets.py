@@ -1,0 +1,110 @@
+"""The presets: what their papers publish, and what they make the trainer compute."""
+
+import pytest
+import torch
+
+from rlprims import advantage, algorithms, controllers, losses
+from rlprims.algorithms import PRESETS, LossTerm, use
+
+MEASURED = {"values", "old_log_probs", "ref_log_probs", "baseline_scores", "entropies"}
+"""Data that costs a forward pass, a model, or a generation."""
+ENTROPY_BONUS = LossTerm(coefficient=0.01, loss=use(losses.entropy))
+
+
+def best_of_both(rewards, values, baseline_scores, response_mask, rollout_log_probs=None, *, share: float = 0.5):
+    """A stranger's estimator that wants two baselines at once."""
+    return torch.where(response_mask, rewards - share * values - (1 - share) * baseline_scores[:, None], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "measured"),
+    [
+        (algorithms.reinforce(), set()),
+        (algorithms.rloo(), set()),
+        (algorithms.remax(), {"baseline_scores"}),
+        (algorithms.ppo(), {"values", "old_log_probs"}),
+        (algorithms.grpo(), {"old_log_probs", "ref_log_probs"}),
+        (algorithms.grpo(kl_coef=0), {"old_log_probs"}),
+        (algorithms.dr_grpo(), {"old_log_probs"}),
+        (algorithms.dapo(), {"old_log_probs"}),
+        (algorithms.rloo().replace(kl_in_reward={}), {"old_log_probs", "ref_log_probs"}),
+        (algorithms.ppo().replace(kl_in_reward={}), {"values", "old_log_probs", "ref_log_probs"}),
+        (algorithms.dapo().replace(loss_terms=[ENTROPY_BONUS]), {"old_log_probs", "entropies"}),
+        (algorithms.reinforce().replace(advantage=best_of_both), {"values", "baseline_scores"}),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
+)
+def test_only_what_a_signature_asks_for_is_measured(algorithm, measured):
+    assert algorithm.needs & MEASURED == measured
+
+
+def test_the_union_holds_every_name_without_a_default():
+    needs = algorithms.dapo().needs
+    assert {"rewards", "group_ids", "response_mask", "scores", "log_probs", "advantages", "losses"} <= needs
+    assert not needs & {"cu_seqlens", "totals", "valid_rows", "bootstrap_values"}
+
+
+def test_dapo_as_published():
+    """arXiv:2503.14476: clip 0.2 and 0.28, 16 samples, 16384 + 4096 tokens of which 4096 are the soft margin, no KL."""
+    dapo = algorithms.dapo()
+    (overlong,) = dapo.score_shaping
+    assert dapo.policy_loss.hyperparameters["clip_low"] == 0.2
+    assert dapo.policy_loss.hyperparameters["clip_high"] == 0.28
+    assert overlong.hyperparameters == {"max_length": 20480, "buffer_length": 4096, "penalty_factor": 1.0}
+    assert dapo.group_size == 16
+    assert dapo.filter.metric == "acc"
+    assert dapo.aggregation.fn is losses.token_mean
+    assert (dapo.loss_terms, dapo.kl_in_reward) == ((), None)
+
+
+def test_grpo_as_published():
+    """arXiv:2402.03300, section 4: 64 samples, KL coefficient 0.04 with the estimator of eq. 4, mean per response."""
+    grpo = algorithms.grpo()
+    (term,) = grpo.loss_terms
+    assert grpo.group_size == 64
+    assert (term.coefficient, term.loss.fn, term.loss.hyperparameters["value"]) == (0.04, losses.kl, "k3")
+    assert grpo.aggregation.fn is losses.seq_mean_token_mean
+    assert grpo.advantage.hyperparameters["normalize_std"]
+
+
+def test_dr_grpo_removes_both_divisions():
+    """arXiv:2503.20783: neither by the std nor by the response's own length."""
+    dr_grpo = algorithms.dr_grpo(max_length=500)
+    assert not dr_grpo.advantage.hyperparameters["normalize_std"]
+    assert dr_grpo.aggregation == use(losses.seq_mean_token_sum_norm, length=500)
+
+
+def test_ppo_as_published():
+    """arXiv:1707.06347, table 3: epsilon 0.2, lambda 0.95. Whitened; the critic's clip is the policy's."""
+    ppo = algorithms.ppo()
+    assert ppo.advantage == use(advantage.gae, gamma=1.0, lam=0.95)
+    assert ppo.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2)
+    assert ppo.normalization.fn is advantage.whiten
+    assert algorithms.ppo(lam=1.0).advantage.hyperparameters["lam"] == 1.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_named_as_its_function_and_has_no_lint_error(name):
+    preset = PRESETS[name]()
+    assert preset.name == name
+    assert [f for f in algorithms.check(preset) if f.severity == "error"] == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_a_group_exactly_if_it_compares_within_one(name):
+    preset = PRESETS[name]()
+    assert (preset.group_size > 1) == ("group_ids" in preset.advantage.needs)
+
+
+def test_updates_per_batch_counts_optimizer_steps():
+    assert algorithms.ppo().updates_per_batch == 1
+    assert algorithms.ppo().replace(epochs=4, mini_batches=3).updates_per_batch == 12
+
+
+def test_a_controller_is_a_stage_too():
+    kl = {"controller": {"fn": "rlprims.controllers.AdaptiveKL", "target": 2}}
+    ppo = algorithms.ppo().replace(kl_in_reward=kl)
+    controller = ppo.kl_in_reward.controller({})
+    assert isinstance(controller, controllers.AdaptiveKL)
+    assert controller.target == 2.0
+    assert dict(ppo.uses())["kl_in_reward"].fn is controllers.AdaptiveKL

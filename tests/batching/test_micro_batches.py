@@ -1,0 +1,46 @@
+"""Rows into micro-batches: each once, none too large, like with like."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlprims.batching import micro_batches
+
+LENGTHS = st.lists(st.integers(0, 50), max_size=40)
+
+
+@given(LENGTHS, st.integers(50, 300))
+def test_every_row_once_and_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = micro_batches(lengths, max_tokens=budget)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert batch == sorted(batch) != []
+        assert len(batch) * max(lengths[row] for row in batch) <= budget
+
+
+@given(LENGTHS, st.integers(50, 300))
+def test_rows_of_a_micro_batch_are_neighbours_in_length(lengths: list[int], budget: int) -> None:
+    batches = micro_batches(lengths, max_tokens=budget)
+    for longer, shorter in pairwise(batches):
+        assert min(lengths[row] for row in longer) >= max(lengths[row] for row in shorter)
+
+
+@given(LENGTHS, st.integers(50, 300))
+def test_only_the_last_has_room_for_another_row(lengths: list[int], budget: int) -> None:
+    for batch in micro_batches(lengths, max_tokens=budget)[:-1]:
+        assert (len(batch) + 1) * max(*(lengths[row] for row in batch), 1) > budget
+
+
+def test_it_does_not_depend_on_the_order_of_equal_rows() -> None:
+    assert micro_batches([4, 4, 4, 4], max_tokens=8) == [[0, 1], [2, 3]]
+
+
+def test_no_rows() -> None:
+    assert micro_batches([], max_tokens=8) == []
+
+
+def test_a_row_beyond_the_budget_is_named() -> None:
+    with pytest.raises(ValueError, match="row 1 has 9 tokens, more than max_tokens=8"):
+        micro_batches([3, 9, 2], max_tokens=8)

@@ -1,0 +1,43 @@
+"""A tiny model on disk, and each implementation of the contract."""
+
+from functools import partial
+
+import pytest
+import tiny
+import torch
+from execution_contract import BACKENDS, LIMIT, SAMPLING, WIDTH, prompts
+from transformers import AutoModelForCausalLM
+
+from rlprims import algorithms
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    return tiny.save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def plain(model_path):
+    """The same weights, without the library."""
+    return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session", params=BACKENDS.values(), ids=BACKENDS)
+def build(request, model_path):
+    torch.set_num_threads(1)
+    return partial(request.param, model_path)
+
+
+@pytest.fixture(scope="module")
+def execution(build):
+    """A policy that nobody trains."""
+    return build(algorithms.reinforce())
+
+
+@pytest.fixture(scope="module")
+def sampled(execution):
+    batch = execution.generate(prompts(), SAMPLING, seed=0, prompt_width=WIDTH)
+    lengths = batch["response_mask"].sum(-1)
+    assert lengths.min() < LIMIT // 2, "the fixture needs a response that ends early"
+    assert batch["truncated"].any(), "and one that does not end"
+    return batch

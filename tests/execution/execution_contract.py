@@ -1,0 +1,116 @@
+"""What the contract's tests build and ask. Another implementation is one more line in ``BACKENDS``."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rlprims.algorithms import Algorithm
+from rlprims.data_proto import DataProto
+from rlprims.execution import Execution, ModelConfig, OptimizerConfig, Sampling
+
+QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7", "a+b=?", "<answer>5</answer>", "0-0=", "90 + 1 = 91?")
+WIDTH = 16
+LIMIT = 24
+SAMPLING = Sampling(max_new_tokens=LIMIT)
+# A large eps: where a gradient is all rounding, Adam's first step would otherwise be its sign.
+OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4)
+
+
+def local(
+    path: Path,
+    algorithm: Algorithm,
+    *,
+    temperature: float = 1.0,
+    updates: int = 10,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    critic_optimizer: OptimizerConfig | None = None,
+    **model: Any,
+) -> Execution:
+    from rlprims.execution.local import LocalExecution
+
+    return LocalExecution(
+        ModelConfig(path=str(path), device="cpu", **model),
+        optimizer,
+        algorithm=algorithm,
+        tokenizer=tiny.tokenizer(),
+        temperature=temperature,
+        updates=updates,
+        critic_optimizer=critic_optimizer,
+    )
+
+
+BACKENDS: dict[str, Callable[..., Execution]] = {"local": local}
+
+
+def prompts(texts: Sequence[str] = QUESTIONS, sample_ids: Sequence[int] | None = None) -> DataProto:
+    """What a trainer asks ``generate`` with; ids are the row numbers if none are given."""
+    column = np.empty(len(texts), dtype=object)
+    column[:] = [tiny.tokenizer().encode(text) for text in texts]
+    ids = torch.tensor(range(len(texts)) if sample_ids is None else sample_ids, dtype=torch.int64)
+    return DataProto.from_dict(tensors={"sample_id": ids}, non_tensors={"prompt_ids": column})
+
+
+def responses(batch: DataProto) -> list[list[int]]:
+    return [row[keep].tolist() for row, keep in zip(batch["responses"], batch["response_mask"], strict=True)]
+
+
+def plain_logits(model: nn.Module, batch: DataProto, row: int) -> Tensor:
+    """(length, V): what the model says of one response, computed alone, without padding, cache or library."""
+    prompt, response = batch["prompt_ids"][row], responses(batch)[row]
+    logits: Tensor = model(torch.tensor([[*prompt, *response]])).logits[0]
+    return logits[len(prompt) - 1 : -1]
+
+
+def widened(batch: DataProto, left: int, right: int, token: int) -> DataProto:
+    """The batch with more padding on both sides, of any token."""
+    pads = {"prompts": (left, 0), "attention_mask": (left, right)}
+    tensors = {}
+    for name, tensor in batch.batch.items():
+        width = pads.get(name, (0, right))
+        value = token if name in ("prompts", "responses") else 0
+        tensors[name] = nn.functional.pad(tensor, width, value=value) if tensor.dim() == 2 else tensor
+    outside = ~tensors["attention_mask"].bool()
+    tensors["prompts"] = tensors["prompts"].masked_fill(outside[:, : -LIMIT - right], token)
+    tensors["responses"] = tensors["responses"].masked_fill(outside[:, -LIMIT - right :], token)
+    return DataProto.from_dict(tensors=tensors, non_tensors=batch.non_tensor_batch)
+
+
+def training_batch(execution: Execution, *, seed: int = 0) -> DataProto:
+    """Sampled responses in four groups of two, with made-up advantages and policies some way off."""
+    batch = execution.generate(prompts(), SAMPLING, seed=seed, prompt_width=WIDTH)
+    mask, random = batch["response_mask"], torch.Generator().manual_seed(seed)
+
+    def noise(scale: float) -> Tensor:
+        return torch.where(mask, torch.randn(mask.shape, generator=random) * scale, 0.0)
+
+    columns = {
+        "group_ids": torch.arange(len(batch)) // 2,
+        "advantages": noise(1.0),
+        "old_log_probs": batch["rollout_log_probs"] + noise(0.2),
+        "ref_log_probs": batch["rollout_log_probs"] + noise(0.3),
+        "values": noise(0.5),
+        "returns": noise(1.0),
+    }
+    return batch.union(DataProto.from_dict(tensors=columns))
+
+
+def with_columns(batch: DataProto, **columns: Tensor) -> DataProto:
+    tensors = {**dict(batch.batch.items()), **columns}
+    return DataProto.from_dict(tensors=tensors, non_tensors=batch.non_tensor_batch)
+
+
+def weights(execution: Execution, directory: Path, model: str = "policy") -> dict[str, Tensor]:
+    """What a save would keep of a model."""
+    directory.mkdir(parents=True)
+    execution.save(directory)
+    return load_file(directory / model / "model.safetensors")
+
+
+def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

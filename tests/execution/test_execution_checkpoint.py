@@ -1,0 +1,99 @@
+"""The contract of ``save`` and ``load``: the next update is the one that would have been."""
+
+import pytest
+import tiny
+import torch
+from execution_contract import identical, plain_logits, prompts, training_batch, weights
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlprims import algorithms
+from rlprims.execution import OptimizerConfig
+
+PPO = algorithms.ppo()
+OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
+
+
+@pytest.fixture(scope="module")
+def batch(execution):
+    return training_batch(execution)
+
+
+def updates(execution, batch, count):
+    return [(execution.update_critic(batch, PPO), execution.update(batch, PPO)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def interrupted(request, build, batch, tmp_path_factory):
+    """A run saved after two updates, and what it did next."""
+    path = tiny.save_model(tmp_path_factory.mktemp("model"), seed=3, tie_word_embeddings=request.param)
+
+    def make():
+        return build.func(path, PPO, optimizer=OPTIMIZER, updates=6)
+
+    execution, directory = make(), tmp_path_factory.mktemp("checkpoint")
+    updates(execution, batch, 2)
+    execution.save(directory)
+    return make, execution, directory, updates(execution, batch, 2)
+
+
+def test_the_next_updates_are_bitwise_the_same(interrupted, batch, tmp_path):
+    make, execution, directory, reports = interrupted
+    resumed = make()
+    resumed.load(directory)
+    again = updates(resumed, batch, 2)
+    assert [(a.loss, a.grad_norm, a.lr) for pair in again for a in pair] == [
+        (r.loss, r.grad_norm, r.lr) for pair in reports for r in pair
+    ]
+    for model in ("policy", "critic"):
+        assert identical(weights(resumed, tmp_path / f"a{model}", model), weights(execution, tmp_path / model, model))
+
+
+def test_a_load_undoes_what_came_before_it(interrupted, batch, tmp_path):
+    make, _, directory, _ = interrupted
+    fresh, used = make(), make()
+    updates(used, batch, 3)
+    for execution in (fresh, used):
+        execution.load(directory)
+        updates(execution, batch, 1)
+    assert identical(weights(used, tmp_path / "used"), weights(fresh, tmp_path / "fresh"))
+
+
+def test_the_sampler_has_the_loaded_weights(interrupted, batch):
+    make, _, directory, _ = interrupted
+    resumed = make()
+    resumed.load(directory)
+    resumed.sync_weights()
+    sampled = training_batch(resumed)
+    torch.testing.assert_close(sampled["rollout_log_probs"], resumed.log_probs(sampled), rtol=1e-5, atol=1e-5)
+
+
+def test_the_policy_is_a_hugging_face_model(interrupted, batch):
+    make, _, directory, _ = interrupted
+    resumed = make()
+    resumed.load(directory)
+    ours = resumed.log_probs(batch)
+    model = AutoModelForCausalLM.from_pretrained(directory / "policy", dtype=torch.float32).eval()
+    with torch.no_grad():
+        log_probs = plain_logits(model, batch, 0).log_softmax(-1)
+    tokens = batch["responses"][0, : len(log_probs)]
+    torch.testing.assert_close(ours[0, : len(tokens)], log_probs.gather(1, tokens[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(directory / "policy")
+    assert tokenizer("12+3=").input_ids == list(prompts(["12+3="])["prompt_ids"][0])
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (tiny.PAD_ID, tiny.EOS_ID)
+
+
+def test_before_the_first_update_too(build, batch, tmp_path):
+    first, second = build(PPO), build(PPO)
+    weights(first, tmp_path / "start")
+    updates(second, batch, 1)
+    second.load(tmp_path / "start")
+    for execution in (first, second):
+        updates(execution, batch, 1)
+    assert identical(weights(first, tmp_path / "1"), weights(second, tmp_path / "2"))
+
+
+def test_another_models_checkpoint_is_refused(build, execution, tmp_path):
+    other = tiny.save_model(tmp_path / "other", num_hidden_layers=1)
+    weights(build.func(other, algorithms.reinforce()), tmp_path / "save")
+    with pytest.raises(ValueError, match="does not fit the model: lacks"):
+        build(algorithms.reinforce()).load(tmp_path / "save")

@@ -1,0 +1,11 @@
+"""A group with an unknown score is unknown."""
+
+import torch
+
+from rlprims.filters import finite
+
+
+def test_nan_and_infinity_drop_their_group_only() -> None:
+    scores = torch.tensor([1.0, torch.nan, 2.0, torch.inf, 3.0, 3.0])
+    got = finite(scores, torch.tensor([0, 0, 1, 2, 1, 3]))
+    assert got.tolist() == [False, False, True, False, True, True]

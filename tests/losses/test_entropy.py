@@ -1,0 +1,11 @@
+"""The entropy bonus has the sign that makes minimizing explore."""
+
+import torch
+
+from rlprims.losses import entropy
+
+
+def test_minimizing_raises_the_entropy() -> None:
+    entropies = torch.tensor([[0.7, 0.1]], requires_grad=True)
+    entropy(entropies, torch.tensor([[True, False]])).sum().backward()
+    assert entropies.grad.tolist() == [[-1.0, 0.0]]

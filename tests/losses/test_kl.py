@@ -1,0 +1,77 @@
+"""KL estimators: values, gradients, and one's value with another's gradient."""
+
+import math
+
+import pytest
+import torch
+
+from rlprims.losses import kl
+
+
+def value_and_gradient(difference: float, dtype: torch.dtype = torch.float64, **kind: str) -> tuple[float, float]:
+    """At log_probs − ref_log_probs = ``difference``."""
+    log_probs = torch.tensor([[difference]], dtype=dtype, requires_grad=True)
+    got = kl(log_probs, torch.zeros(1, 1, dtype=dtype), torch.tensor([[True]]), **kind)
+    got.sum().backward()
+    return got.item(), log_probs.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "difference", "value", "gradient"),
+    [
+        ("k1", 0.5, 0.5, 1.0),
+        ("k1", -2.0, -2.0, 1.0),
+        ("k2", 0.5, 0.125, 0.5),
+        ("k2", -2.0, 2.0, -2.0),
+        ("abs", 0.5, 0.5, 1.0),
+        ("abs", -2.0, 2.0, -1.0),
+        ("k3", -1.0, math.e - 2, 1 - math.e),  # 0.71828, -1.71828
+        ("k3", 1.0, 1 / math.e, 1 - 1 / math.e),  # 0.36788, 0.63212
+        ("k3", -2.5, math.exp(2.5) - 3.5, 1 - math.exp(2.5)),  # 8.6825, -11.182
+        ("k3", 0.0, 0.0, 0.0),
+    ],
+)
+def test_values_and_gradients(kind: str, difference: float, value: float, gradient: float) -> None:
+    assert value_and_gradient(difference, value=kind) == pytest.approx((value, gradient), abs=1e-12)
+
+
+def test_small_differences_keep_their_digits_in_float32() -> None:
+    for difference in (1e-2, 1e-3, 1e-4):
+        got, _ = value_and_gradient(difference, torch.float32, value="k3")
+        assert got == pytest.approx(difference**2 / 2 - difference**3 / 6, rel=1e-2 if difference == 1e-4 else 1e-3)
+
+
+def test_near_zero_k2_and_k3_agree() -> None:
+    k2, k3 = (value_and_gradient(1e-3, value=kind) for kind in ("k2", "k3"))
+    assert k2 == pytest.approx(k3, rel=1e-3)
+
+
+def test_the_value_of_one_with_the_gradient_of_another() -> None:
+    value, gradient = value_and_gradient(-2.5, value="k3", gradient="k2")
+    assert value == pytest.approx(math.exp(2.5) - 1 - 2.5)
+    assert gradient == pytest.approx(-2.5)
+
+
+def test_far_away_a_straight_through_gradient_still_pulls_back() -> None:
+    for difference in (-25.0, -800.0):
+        value, gradient = value_and_gradient(difference, value="k3", gradient="k2")
+        assert math.isfinite(value)
+        assert gradient == difference
+
+
+def test_k3_within_the_clamp_keeps_its_gradient_where_peers_have_cut_it() -> None:
+    value, gradient = value_and_gradient(-5.0, value="k3")
+    assert value == pytest.approx(math.exp(5) - 6) != pytest.approx(10)
+    assert gradient == pytest.approx(1 - math.exp(5))
+
+
+@pytest.mark.parametrize("difference", [-25.0, 25.0, -800.0, 1e4, -math.inf, math.inf])
+def test_k3_beyond_the_clamp_is_finite(difference: float) -> None:
+    value, gradient = value_and_gradient(difference, value="k3")
+    assert 0 <= value < math.inf
+    assert math.isfinite(gradient)
+
+
+def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(ValueError, match="'k4'"):
+        value_and_gradient(0.0, value="k4")

@@ -1,0 +1,42 @@
+"""Half the squared error, with PPO's clip."""
+
+import pytest
+import torch
+
+from rlprims.losses import value
+
+
+def loss_and_gradient(new: float, old: float, target: float, clip: float | None = None) -> tuple[float, float]:
+    v = torch.tensor([[new]], dtype=torch.float64, requires_grad=True)
+    old_v, r = (torch.tensor([[x]], dtype=torch.float64) for x in (old, target))
+    loss = value(v, old_v, r, torch.tensor([[True]]), clip=clip)
+    loss.sum().backward()
+    return loss.item(), v.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "target", "clip", "loss", "gradient"),
+    [
+        (3.0, 0.0, 2.0, None, 0.5, 1.0),
+        (3.0, 0.0, 2.0, 0.5, 1.125, 0.0),  # V' = 0.5 is farther from 2 than 3 is: no gradient
+        (0.25, 0.0, 2.0, 0.5, 1.53125, -1.75),  # within the clip
+        (5.0, 0.0, -1.0, 0.5, 18.0, 6.0),  # away from the target: the larger, unclipped error
+    ],
+)
+def test_by_hand(new: float, old: float, target: float, clip: float | None, loss: float, gradient: float) -> None:
+    assert loss_and_gradient(new, old, target, clip) == (loss, gradient)
+
+
+def test_a_wide_clip_is_none() -> None:
+    assert loss_and_gradient(3.0, -1.0, 2.0, 1e9) == loss_and_gradient(3.0, -1.0, 2.0)
+
+
+def test_the_clipped_loss_is_never_smaller() -> None:
+    x, old, target = torch.randn(3, 5, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.ones(5, 20, dtype=torch.bool)
+    assert (value(x, old, target, mask, clip=0.3) >= value(x, old, target, mask)).all()
+
+
+def test_a_clip_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="clip"):
+        loss_and_gradient(1.0, 1.0, 1.0, 0.0)

@@ -1,0 +1,47 @@
+"""The main job, as the README starts it: a model trained from scratch gets better by DAPO; the trap does not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    script = ROOT / "examples" / "words" / "warm_up.py"
+    places = ["--out", str(folder / "base"), "--data", str(folder / "data")]
+    subprocess.run([sys.executable, str(script), *places], cwd=folder, check=True)
+    return folder
+
+
+def train(words: Path, name: str, *settings: str) -> dict[str, Any]:
+    config = ROOT / "examples" / "words" / f"{name}.yaml"
+    data = [f"data.{split}={words / 'data' / split}.jsonl" for split in ("train", "eval")]
+    places = [f"run_dir={words / name}", f"model.path={words / 'base'}", *data]
+    subprocess.run([sys.executable, "-m", "rlprims", "train", str(config), *places, *settings], cwd=ROOT, check=True)
+    summary: dict[str, Any] = json.loads((words / name / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.slow
+def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path) -> None:
+    dapo = train(words, "dapo")
+    assert dapo["after"]["sampled/acc"] - dapo["before"]["sampled/acc"] >= 0.35
+    assert dapo["skipped_updates"] == dapo["failed_groups"] == 0
+    assert (words / "dapo" / "curves.png").exists()
+    trap = train(words, "trap", "steps=60")
+    assert trap["after"]["sampled/length"] < dapo["after"]["sampled/length"]
+    assert trap["after"]["sampled/acc"] < dapo["before"]["sampled/acc"] + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "ppo", "rloo", "remax", "reinforce"])
+def test_every_example_learns(words: Path, name: str) -> None:
+    summary = train(words, name, "steps=75", "evaluation.every=75")
+    assert summary["after"]["sampled/acc"] - summary["before"]["sampled/acc"] >= 0.15

@@ -1,0 +1,226 @@
+"""Tabular policies small enough to sum over every response: expectations are exact, and nothing is sampled.
+
+Token 0 ends a response. With V = 3 and two positions there are 7 responses, of one or two tokens: (0), (1, 0), ...
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlprims.advantage import discounted_returns, gae, grpo, remax, rloo
+from rlprims.losses import clipped_surrogate, kl, reinforce, token_sum
+from rlprims.rewards import at_last_token, kl_penalty
+
+VOCAB = 3
+RESPONSES = [(0,), *((a, b) for a in range(1, VOCAB) for b in range(VOCAB))]
+TOKENS = torch.tensor([[*y, *[0] * (2 - len(y))] for y in RESPONSES])
+STATES = torch.tensor([[0, y[0]] for y in RESPONSES])  # 0: the prompt; a: after the first token a
+MASK = torch.tensor([[True, len(y) > 1] for y in RESPONSES])
+SCORES = torch.tensor([1.0, -0.5, 2.0, 0.3, 0.0, 4.0, -1.0], dtype=torch.float64)
+CLOSE = {"rtol": 0, "atol": 1e-12}
+
+
+def random_table(seed: int) -> Tensor:
+    return torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def log_probs(theta: Tensor) -> Tensor:
+    """(responses, 2): each token's log-prob; NaN where there is none, for the primitives to ignore."""
+    selected = theta.log_softmax(-1)[STATES, TOKENS]
+    return torch.where(MASK, selected, torch.nan)
+
+
+def probabilities(theta: Tensor) -> Tensor:
+    return theta.log_softmax(-1)[STATES, TOKENS].where(MASK, 0.0).sum(-1).exp()
+
+
+def gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    leaf = theta.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(leaf), leaf)
+    return g
+
+
+THETA = random_table(0)
+REF = random_table(1)
+POLICY_GRADIENT = gradient(lambda theta: probabilities(theta) @ SCORES, THETA)
+
+
+def expected(per_token: Tensor, weights: Tensor) -> Tensor:
+    """Σ over responses, each by its fixed probability, of the sum over its tokens."""
+    return token_sum(per_token * weights.detach()[:, None], torch.ones_like(per_token, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Every group of n responses, as one batch, with its probability."""
+
+    n: int
+
+    @property
+    def members(self) -> Tensor:
+        return torch.tensor(list(product(range(len(RESPONSES)), repeat=self.n)))
+
+    def gradient(self, estimator: Callable[..., Tensor]) -> Tensor:
+        """The expected gradient of Σ_t A_t log π_t, averaged over the members of a group."""
+        members = self.members
+        rows = members.flatten()
+        group_ids = torch.arange(len(members)).repeat_interleave(self.n)
+        rewards = at_last_token(SCORES[rows], MASK[rows])
+        advantages = estimator(rewards, group_ids, MASK[rows])
+        weights = probabilities(THETA)[members].prod(-1).repeat_interleave(self.n) / self.n
+        return gradient(
+            lambda theta: -expected(reinforce(log_probs(theta)[rows], advantages, MASK[rows]), weights), THETA
+        )
+
+
+def of(advantages: Tensor) -> Tensor:
+    """The expected gradient of Σ_t A_t log π_t over single responses."""
+    weights = probabilities(THETA)
+    return gradient(lambda theta: -expected(reinforce(log_probs(theta), advantages, MASK), weights), THETA)
+
+
+def test_the_responses_are_all_there_is() -> None:
+    assert probabilities(THETA).sum() == pytest.approx(1)
+
+
+class TestPolicyGradients:
+    def test_reinforce_is_unbiased(self) -> None:
+        advantages = discounted_returns(at_last_token(SCORES, MASK), MASK)
+        torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
+
+    def test_reinforce_with_rewards_along_the_way_is_unbiased(self) -> None:
+        rewards = torch.randn(7, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        rewards[:, 0] = rewards[:, 0][STATES[:, 1]]  # the first reward knows only the first token
+        total = torch.where(MASK, rewards, 0.0).sum(-1)
+        want = gradient(lambda theta: probabilities(theta) @ total, THETA)
+        torch.testing.assert_close(of(discounted_returns(rewards, MASK)), want, **CLOSE)
+
+    @pytest.mark.parametrize("baseline", [0.0, 4.0, -100.0])
+    def test_remax_is_unbiased_for_any_baseline(self, baseline: float) -> None:
+        scores = torch.full((7,), baseline, dtype=torch.float64)
+        torch.testing.assert_close(of(remax(at_last_token(SCORES, MASK), scores, MASK)), POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_leave_one_out_is_unbiased(self, n: int) -> None:
+        torch.testing.assert_close(Groups(n).gradient(rloo), POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_centring_on_a_mean_that_has_oneself_in_it_shrinks_by_one_part_in_n(self, n: int) -> None:
+        got = Groups(n).gradient(lambda *batch: grpo(*batch, normalize_std=False))
+        torch.testing.assert_close(got, (n - 1) / n * POLICY_GRADIENT, **CLOSE)
+
+    def test_dividing_by_the_deviation_turns_the_gradient(self) -> None:
+        got = Groups(2).gradient(grpo)
+        cosine = torch.cosine_similarity(got.flatten(), POLICY_GRADIENT.flatten(), dim=0)
+        assert 0 < cosine < 0.99
+
+    def test_on_policy_the_clipped_surrogate_is_the_policy_gradient(self) -> None:
+        advantages = discounted_returns(at_last_token(SCORES, MASK), MASK)
+        old, weights = log_probs(THETA), probabilities(THETA)
+        got = gradient(
+            lambda theta: -expected(clipped_surrogate(log_probs(theta), old, advantages, MASK), weights), THETA
+        )
+        torch.testing.assert_close(got, POLICY_GRADIENT, **CLOSE)
+
+    def test_off_policy_an_unclipped_ratio_corrects_the_last_step(self) -> None:
+        """A one-token policy: the old policy samples, and the ratio makes the gradient that of the new one."""
+        old, scores = REF[0].softmax(-1), SCORES[:VOCAB]
+        mask = torch.ones(VOCAB, 1, dtype=torch.bool)
+
+        def surrogate(theta: Tensor) -> Tensor:
+            new = theta.log_softmax(-1)[:, None]
+            wide = clipped_surrogate(new, old.log()[:, None], scores[:, None], mask, clip_low=1.0, clip_high=1e9)
+            return -expected(wide, old)
+
+        want = gradient(lambda theta: theta.softmax(-1) @ scores, THETA[0])
+        torch.testing.assert_close(gradient(surrogate, THETA[0]), want, **CLOSE)
+
+
+class TestGAE:
+    @staticmethod
+    def values(theta: Tensor) -> Tensor:
+        """Each state's expected score under the policy."""
+        p = theta.softmax(-1)
+        after = {a: p[a] @ SCORES[[RESPONSES.index((a, b)) for b in range(VOCAB)]] for a in range(1, VOCAB)}
+        first = p[0] @ torch.stack([SCORES[0], *after.values()])
+        return torch.stack([torch.stack([first, after.get(int(a), first)]) for a in STATES[:, 1]])
+
+    @pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
+    def test_with_the_true_values_it_is_unbiased_for_any_lambda(self, lam: float) -> None:
+        advantages = gae(at_last_token(SCORES, MASK), self.values(THETA), MASK, lam=lam)
+        torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
+
+    def test_with_wrong_values_only_lambda_one_is(self) -> None:
+        wrong = torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)[STATES]
+        rewards = at_last_token(SCORES, MASK)
+        torch.testing.assert_close(of(gae(rewards, wrong, MASK, lam=1.0)), POLICY_GRADIENT, **CLOSE)
+        assert (of(gae(rewards, wrong, MASK, lam=0.5)) - POLICY_GRADIENT).abs().max() > 0.1
+
+
+class TestKL:
+    """One position, four tokens: π and q by hand."""
+
+    pi = torch.tensor([0.4, -1.0, 0.3, 2.0], dtype=torch.float64)
+    q = torch.tensor([-0.5, 0.2, 1.0, 0.1], dtype=torch.float64).log_softmax(-1)
+    mask = torch.ones(4, 1, dtype=torch.bool)
+
+    def divergence(self, logits: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        return (log_p.exp() * (log_p - self.q)).sum()
+
+    def reverse(self, logits: Tensor) -> Tensor:
+        return (self.q.exp() * (self.q - logits.log_softmax(-1))).sum()
+
+    def loss(self, logits: Tensor, **kind: str) -> Tensor:
+        per_token = kl(logits.log_softmax(-1)[:, None], self.q[:, None], self.mask, **kind)
+        return expected(per_token, self.pi.softmax(-1))
+
+    @pytest.mark.parametrize("kind", ["k1", "k3"])
+    def test_k1_and_k3_have_the_value_of_the_divergence(self, kind: str) -> None:
+        torch.testing.assert_close(self.loss(self.pi, value=kind), self.divergence(self.pi), **CLOSE)
+
+    def test_the_gradient_of_k1_is_zero(self) -> None:
+        got = gradient(lambda x: self.loss(x, value="k1"), self.pi)
+        torch.testing.assert_close(got, torch.zeros(4, dtype=torch.float64), **CLOSE)
+
+    def test_the_gradient_of_k2_is_that_of_the_divergence(self) -> None:
+        got = gradient(lambda x: self.loss(x, value="k2"), self.pi)
+        torch.testing.assert_close(got, gradient(self.divergence, self.pi), **CLOSE)
+
+    def test_the_gradient_of_k3_is_that_of_the_other_direction(self) -> None:
+        got = gradient(lambda x: self.loss(x, value="k3"), self.pi)
+        torch.testing.assert_close(got, gradient(self.reverse, self.pi), **CLOSE)
+        assert (got - gradient(self.divergence, self.pi)).abs().max() > 0.05
+
+    def test_k3_through_k2_has_the_value_and_the_gradient_of_the_divergence(self) -> None:
+        torch.testing.assert_close(self.loss(self.pi, value="k3", gradient="k2"), self.divergence(self.pi), **CLOSE)
+        got = gradient(lambda x: self.loss(x, value="k3", gradient="k2"), self.pi)
+        torch.testing.assert_close(got, gradient(self.divergence, self.pi), **CLOSE)
+
+    def test_k1_in_the_reward_has_the_gradient_of_the_divergence_of_whole_responses(self) -> None:
+        old, ref = log_probs(THETA), log_probs(REF)
+        rewards = kl_penalty(torch.zeros_like(old), old, ref, MASK, kl_coef=0.7, estimator="k1")
+
+        def divergence(theta: Tensor) -> Tensor:
+            p = probabilities(theta)
+            return (p * (p.log() - probabilities(REF).log())).sum()
+
+        got = of(discounted_returns(rewards, MASK))
+        torch.testing.assert_close(got, -0.7 * gradient(divergence, THETA), **CLOSE)
+
+    def test_k2_per_token_leaves_out_what_a_token_does_to_the_states_that_follow(self) -> None:
+        """Over two positions: the gradient of each state's divergence, visits held fixed, not that of the whole."""
+        p = THETA.softmax(-1)
+        visits = torch.stack([torch.ones((), dtype=torch.float64), p[0, 1], p[0, 2]])
+
+        def per_state(theta: Tensor) -> Tensor:
+            log_p, log_q = theta.log_softmax(-1), REF.log_softmax(-1)
+            return visits @ (log_p.exp() * (log_p - log_q)).sum(-1)
+
+        weights = probabilities(THETA)
+        got = gradient(lambda theta: expected(kl(log_probs(theta), log_probs(REF), MASK, value="k2"), weights), THETA)
+        torch.testing.assert_close(got, gradient(per_state, THETA), **CLOSE)

@@ -1,0 +1,115 @@
+"""Groups: labels are names, and statistics keep their digits."""
+
+import math
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlprims.grouping import (
+    dense_ids,
+    group_bounds,
+    group_centred,
+    group_count,
+    group_mean,
+    group_range,
+    group_std,
+    is_constant,
+)
+
+IDS = torch.tensor([0, 1, 0, 1, 0, 2])
+X = torch.tensor([1.0, 10.0, 2.0, 30.0, 6.0, 5.0], dtype=torch.float64)
+
+
+class TestLabels:
+    def test_labels_that_look_alike_are_different_names(self) -> None:
+        assert dense_ids(["1", "001", 1.25, 1.75, -1, "1"]).tolist() == [0, 1, 2, 3, 4, 0]
+
+    def test_arrays_tensors_tuples_and_uuids(self) -> None:
+        same = uuid.uuid4()
+        assert dense_ids(np.array(["a", "b", "a"], dtype=object)).tolist() == [0, 1, 0]
+        assert dense_ids(torch.tensor([7, -7, 7])).tolist() == [0, 1, 0]
+        assert dense_ids([("p", 1), ("p", 2), ("p", 1)]).tolist() == [0, 1, 0]
+        assert dense_ids([same, uuid.uuid4(), same]).tolist() == [0, 1, 0]
+        assert dense_ids([]).dtype is torch.int64
+
+    @pytest.mark.parametrize("labels", [[1.0, math.nan], np.array([math.nan]), torch.tensor([math.nan])])
+    def test_nan_belongs_to_no_group(self, labels: list[float]) -> None:
+        with pytest.raises(ValueError, match="NaN"):
+            dense_ids(labels)
+
+    def test_what_cannot_be_hashed_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="hashable"):
+            dense_ids([["a"], ["b"]])
+
+    @given(st.lists(st.one_of(st.text(max_size=3), st.integers(-3, 3), st.none(), st.booleans())))
+    def test_ids_are_dense_and_as_different_as_the_labels(self, labels: list[object]) -> None:
+        ids = dense_ids(labels).tolist()
+        assert sorted(set(ids)) == list(range(len(set(ids))))
+        for i, a in zip(ids, labels, strict=True):
+            for j, b in zip(ids, labels, strict=True):
+                assert (i == j) == (a == b)
+
+
+class TestStatistics:
+    def test_by_hand(self) -> None:
+        assert group_count(IDS).tolist() == [3, 2, 3, 2, 3, 1]
+        assert group_mean(X, IDS).tolist() == [3, 20, 3, 20, 3, 5]
+        assert group_centred(X, IDS).tolist() == [-2, -10, -1, 10, 3, 0]
+        assert group_range(X, IDS).tolist() == [5, 20, 5, 20, 5, 0]
+        assert group_std(X, IDS).tolist() == pytest.approx([7**0.5, 200**0.5, 7**0.5, 200**0.5, 7**0.5, 0])
+        assert group_std(X, IDS, ddof=0)[:2].tolist() == pytest.approx([(14 / 3) ** 0.5, 10])
+
+    def test_rows_that_do_not_count_still_hear(self) -> None:
+        valid = torch.tensor([True, True, False, True, True, False])
+        x = X.clone()
+        x[2] = torch.nan
+        assert group_mean(x, IDS, valid).tolist() == [3.5, 20, 3.5, 20, 3.5, 0]
+        low, high = group_bounds(x, IDS, valid)
+        assert low.tolist() == [1, 10, 1, 10, 1, 0]
+        assert high.tolist() == [6, 30, 6, 30, 6, 0]
+
+    @pytest.mark.parametrize("offset", [1e3, 1e5, -1e6])
+    def test_a_common_offset_takes_no_digits_in_float32(self, offset: float) -> None:
+        x = torch.tensor([1.0, 2.0, 4.0, 4.0])
+        ids = torch.zeros(4, dtype=torch.int64)
+        assert torch.equal(x + offset - offset, x)
+        assert torch.equal(group_centred(x + offset, ids), group_centred(x, ids))
+        assert torch.equal(group_std(x + offset, ids), group_std(x, ids))
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("number", [0.1, 1000.1, -1e6 / 3])
+    def test_equal_numbers_have_that_mean_and_no_deviation(self, number: float, dtype: torch.dtype) -> None:
+        x = torch.full((7,), number, dtype=dtype)
+        ids = torch.zeros(7, dtype=torch.int64)
+        assert (group_mean(x, ids) == x).all()
+        assert (group_std(x, ids) == 0).all()
+        assert is_constant(x, ids).all()
+
+    def test_a_group_with_nan_is_not_constant(self) -> None:
+        assert not is_constant(torch.tensor([1.0, torch.nan]), torch.zeros(2, dtype=torch.int64)).any()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([0, 5]),
+        torch.tensor([-1, 0]),
+        torch.zeros(2, 1).long(),
+    ],
+    ids=["float", "int32", "not dense", "negative", "two axes"],
+)
+def test_ids_that_do_not_fit_are_refused(ids: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"group_ids.*dense_ids"):
+        group_mean(torch.zeros(2), ids)
+
+
+@pytest.mark.parametrize("valid", [torch.ones(2), torch.ones(3, dtype=torch.bool)])
+def test_valid_rows_that_do_not_fit_are_refused(valid: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="valid_rows"):
+        group_mean(torch.zeros(2), torch.tensor([0, 0]), valid)

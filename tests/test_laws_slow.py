@@ -1,0 +1,87 @@
+"""What costs minutes: the real compiler, and many random batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlprims.advantage import discounted_returns, gae, grpo, rloo
+from rlprims.losses import clipped_surrogate, kl, seq_mean_token_mean, value
+from rlprims.masking import pack
+from rlprims.rewards import at_last_token
+
+pytestmark = pytest.mark.slow
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Tensor]:
+    """Any mask, any groups, and lengths of the packed rows that hold every valid token."""
+    rows, width = draw(st.integers(1, 8)), draw(st.integers(1, 12))
+    bits = draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))
+    mask = torch.tensor(bits).reshape(rows, width)
+    needed = (mask * torch.arange(1, width + 1)).amax(-1)
+    spare = torch.tensor(draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows)))
+    ids = draw(st.lists(st.integers(0, rows - 1), min_size=rows, max_size=rows))
+    floats = torch.randn(7, rows, width, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31))))
+    names = ("rewards", "values", "log_probs", "old_log_probs", "ref_log_probs", "advantages", "returns")
+    return {
+        **dict(zip(names, floats.double(), strict=True)),
+        "response_mask": mask,
+        "group_ids": torch.tensor(ids),
+        "scores": floats[0, :, 0].double(),
+        "lengths": torch.minimum(needed + spare, torch.tensor(width)),
+    }
+
+
+PRIMITIVES: list[tuple[Callable[..., Tensor], tuple[str, ...]]] = [
+    (gae, ("rewards", "values", "response_mask")),
+    (discounted_returns, ("rewards", "response_mask")),
+    (grpo, ("rewards", "group_ids", "response_mask")),
+    (rloo, ("rewards", "group_ids", "response_mask")),
+    (at_last_token, ("scores", "response_mask")),
+    (clipped_surrogate, ("log_probs", "old_log_probs", "advantages", "response_mask")),
+]
+
+
+@pytest.mark.parametrize(("fn", "names"), PRIMITIVES, ids=[fn.__name__ for fn, _ in PRIMITIVES])
+@settings(max_examples=1_000)
+@given(batch=batches())
+def test_packed_equals_padded(fn: Callable[..., Tensor], names: tuple[str, ...], batch: dict[str, Tensor]) -> None:
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), batch["lengths"].cumsum(0)])
+    data = {name: batch[name] for name in names}
+    tokens = {name: pack(x, cu_seqlens) if x.dim() == 2 else x for name, x in data.items()}
+    padded = fn(**data)
+    torch.testing.assert_close(fn(**tokens, cu_seqlens=cu_seqlens), pack(padded, cu_seqlens), rtol=1e-12, atol=1e-12)
+    assert (padded[~batch["response_mask"]] == 0).all()
+
+
+def step(log_probs: Tensor, **data: Any) -> Tensor:
+    """A loss with everything in it, for the compiler to fuse."""
+    mask = data["response_mask"]
+    advantages = grpo(data["rewards"], data["group_ids"], mask) + gae(data["rewards"], data["values"], mask)
+    losses = clipped_surrogate(log_probs, data["old_log_probs"], advantages, mask, dual_clip=3.0)
+    losses = losses + 0.1 * kl(log_probs, data["ref_log_probs"], mask, gradient="k2")
+    losses = losses + value(data["values"], data["values"], data["returns"], mask, clip=0.5)
+    return seq_mean_token_mean(losses, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_compiler_changes_nothing(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (16, 100)
+    names = ("rewards", "values", "old_log_probs", "ref_log_probs", "returns")
+    data: dict[str, Tensor] = {name: torch.randn(shape, generator=generator, dtype=dtype) for name in names}
+    data["response_mask"] = torch.rand(shape, generator=generator) < 0.7
+    data["group_ids"] = torch.arange(16) // 4
+    results = []
+    for fn in (step, torch.compile(step, fullgraph=True)):
+        log_probs = data["old_log_probs"].clone().requires_grad_()
+        loss = fn(log_probs, **data)
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        results.append((loss.detach(), gradient))
+    tolerance = 1e-12 if dtype is torch.float64 else 1e-5
+    torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
