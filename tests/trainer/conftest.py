@@ -1,7 +1,6 @@
 """A run small enough to repeat in a second, and ways to start one."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,3 @@ def load(write_config: Callable[[dict[str, Any]], Path]) -> Callable[..., Config
 @pytest.fixture
 def console() -> Console:
     return Console(file=io.StringIO(), width=120)
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run without what a clock measured."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
-from tests.trainer.conftest import metrics_of
+from tests.trainer.runs import metrics_of
 
 
 @pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}])

@@ -17,7 +17,7 @@ from rlprims.trainer.cli import main
 from rlprims.trainer.config import Config
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import resume, start
-from tests.trainer.conftest import metrics_of
+from tests.trainer.runs import metrics_of
 
 ROOT = Path(__file__).parents[2]
 ALGORITHMS: dict[str, Any] = {
