@@ -148,11 +148,18 @@ def _plain(message: str) -> str:
 
 def merge(base: Any, changes: Any) -> Any:
     """``changes`` over ``base``, key by key; a stage that names another ``fn`` begins from that one's defaults."""
-    if isinstance(base, str) and isinstance(changes, Mapping) and "fn" not in changes:
+    if not isinstance(changes, Mapping):
+        return changes
+    if isinstance(base, str) or callable(base):
         base = {"fn": base}
-    if not isinstance(base, Mapping) or not isinstance(changes, Mapping) or "fn" in changes:
+    other = "fn" in changes and isinstance(base, Mapping) and _path(changes["fn"]) != _path(base.get("fn"))
+    if not isinstance(base, Mapping) or other:
         return changes
     return {**base, **{key: merge(base.get(key), value) for key, value in changes.items()}}
+
+
+def _path(fn: Any) -> Any:
+    return Use(fn=fn).path if callable(fn) else fn
 
 
 def knobs(algorithm: Algorithm) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What an execution layer is told, whatever it runs on."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,9 @@ class Sampling(_Config):
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus; below 1 the sampler is not the policy that is trained")
     top_k: int = Field(0, ge=0, description="0: all tokens")
-    stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence token")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="texts that end a response, beside the end-of-sequence token"
+    )
 
     def greedy(self) -> "Sampling":
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0})

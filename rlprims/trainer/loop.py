@@ -163,7 +163,8 @@ class Trainer:
         if count == 1:
             yield batch
             return
-        key = [self.config.seed, 2**63 + self.step_number * self.algorithm.epochs + epoch]  # apart from PromptOrder's
+        shuffle = 2**63 + self.step_number * self.algorithm.epochs + epoch  # the upper half: the lower is PromptOrder's
+        key = np.array([self.config.seed, shuffle], dtype=np.uint64)
         groups = np.random.Generator(np.random.Philox(key=key)).permutation(len(batch) // size)
         for part in np.array_split(groups, count):
             rows = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])

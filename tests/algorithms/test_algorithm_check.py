@@ -75,6 +75,12 @@ CASES = {
         algorithms.rloo().replace(mini_batches=2),
         algorithms.rloo().replace(mini_batches=2, policy_loss=losses.clipped_surrogate),
     ),
+    "nor in a second epoch": (
+        "warning",
+        "corrects nothing after the first update",
+        algorithms.rloo().replace(epochs=2),
+        algorithms.rloo(),
+    ),
 }
 
 

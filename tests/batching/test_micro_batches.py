@@ -44,3 +44,13 @@ def test_no_rows() -> None:
 def test_a_row_beyond_the_budget_is_named() -> None:
     with pytest.raises(ValueError, match="row 1 has 9 tokens, more than max_tokens=8"):
         micro_batches([3, 9, 2], max_tokens=8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=30), st.integers(24, 80))
+def test_left_and_right_padding_are_both_in_the_budget(rows: list[tuple[int, int]], budget: int) -> None:
+    prompts, responses = [p for p, _ in rows], [r for _, r in rows]
+    parts = micro_batches(prompts, responses, max_tokens=budget)
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    for part in parts:
+        width = max(prompts[row] for row in part) + max(responses[row] for row in part)
+        assert len(part) * width <= budget

@@ -3,12 +3,12 @@
 from functools import partial
 
 import pytest
-import tiny
 import torch
 from execution_contract import BACKENDS, LIMIT, SAMPLING, WIDTH, prompts
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
+from tests import tiny
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiny
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, ModelConfig, OptimizerConfig, Sampling
+from tests import tiny
 
 QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7", "a+b=?", "<answer>5</answer>", "0-0=", "90 + 1 = 91?")
 WIDTH = 16

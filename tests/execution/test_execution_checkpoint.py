@@ -1,13 +1,13 @@
 """The contract of ``save`` and ``load``: the next update is the one that would have been."""
 
 import pytest
-import tiny
 import torch
 from execution_contract import identical, plain_logits, prompts, training_batch, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlprims import algorithms
 from rlprims.execution import OptimizerConfig
+from tests import tiny
 
 PPO = algorithms.ppo()
 OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=2, schedule="cosine")

@@ -1,13 +1,13 @@
 """The contract of ``generate``: what a sample is, and what is said of it."""
 
 import pytest
-import tiny
 import torch
 from execution_contract import LIMIT, QUESTIONS, SAMPLING, WIDTH, plain_logits, prompts, responses
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlprims import algorithms
 from rlprims.execution import Sampling
+from tests import tiny
 
 ROWS = range(len(QUESTIONS))
 
@@ -98,8 +98,9 @@ class TestDistribution:
             initializer_range=0.5,
             eos_token_id=tiny.EOS_ID,
         )
-        torch.manual_seed(0)
-        model = GPT2LMHeadModel(settings).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = GPT2LMHeadModel(settings).eval()
         model.save_pretrained(tmp_path)
         execution = build.func(tmp_path, algorithms.reinforce())
         assert execution.context_window == 64
@@ -144,7 +145,7 @@ class TestDistribution:
             ({"top_p": 0.6}, lambda p: nucleus(p, 0.6)),
             ({"top_p": 0.6, "temperature": 2.0}, lambda p: nucleus(p, 0.6)),
         ],
-        ids=str,
+        ids=["top_k", "top_p", "top_p at a temperature"],
     )
     def test_an_excluded_token_is_never_taken(self, execution, plain, sampling, allowed):
         batch = generate(execution, prompts(), Sampling(max_new_tokens=LIMIT, **sampling))

@@ -1,7 +1,6 @@
 """Of the local implementation alone: models that cannot be used, and the learning rate."""
 
 import pytest
-import tiny
 import torch
 from execution_contract import local, prompts, training_batch, weights, with_columns
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
@@ -10,6 +9,7 @@ from rlprims import algorithms
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.local import LocalExecution
 from rlprims.execution.local._learner import learning_rate
+from tests import tiny
 
 SMALL = {"vocab_size": 32, "max_position_embeddings": 64}
 

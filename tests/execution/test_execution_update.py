@@ -112,7 +112,7 @@ def test_what_is_praised_becomes_likelier(build, batch):
 class TestTermsOfTheLoss:
     """With advantages of 0 the added terms are all that moves."""
 
-    slow = OptimizerConfig(lr=1e-4)
+    slow = OptimizerConfig(lr=1e-4, weight_decay=0)
 
     def update_twice(self, build, batch, algorithm):
         execution = build(algorithm, optimizer=self.slow)

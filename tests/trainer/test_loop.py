@@ -130,6 +130,19 @@ def test_mini_batches_are_whole_groups_and_count_as_updates(
     assert step.metrics["ratio_max"] > 1
 
 
+def test_mini_batches_are_dealt_anew_at_each_pass(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    trainer = trainer_of(load(settings, "algorithm.mini_batches=4", "algorithm.epochs=3"), console)
+    batch = trainer.step().batch
+    orders = set()
+    for step in range(1, 5):
+        trainer.step_number = step
+        for epoch in range(3):
+            orders.add(tuple(int(part["group"][0]) for part in trainer._mini_batches(batch, epoch)))
+    assert len(orders) > 6, "of 12 passes over 4 groups"
+
+
 def test_critic_warmup_leaves_the_policy_alone(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:

@@ -157,8 +157,9 @@ class LocalExecution:
     def _parts(self, batch: DataProto) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Micro-batches within the token budget, each with its rows, on the device."""
         tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items()}
-        lengths = batch["attention_mask"].sum(-1).tolist()
-        for rows in micro_batches(lengths, max_tokens=self.model.max_tokens_per_micro_batch):
+        width, attention = batch["prompts"].shape[1], batch["attention_mask"]
+        prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
+        for rows in micro_batches(prompts, responses, max_tokens=self.model.max_tokens_per_micro_batch):
             yield rows, trimmed(tensors, rows)
 
     @torch.no_grad()
@@ -180,6 +181,7 @@ class LocalExecution:
         group_tokens = torch.zeros_like(lengths).index_add(0, group_ids, lengths)[group_ids]
         totals = count_totals(mask, group_ids=group_ids)
         loss, metrics = 0.0, dict[str, Metric]()
+        learner.optimizer.zero_grad(set_to_none=True)  # an exception in the last step may have left some
         whole = batch.union(DataProto.from_dict(tensors={"group_tokens": group_tokens}))
         for _, part in self._parts(whole):
             part_loss, part_metrics = forward({**part, "totals": totals})  # type: ignore[dict-item]

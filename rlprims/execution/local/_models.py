@@ -25,7 +25,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
             attn_implementation=config.attention,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
     # No dropout, ever: the same tokens must have the same log-prob when sampled and when trained.
     return model.to(device_of(config)).eval(), sorted(info["missing_keys"])
