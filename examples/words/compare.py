@@ -1,7 +1,7 @@
 """Run the words task by every algorithm here, and draw the learning curves together.
 
-    python examples/words/compare.py                       # all; a run that is there already is not repeated
-    python examples/words/compare.py dapo grpo --steps 60
+python examples/words/compare.py                       # all; a run that is there already is not repeated
+python examples/words/compare.py dapo grpo --steps 60
 """
 
 import argparse
