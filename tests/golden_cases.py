@@ -1,7 +1,7 @@
 """The recorded cases of other libraries; see golden/README.md."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 
 HERE = Path(__file__).parent / "golden"
 Arrays = Mapping[str, Any]
+Answer = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Case:
         except AssertionError as error:
             return f"{name}: {error}"
         return None
+
+
+Call = Callable[[Case], Answer]
+Calls = dict[tuple[str, str], Call]
 
 
 @cache

@@ -7,11 +7,11 @@ from fnmatch import fnmatch
 
 import pytest
 import torch
-from golden_calls import CALLS, Answer
-from golden_cases import Case, cases
 from torch import Tensor
 
 from rlprims.grouping import dense_ids, group_count
+from tests.golden_calls import CALLS
+from tests.golden_cases import Answer, Case, cases
 
 Keep = Callable[[Case, str, Tensor], Tensor | None]
 """Which entries of a peer's output must still agree with ours; None: none of them."""

@@ -89,6 +89,11 @@ class TestStatistics:
         assert (group_std(x, ids) == 0).all()
         assert is_constant(x, ids).all()
 
+    def test_constant_is_relative_above_one_and_absolute_below(self) -> None:
+        x = torch.tensor([1000.0, 1000.5, -1000.0, -1000.5, 0.0, 0.0005, 0.0, 0.002], dtype=torch.float64)
+        ids = torch.arange(8) // 2
+        assert is_constant(x, ids, tolerance=1e-3)[::2].tolist() == [True, True, True, False]
+
     def test_a_group_with_nan_is_not_constant(self) -> None:
         assert not is_constant(torch.tensor([1.0, torch.nan]), torch.zeros(2, dtype=torch.int64)).any()
 

@@ -36,11 +36,11 @@ def _wandb(config: Config, run: Path) -> Log:
         import wandb
     except ImportError as error:
         raise ValueError(f'log_to: wandb: {error}: pip install "rlprims[track]"') from None
+    os.environ.setdefault("WANDB_MODE", "offline")  # nothing leaves the machine unless told
     session = wandb.init(
         project="rlprims",
         name=run.name,
         dir=str(run),
         config=config.model_dump(mode="json"),
-        mode=os.environ.get("WANDB_MODE", "offline"),  # nothing leaves the machine unless told
     )
     return lambda step, metrics: session.log(dict(metrics), step=step)

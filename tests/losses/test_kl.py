@@ -52,6 +52,14 @@ def test_the_value_of_one_with_the_gradient_of_another() -> None:
     assert gradient == pytest.approx(-2.5)
 
 
+@pytest.mark.parametrize("gradient", ["k1", "k2", "k3", "abs"])
+def test_the_gradient_is_that_of_the_estimator_alone(gradient: str) -> None:
+    for difference in (-1.5, 0.5):
+        value, slope = value_and_gradient(difference, value="k2", gradient=gradient)
+        assert value == pytest.approx(difference**2 / 2)
+        assert slope == pytest.approx(value_and_gradient(difference, value=gradient)[1])
+
+
 def test_far_away_a_straight_through_gradient_still_pulls_back() -> None:
     for difference in (-25.0, -800.0):
         value, gradient = value_and_gradient(difference, value="k3", gradient="k2")
