@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import records_advantage
+import records_losses
 import torch
 
 from rlprims import losses
@@ -112,6 +114,8 @@ RECORDS = [
     Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5}),
     Record("logprobs.from_logits", check_logits, call={"temperature": 0.7}),
 ]
+RECORDS += [Record(check=check_advantage, **record) for record in records_advantage.RECORDS]
+RECORDS += [Record(check=check_loss, **record) for record in records_losses.RECORDS]
 
 NOT_TENSOR_FUNCTIONS = {
     "losses.count_totals": "losses/test_aggregation.py",

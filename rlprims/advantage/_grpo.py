@@ -1,12 +1,16 @@
 """See :func:`grpo`."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from rlprims.advantage._moments import moments
+from rlprims.advantage._rloo import leave_one_out
 from rlprims.grouping import group_centred, group_count, group_std, is_constant
 from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
-from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
 def grpo(
@@ -21,6 +25,9 @@ def grpo(
     eps: float = 1e-6,
     singleton: Literal["zero", "raw", "error"] = "zero",
     tolerance: float = 1e-6,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    std_over: Literal["group", "batch", "batch_centred"] = "group",
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
     """Group-relative advantage, Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
 
@@ -30,6 +37,11 @@ def grpo(
     Where sources disagree: σ has divisor n − 1 as in verl, TRL, OpenRLHF, SkyRL and slime (``ddof=0``: rllm,
     open-instruct); ε = 1e-6 is verl's, TRL has 1e-4, OpenRLHF 1e-9. A group of equal rewards gets exactly 0 by a range
     test, where all of those can amplify its rounding residue.
+
+    A deviation over the whole batch does not blow up the groups that nearly agree (Liu et al. 2025, arXiv:2508.08221):
+    "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``, and so grows with the distance between prompts;
+    "batch_centred" is σ of s_i − μ_group, as ms-swift's, and does not. ``baseline="leave_one_out"`` is μ of the other
+    samples, n/(n−1) · (s_i − μ): PipelineRL's. NeMo-RL leaves the sample out of σ too, which then can vanish: not here.
 
     Args:
         rewards: float (B, T) or (N,), per token.
@@ -42,6 +54,9 @@ def grpo(
         eps: ε, in units of the reward.
         singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error".
         tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
+        baseline: μ over the whole group, or over the others.
+        std_over: what σ is the deviation of: the group's rewards, the batch's, or the batch's less their groups' means.
+        all_reduce: sums a tensor over the ranks that share the batch, for σ of the batch; None: this tensor is it.
 
     Returns:
         float, like rewards; 0 outside the mask.
@@ -56,12 +71,47 @@ def grpo(
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
     s = sequence_sum(rewards, response_mask, cu_seqlens)
+    a = standard_scores(
+        s,
+        group_ids,
+        valid_rows,
+        normalize_std=normalize_std,
+        ddof=ddof,
+        eps=eps,
+        singleton=singleton,
+        tolerance=tolerance,
+        baseline=baseline,
+        std_over=std_over,
+        all_reduce=all_reduce,
+    )
+    return to_tokens(a, response_mask, cu_seqlens)
+
+
+def standard_scores(
+    s: PerSequence,
+    group_ids: GroupIds,
+    valid_rows: RowMask | None,
+    *,
+    normalize_std: bool,
+    ddof: int,
+    eps: float,
+    singleton: Literal["zero", "raw", "error"],
+    tolerance: float,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    std_over: Literal["group", "batch", "batch_centred"] = "group",
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerSequence:
+    """:func:`grpo` of one number per response."""
     alone = group_count(group_ids, valid_rows) <= 1
     if singleton == "error" and bool(alone.any()):
         raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
-    a = group_centred(s, group_ids, valid_rows)
-    if normalize_std:
+    centred = group_centred(s, group_ids, valid_rows)
+    a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else centred
+    if normalize_std and std_over == "group":
         a = a / (group_std(s, group_ids, valid_rows, ddof=ddof) + eps)
+    elif normalize_std:
+        rows = torch.ones_like(alone) if valid_rows is None else valid_rows
+        whole = moments(s if std_over == "batch" else centred, rows, ddof=ddof, all_reduce=all_reduce)
+        a = a / (whole.variance.sqrt() + eps)
     a = torch.where(is_constant(s, group_ids, valid_rows, tolerance=tolerance), 0.0, a)
-    a = torch.where(alone, s if singleton == "raw" else 0.0, a)
-    return to_tokens(a, response_mask, cu_seqlens)
+    return torch.where(alone, s if singleton == "raw" else 0.0, a)

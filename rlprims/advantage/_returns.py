@@ -1,10 +1,15 @@
 """See :func:`discounted_returns`."""
 
-import torch
+from typing import Annotated, TypeAlias
 
-from rlprims.masking import check_sequences, check_tokens, zero_outside
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_sequences, check_tokens, last_token, zero_outside
 from rlprims.recurrence import reverse_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+TurnIds: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
 
 
 def discounted_returns(
@@ -12,6 +17,7 @@ def discounted_returns(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
     bootstrap_values: PerSequence | None = None,
+    turn_ids: TurnIds | None = None,
     *,
     gamma: float = 1.0,
 ) -> PerToken:
@@ -26,7 +32,10 @@ def discounted_returns(
         cu_seqlens: int (B+1,) if packed.
         bootstrap_values: float (B,), value of what would have followed the last token: for truncated responses, 0
             for those that ended. None: every response ended.
-        gamma: discount per valid token.
+        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. The return is then
+            discounted from turn to turn and not inside one, so that all tokens of an answer value what follows it
+            alike, however long it is. None: every token is a turn.
+        gamma: discount per valid token, or per turn.
 
     Returns:
         float, like rewards; 0 outside the mask.
@@ -37,12 +46,29 @@ def discounted_returns(
     >>> m = torch.tensor([[True, True, False, True]])
     >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, gamma=0.5)
     tensor([[0.2500, 0.5000, 0.0000, 1.0000]])
+    >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, turn_ids=torch.tensor([[0, 0, 0, 1]]), gamma=0.5)
+    tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     r = zero_outside(rewards, response_mask)
     if bootstrap_values is None:
         bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
     check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    discount = torch.where(response_mask, gamma, torch.ones_like(r))  # a masked token passes the return on untouched
+    discounts = response_mask if turn_ids is None else _last_of_turn(turn_ids, response_mask, cu_seqlens)
+    discount = torch.where(discounts, gamma, torch.ones_like(r))  # the others pass the return on untouched
     returns, _ = reverse_recurrence(discount, r, bootstrap_values.to(r.dtype), cu_seqlens)
     return zero_outside(returns, response_mask)
+
+
+def _last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None) -> TokenMask:
+    """True on valid tokens that end the sequence or are followed by a valid token of another turn."""
+    check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
+    if turn_ids.is_floating_point() or turn_ids.dtype is torch.bool:
+        raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, needs integers: the number of each token's turn")
+    width = response_mask.shape[-1]
+    # The next valid position, by a minimum from the right; the last of all stands for none.
+    positions = torch.where(response_mask, torch.arange(width, device=response_mask.device), max(width - 1, 0))
+    from_here = positions.flip(-1).cummin(-1).values.flip(-1)
+    following = torch.cat([from_here[..., 1:], from_here[..., -1:]], dim=-1)
+    ends = last_token(response_mask, cu_seqlens)
+    return response_mask & (ends | (turn_ids.gather(-1, following) != turn_ids))

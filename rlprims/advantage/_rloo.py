@@ -4,7 +4,7 @@ import torch
 
 from rlprims.grouping import group_centred, group_count
 from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
-from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
 def rloo(
@@ -39,8 +39,16 @@ def rloo(
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
     s = sequence_sum(rewards, response_mask, cu_seqlens)
+    return to_tokens(leave_one_out(s, group_ids, valid_rows), response_mask, cu_seqlens)
+
+
+def leave_one_out(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None) -> PerSequence:
+    """Each row's number less the mean of the valid others of its group; 0 if there are none.
+
+    >>> leave_one_out(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 0, 1]), None)
+    tensor([-2.,  2.,  0.])
+    """
     n = group_count(group_ids, valid_rows)
     others = n - 1 if valid_rows is None else n - valid_rows.long()
     centred = group_centred(s, group_ids, valid_rows)
-    a = torch.where(others > 0, centred * n / others.clamp(min=1), 0.0)
-    return to_tokens(a, response_mask, cu_seqlens)
+    return torch.where(others > 0, centred * n / others.clamp(min=1), 0.0)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.advantage._moments import moments
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -43,13 +44,5 @@ def whiten(
     tensor([[-0.8729, -0.2182,  1.0911]])
     """
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
-    reduce = all_reduce or (lambda x: x)
-    a = zero_outside(advantages, response_mask)
-    n, total = reduce(torch.stack([response_mask.sum().to(a.dtype), a.sum()]))
-    count = n.clamp(min=1)
-    centred = torch.where(response_mask, a - total / count, 0.0)
-    # The rounding of the mean is left in every difference, and divided by ~0 where all are equal: take it out as well.
-    rest, squares = reduce(torch.stack([centred.sum(), centred.square().sum()]))
-    variance = (squares - rest.square() / count).clamp(min=0.0) / (n - ddof).clamp(min=1)
-    whitened = (centred - rest / count) * (variance + eps).rsqrt()
-    return torch.where(response_mask & (n > 1), whitened, 0.0)
+    n, centred, variance = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
+    return torch.where(response_mask & (n > 1), centred * (variance + eps).rsqrt(), 0.0)

@@ -16,9 +16,44 @@ from rlprims.algorithms._stages import (
     value_objective,
 )
 from rlprims.algorithms._use import Use, import_path, use
-from rlprims.algorithms.presets import dapo, dr_grpo, grpo, ppo, reinforce, remax, rloo
+from rlprims.algorithms.presets import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gmpo,
+    grpo,
+    gspo,
+    maxrl,
+    opo,
+    ppo,
+    reinforce,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    remax,
+    rloo,
+    sapo,
+)
 
-PRESETS = {preset.__name__: preset for preset in (dapo, dr_grpo, grpo, ppo, reinforce, remax, rloo)}
+PRESETS = {
+    preset.__name__: preset
+    for preset in (
+        cispo,
+        dapo,
+        dr_grpo,
+        gmpo,
+        grpo,
+        gspo,
+        maxrl,
+        opo,
+        ppo,
+        reinforce,
+        reinforce_pp,
+        reinforce_pp_baseline,
+        remax,
+        rloo,
+        sapo,
+    )
+}
 """What a configuration file may name; Python calls the functions."""
 
 __all__ = [
@@ -31,20 +66,28 @@ __all__ = [
     "Use",
     "assess_groups",
     "check",
+    "cispo",
     "dapo",
     "diff",
     "dr_grpo",
     "estimate_advantages",
+    "gmpo",
     "grpo",
+    "gspo",
     "import_path",
     "knobs",
+    "maxrl",
     "merge",
+    "opo",
     "parse",
     "policy_objective",
     "ppo",
     "reinforce",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
     "remax",
     "rloo",
+    "sapo",
     "shape_scores",
     "use",
     "value_objective",

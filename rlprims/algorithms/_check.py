@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from rlprims import losses, rewards
+from rlprims import advantage, losses, rewards
 from rlprims.algorithms._algorithm import Algorithm
 
 
@@ -12,6 +12,10 @@ class Finding(NamedTuple):
 
     severity: Literal["error", "warning"]
     message: str
+
+
+_WHITENED = (advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
+"""Estimators that normalize over the batch themselves."""
 
 
 def check(algorithm: Algorithm) -> list[Finding]:
@@ -53,9 +57,9 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
         knobs = term.loss.hyperparameters
         if (knobs["gradient"] or knobs["value"]) == "k1":
             yield warning("k1 as a loss has an expected gradient of 0 and regularizes nothing: use gradient='k2'")
-    scales = a.advantage.hyperparameters.get("normalize_std", False)
+    scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _WHITENED
     if scales and a.normalization is not None:
-        yield warning("the advantages are divided by the group's std and normalized over the batch again")
+        yield warning("the advantages are divided by a std and normalized over the batch again")
     overlong = any(part.fn is rewards.overlong_penalty for part in a.score_shaping)
     if overlong and scales and a.filter is None:
         yield warning(
@@ -67,6 +71,11 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
             f"the filter looks at {a.filter.metric}, which holds the overlong penalty, so groups that are wrong "
             "throughout pass by their lengths: filter on acc or scores"
         )
+    if a.policy_loss.fn in (losses.gspo, losses.gmpo) and a.aggregation.fn is losses.token_mean:
+        name = _short(a.policy_loss.path)
+        yield warning(f"{name} with token_mean weighs a response by its length: use seq_mean_token_mean")
+    if a.policy_loss.fn is losses.gspo and a.policy_loss.hyperparameters["clip_high"] >= 0.1:
+        yield warning("gspo clips a mean over the response, which clip_high >= 0.1 never does: the paper has 4e-4")
     if a.policy_loss.fn is losses.reinforce and a.updates_per_batch > 1:
         yield warning("losses.reinforce corrects nothing after the first update of a batch: use clipped_surrogate")
 

@@ -110,3 +110,93 @@ def remax() -> Algorithm:
         policy_loss=use(losses.reinforce),
         aggregation=use(losses.seq_mean_token_sum),
     )
+
+
+def gspo() -> Algorithm:
+    """GSPO (Zheng et al. 2025, arXiv:2507.18071): GRPO with one ratio per response, clipped as a whole.
+
+    The ratio is the geometric mean of the tokens', so its bounds are a thousand times tighter: 3e-4 and 4e-4. Every
+    response weighs the same.
+    """
+    return Algorithm(
+        name="gspo",
+        group_size=16,
+        advantage=use(advantage.grpo),
+        policy_loss=use(losses.gspo),
+        aggregation=use(losses.seq_mean_token_mean),
+    )
+
+
+def cispo() -> Algorithm:
+    """CISPO (MiniMax-M1, arXiv:2506.13585): clip the importance weight and not the update.
+
+    Every token keeps its gradient, weighted by its ratio bounded above by ``w_max``; advantages are GRPO's, the loss a
+    mean over tokens.
+    """
+    return Algorithm(name="cispo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.cispo))
+
+
+def gmpo() -> Algorithm:
+    """GMPO (Zhao et al. 2025, arXiv:2507.20673): maximize the geometric mean of the token ratios, clipped by token.
+
+    Less moved by a single token's ratio than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in the log-ratio.
+    """
+    return Algorithm(
+        name="gmpo",
+        group_size=8,
+        advantage=use(advantage.grpo),
+        policy_loss=use(losses.gmpo),
+        aggregation=use(losses.seq_mean_token_mean),
+    )
+
+
+def sapo() -> Algorithm:
+    """SAPO (Gao et al. 2025, arXiv:2511.20347): a smooth gate in the place of the clip.
+
+    The weight of a token falls off with the distance of its ratio from 1, faster where the advantage is negative.
+    """
+    return Algorithm(
+        name="sapo",
+        group_size=8,
+        advantage=use(advantage.grpo),
+        policy_loss=use(losses.sapo),
+        aggregation=use(losses.seq_mean_token_mean),
+    )
+
+
+def reinforce_pp() -> Algorithm:
+    """REINFORCE++ (Hu 2025, arXiv:2501.03262): no critic and no group; the whole batch is the baseline.
+
+    Returns, whitened over the batch, under the clipped surrogate. For RLHF add ``kl_in_reward`` with k1.
+    """
+    return Algorithm(name="reinforce_pp", advantage=use(advantage.reinforce_pp))
+
+
+def reinforce_pp_baseline() -> Algorithm:
+    """REINFORCE++-baseline (Hu 2025, arXiv:2501.03262): the group's mean is taken away, the batch's std divides."""
+    return Algorithm(name="reinforce_pp_baseline", group_size=8, advantage=use(advantage.reinforce_pp_baseline))
+
+
+def opo() -> Algorithm:
+    """OPO (Hao et al. 2025, arXiv:2505.23585): exactly on policy, with the length-weighted optimal baseline."""
+    return Algorithm(
+        name="opo",
+        group_size=8,
+        advantage=use(advantage.opo),
+        policy_loss=use(losses.reinforce),
+        aggregation=use(losses.seq_mean_token_sum),
+    )
+
+
+def maxrl() -> Algorithm:
+    """MaxRL (Tajwar et al. 2026, arXiv:2602.02710): advantages over the group's mean, so hard prompts weigh more.
+
+    The scores must not be negative. As the group grows its gradient becomes that of the maximum likelihood of success.
+    """
+    return Algorithm(
+        name="maxrl",
+        group_size=16,
+        advantage=use(advantage.maxrl),
+        policy_loss=use(losses.reinforce),
+        aggregation=use(losses.seq_mean_token_sum),
+    )

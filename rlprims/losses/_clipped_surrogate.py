@@ -22,7 +22,8 @@ def clipped_surrogate(
     With ρ = exp(log_probs − old_log_probs): loss = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A).
     DAPO's clip-higher (arXiv:2503.14476, eq. 10) is ``clip_high=0.28``. ``dual_clip=c`` bounds the loss of tokens with
     A < 0 from above by c |A| (Ye et al. 2020, arXiv:1912.09729, eq. 5); verl always applies c = 3, TRL and NeMo-RL do
-    not by default. Exactly on a bound the unclipped gradient passes.
+    not by default. The two-sided clip of INTELLECT-2 (arXiv:2505.07291; TRL's ``delta``) is ``dual_clip`` at c = δ.
+    Exactly on a bound the unclipped gradient passes.
 
     Args:
         log_probs: float (B, T) or (N,), current policy; the only gradient.

@@ -12,7 +12,8 @@ def reinforce(
 ) -> PerToken:
     """REINFORCE, Williams 1992, eq. 4: loss = −A log π, whose gradient is the policy gradient.
 
-    With A = 1 it is the negative log-likelihood of supervised fine-tuning.
+    With A = 1 it is the negative log-likelihood of supervised fine-tuning. GPG (Chu et al. 2025, arXiv:2504.02546) is
+    this loss with advantages of its own.
 
     Args:
         log_probs: float (B, T) or (N,), current policy; the only gradient.

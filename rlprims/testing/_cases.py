@@ -28,7 +28,11 @@ VOCABULARY: Mapping[str, Layout] = {
     "returns": "token",
     "advantages": "token",
     "losses": "token",
+    "sum_pi_squared": "token",
+    "importance_weights": "token",
+    "turn_ids": "token",
     "scores": "row",
+    "component_scores": "row",
     "baseline_scores": "row",
     "bootstrap_values": "row",
     "group_ids": "row",
@@ -161,5 +165,12 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_
         "token_cotangent": normal(*shape),
         "row_cotangent": normal(ROWS),
         "lengths": needed + spare.long(),
+    }
+    pi = old.exp()
+    data |= {
+        "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),
+        "importance_weights": normal(*shape).exp(),
+        "turn_ids": (torch.rand(shape, generator=generator) < 0.4).cumsum(-1),
+        "component_scores": normal(ROWS, 2),
     }
     return Batch(data).to(dtype)

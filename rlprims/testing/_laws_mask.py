@@ -19,8 +19,9 @@ def _layouts(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 
 def _poisoned(name: str, batch: Batch, poison: float) -> Tensor:
+    x = batch.data[name]
     valid = batch.mask if layout_of(name) == "token" else batch.mask.any(-1)
-    return torch.where(valid, batch.data[name], poison)
+    return torch.where(valid.reshape(valid.shape + (1,) * (x.dim() - valid.dim())), x, poison)
 
 
 def masked_is_absent(p: Primitive) -> None:

@@ -14,6 +14,12 @@ from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.execution import ModelConfig, OptimizerConfig, Sampling
 
 
+_PRODUCED = frozenset(
+    "scores shaped_scores baseline_scores rewards group_ids response_mask rollout_log_probs old_log_probs ref_log_probs "
+    "log_probs entropies values new_values returns advantages losses totals group_tokens".split()
+)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -111,6 +117,9 @@ class Config(_Section):
                     f"overlong_penalty counts to max_length={length}, and responses end at "
                     f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
                 )
+        unknown = sorted(self.algorithm.needs - _PRODUCED)
+        if unknown:
+            found.append(f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return it")
         if self.sampling.top_p < 1 or self.sampling.top_k:
             found.append("top_p and top_k make the sampler another policy than the one trained: see mismatch_max")
         return found

@@ -100,3 +100,15 @@ def test_errors_come_first():
 
 def test_dapo_as_published_has_no_finding_at_all():
     assert check(algorithms.dapo()) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (algorithms.gspo().replace(aggregation=losses.token_mean), "weighs a response by its length"),
+        (algorithms.gspo().replace(policy_loss={"clip_high": 0.2}), "never does"),
+        (algorithms.reinforce_pp().replace(normalization=advantage.whiten), "normalized over the batch again"),
+    ],
+)
+def test_what_a_sequence_ratio_and_a_whitened_advantage_do_not_bear(spec: algorithms.Algorithm, expected: str) -> None:
+    assert any(expected in finding.message for finding in check(spec))

@@ -1,0 +1,67 @@
+"""See :func:`pass_at_k`."""
+
+import torch
+
+from rlprims.grouping import group_bounds, group_count, group_std, is_constant
+from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+
+def pass_at_k(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    normalize_std: bool = False,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    tolerance: float = 1e-6,
+) -> PerToken:
+    """The best of the group against the second best, Tang et al. 2025 (arXiv:2503.19595).
+
+    The objective is the largest reward of the group, max_j s_j, and the baseline of response i is the largest of the
+    others. Leave-one-out this way, A_i = max_j s_j − max_{j≠i} s_j: the best response gets its lead over the second
+    best, every other 0, and all get 0 if two share the lead. The k of pass@k is the size of the group; see :func:`pkpo`
+    for a smaller one.
+
+    verl 0.9 (``grpo_passk``) divides by σ + ε of the group unless told otherwise, and raises on a group of one.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that are compared; the others get 0. None: all.
+        normalize_std: divide by σ + ε.
+        ddof: σ's divisor is n − ddof.
+        eps: ε, in units of the reward.
+        tolerance: the group is constant if max − min <= tolerance · max(1, |s|), and gets 0.
+
+    Returns:
+        float, like rewards; 0 outside the mask, and in groups of one.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
+    tensor([[0.0000, 0.5000, 0.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
+    _, best = group_bounds(s, group_ids, valid)
+    leads = valid & ~(s < best)
+    _, second = group_bounds(s, group_ids, valid & ~leads)
+    teaches = (
+        (group_count(group_ids, valid) > 1)
+        & (group_count(group_ids, leads) == 1)
+        & ~is_constant(s, group_ids, valid, tolerance=tolerance)
+    )
+    a = s - second
+    if normalize_std:
+        a = a / (group_std(s, group_ids, valid, ddof=ddof) + eps)
+    return to_tokens(torch.where(leads & teaches, a, 0.0), response_mask, cu_seqlens)

@@ -1,0 +1,55 @@
+"""See :func:`gmpo`."""
+
+import torch
+
+from rlprims.losses._sequence_ratio import lengths_of_tokens
+from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, sequence_sum, to_tokens, zero_outside
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+
+def gmpo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> PerToken:
+    """Geometric-mean policy optimization, Zhao et al. 2025 (arXiv:2507.20673): clip each token, then average.
+
+    With d_t = log_probs − old_log_probs, held at clip_high where A_t > 0 and at −clip_low where A_t < 0 (PPO's side of
+    the clip, on the log-ratio), and ρ = exp(mean of d over the response's tokens): loss_t = −ρ A_t. Under
+    ``seq_mean_token_mean`` that is the paper's −ρ A per response. :func:`gspo` averages first and clips the mean.
+
+    The bounds are of the log-ratio: 0.4 lets a ratio range over [0.67, 1.49]. The gradient goes through the mean to
+    every token that is not clipped. verl always takes the mean over all rows, empty ones too, whatever it is asked.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs; in the paper equal on all tokens of a response.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        clip_low, clip_high: bounds below and above 0, of the log-ratio.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low or clip_high below 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
+    tensor([[-1.2214, -1.2214]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if clip_low < 0 or clip_high < 0:
+        raise ValueError(f"clip_low={clip_low} and clip_high={clip_high} must be at least 0: they bound the log-ratio")
+    a = zero_outside(advantages, response_mask).detach()
+    d = zero_outside(log_probs, response_mask) - zero_outside(old_log_probs, response_mask).detach()
+    held = torch.where(a > 0, d.clamp(max=clip_high), torch.where(a < 0, d.clamp(min=-clip_low), 0.0))
+    total = to_tokens(sequence_sum(held, response_mask, cu_seqlens), response_mask, cu_seqlens)
+    mean = (total / lengths_of_tokens(response_mask, cu_seqlens)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return -mean.exp() * a

@@ -1,0 +1,31 @@
+"""Bounds on advantages."""
+
+import math
+
+import pytest
+import torch
+
+from rlprims.advantage import clip
+
+ADVANTAGES = torch.tensor([[-9.0, 0.5, 9.0, 9.0]], dtype=torch.float64)
+MASK = torch.tensor([[True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "want"),
+    [(-5, 2, [-5, 0.5, 2, 0]), (-math.inf, 2, [-9, 0.5, 2, 0]), (1, 2, [1, 1, 2, 0]), (0, 0, [0, 0, 0, 0])],
+)
+def test_bounds(low: float, high: float, want: list[float]) -> None:
+    assert clip(ADVANTAGES, MASK, low=low, high=high)[0].tolist() == want
+
+
+def test_twice_is_once() -> None:
+    once = clip(ADVANTAGES, MASK, low=-1.0, high=1.0)
+    torch.testing.assert_close(clip(once, MASK, low=-1.0, high=1.0), once, rtol=0, atol=0)
+
+
+def test_bounds_the_wrong_way_round_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"low is 1\.0 and high -1\.0"):
+        clip(ADVANTAGES, MASK, low=1.0, high=-1.0)
+    with pytest.raises(ValueError, match="low is nan"):
+        clip(ADVANTAGES, MASK, low=math.nan, high=1.0)

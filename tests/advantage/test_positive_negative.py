@@ -1,0 +1,23 @@
+"""Weights by sign."""
+
+import pytest
+import torch
+
+from rlprims.advantage import positive_negative
+
+ADVANTAGES = torch.tensor([[1.0, -1.0, 0.0, 3.0]], dtype=torch.float64)
+MASK = torch.tensor([[True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "want"),
+    [
+        ({}, [0.1, -1, 0, 0]),
+        ({"positive": 0.0}, [0, -1, 0, 0]),
+        ({"positive": 1.0, "negative": 0.0}, [1, 0, 0, 0]),
+        ({"positive": 1.0}, [1, -1, 0, 0]),
+    ],
+    ids=["weighted", "negative only", "positive only", "unchanged"],
+)
+def test_signs(weights: dict[str, float], want: list[float]) -> None:
+    assert positive_negative(ADVANTAGES, MASK, **weights)[0].tolist() == want

@@ -1,0 +1,93 @@
+"""The trainer's probability over the sampler's: per token or response, truncated or masked."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlprims.losses import importance_weights
+
+
+def weights(*ratios: float, **options) -> list[float]:
+    """Of one response with these token ratios."""
+    x = torch.tensor([ratios], dtype=torch.float64).log()
+    return importance_weights(x, torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool), **options)[0].tolist()
+
+
+def test_the_direction_is_trainer_over_sampler() -> None:
+    trainer, sampler = (torch.tensor([[p]]).log() for p in (0.6, 0.4))
+    assert importance_weights(trainer, sampler, torch.tensor([[True]])).item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, [0.25, 1.5, 2.0, 2.0]),
+        ({"low": 0.5, "high": 5.0}, [0.5, 1.5, 4.0, 5.0]),
+        ({"action": "mask", "low": 0.5, "high": 5.0}, [0.0, 1.5, 4.0, 0.0]),  # IcePop
+        ({"action": "mask"}, [0.25, 1.5, 0.0, 0.0]),
+    ],
+)
+def test_tokens(options: dict, want: list[float]) -> None:
+    assert weights(0.25, 1.5, 4.0, 8.0, **options) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "options", "want"),
+    [
+        ((0.5, 3.0), {}, 1.5),
+        ((2.0, 3.0), {}, 2.0),
+        ((2.0, 3.0), {"action": "mask"}, 0.0),
+        ((0.5, 3.0), {"mean": "geometric"}, math.sqrt(1.5)),
+        ((2.0, 8.0), {"mean": "geometric", "high": 5.0}, 4.0),
+        ((2.0, 8.0), {"mean": "geometric", "action": "mask"}, 0.0),
+    ],
+)
+def test_responses(ratios: tuple[float, ...], options: dict, want: float) -> None:
+    assert weights(*ratios, level="sequence", **options) == pytest.approx([want, want])
+
+
+def test_a_product_is_exponential_in_the_length() -> None:
+    ratios = [math.exp(0.002)] * 1000
+    assert weights(*ratios, level="sequence", high=10.0)[0] == pytest.approx(7.389, abs=1e-3)
+    assert weights(*ratios, level="sequence", mean="geometric")[0] == pytest.approx(1.002, abs=1e-5)
+
+
+def test_trl_1_16() -> None:
+    """trl:public:vllm_is_ratio/004, sequence_truncate at 2.0: the first two responses."""
+    for log_ratios, want in (
+        ([-0.201782, 0.167439, -0.423448, 0.324876, 0.10345, -0.049683], 0.9239033),
+        ([0.312865, 0.438809], 2.0),
+    ):
+        got = weights(*torch.tensor(log_ratios, dtype=torch.float64).exp().tolist(), level="sequence")
+        assert got == pytest.approx([want] * len(log_ratios), abs=2e-6)
+
+
+def test_no_gradient_leaves_it() -> None:
+    x: Tensor = torch.zeros(1, 2, requires_grad=True)
+    assert not importance_weights(x, x + 1, torch.ones(1, 2, dtype=torch.bool)).requires_grad
+
+
+def test_a_nan_of_the_sampler_propagates() -> None:
+    nan = torch.tensor([[torch.nan, 0.0]])
+    for action in ("truncate", "mask"):
+        got = importance_weights(torch.zeros(1, 2), nan, torch.ones(1, 2, dtype=torch.bool), action=action)
+        assert got.isnan().tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"level": "turn"},
+        {"mean": "harmonic"},
+        {"mean": "geometric"},
+        {"action": "veto"},
+        {"low": 1.5},
+        {"high": 0.5},
+        {"low": -1.0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        weights(1.0, **options)

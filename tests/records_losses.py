@@ -1,0 +1,108 @@
+"""How the policy losses beyond PPO's are held to the laws: what matters in each, and what does not bind it and why."""
+
+from typing import Any
+
+SHARED_RATIO = {
+    "on policy it is reinforce": "one ratio per response: its tokens share the mean of the advantages, not each its own"
+}
+DETACHED_WEIGHT = {"gradient is the derivative": "the weight is a constant by definition"}
+SCORE_FUNCTION = {"impossible tokens are finite": "linear in log_probs, which is infinite"}
+
+RECORDS: list[dict[str, Any]] = [
+    {
+        "name": "losses.gspo",
+        "call": {},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5},
+        "exempt": SHARED_RATIO,
+    },
+    {"name": "losses.gspo", "call": {"clip_low": 0.2, "clip_high": 0.2}, "matters": {}, "exempt": SHARED_RATIO},
+    {
+        "name": "losses.gspo_token",
+        "call": {},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5},
+        "exempt": {"gradient is the derivative": "each token answers for the response's ratio by itself"},
+    },
+    {
+        "name": "losses.cispo",
+        "call": {},
+        "matters": {"w_min": 0.8, "w_max": 1.2},
+        "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    },
+    {"name": "losses.sapo", "call": {}, "matters": {"tau_pos": 0.5, "tau_neg": 2.0}, "exempt": {}},
+    {
+        "name": "losses.dppo",
+        "call": {},
+        "matters": {"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.01, "w_max": 1.01},
+        "exempt": {},
+    },
+    {
+        "name": "losses.dppo",
+        "call": {"divergence": "kl", "threshold_low": 0.001, "threshold_high": 0.001, "w_max": 1.1},
+        "matters": {},
+        "exempt": {"gradient is the derivative": "the bounded weight is a constant"},
+    },
+    {
+        "name": "losses.gmpo",
+        "call": {},
+        "matters": {"clip_low": 0.1, "clip_high": 0.1},
+        "exempt": SHARED_RATIO,
+    },
+    {
+        "name": "losses.topr",
+        "call": {},
+        "matters": {"level": "token", "w_max": 2.0},
+        "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    },
+    {
+        "name": "losses.topr",
+        "call": {"level": "token"},
+        "matters": {},
+        "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    },
+    {
+        "name": "losses.opmd",
+        "call": {},
+        "matters": {"tau": 1.0, "level": "token"},
+        "exempt": {"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
+    },
+    {
+        "name": "losses.opmd",
+        "call": {"level": "token"},
+        "matters": {},
+        "exempt": {"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
+    },
+    {
+        "name": "losses.decoupled_ppo",
+        "call": {},
+        "matters": {"clip_low": 0.1, "clip_high": 0.28, "w_max": 1.01},
+        "exempt": {
+            "on policy it is reinforce": "the law leaves the behaviour policy apart, and its weight with it",
+            "impossible tokens are finite": "impossible under both constants, so that their ratio is of 0 to 0",
+        },
+    },
+    {
+        "name": "losses.importance_weights",
+        "call": {},
+        "matters": {"level": "sequence", "low": 0.99, "high": 1.01},
+        "exempt": {},
+    },
+    {
+        "name": "losses.importance_weights",
+        "call": {"level": "sequence", "action": "mask", "low": 0.9, "high": 1.2},
+        "matters": {"mean": "geometric", "action": "truncate"},
+        "exempt": {},
+    },
+    {
+        "name": "losses.vespo",
+        "call": {},
+        "matters": {"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+        "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    },
+    {
+        "name": "losses.gppo",
+        "call": {},
+        "matters": {"clip_low": 0.1, "clip_high": 0.28, "beta_low": 0.75, "beta_high": 0.5},
+        "exempt": {"gradient is the derivative": "a clipped token is given the gradient that it had on the bound"},
+    },
+    {"name": "losses.asymre", "call": {}, "matters": {"shift": 0.0}, "exempt": {}},
+]
