@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo compare test test-slow lint bench clean
+.PHONY: demo compare test test-slow test-peers lint bench clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -22,6 +22,9 @@ test: $(VENV)/.dev lint ## style, types, architecture, and the fast tests
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m slow
+
+test-peers: .venv-bench/.test ## this container beside verl's own, call by call
+	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -50,6 +53,12 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt torch
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e .
+	@touch $@
+
+# The test runner in the versions of constraints/dev.txt, whose other lines the peers would not bear.
+.venv-bench/.test: .venv-bench/.ready constraints/dev.txt
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt \
+		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 	@touch $@
 
 clean:

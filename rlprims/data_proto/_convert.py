@@ -61,7 +61,13 @@ def to_tensordict(data: DataProto) -> Any:
         raise BatchError(f"to_tensordict: metadata {twice} needs string keys that no column has; rename or drop them")
     result = batch_of(tensors, rows or 0, data.batch.device if data.batch is not None else None)
     for name, array in arrays.items():
-        result[name] = NonTensorStack(*[NonTensorData(cell) for cell in array])
+        try:
+            result[name] = NonTensorStack(*[NonTensorData(cell) for cell in array])
+        except IndexError as error:
+            raise BatchError(
+                f"to_tensordict: the installed tensordict has no object column of zero rows, such as {name!r}; drop it "
+                "with select, or install a newer tensordict"
+            ) from error
     for key, value in data.meta_info.items():
         result[key] = NonTensorData(value, batch_size=result.batch_size)
     return result

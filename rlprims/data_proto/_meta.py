@@ -35,8 +35,8 @@ def copied(value: Any) -> Any:
 def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
     """One ``meta_info`` of several workers.
 
-    ``metrics`` (a dict, or a list of dicts, per worker) becomes a dict of lists, in the order of the workers; what only
-    some workers report stays. Every other key must be equal wherever it is present.
+    ``metrics`` (a dict, or a list of dicts, or None, per worker) becomes a dict of lists, in the order of the workers;
+    what only some workers report stays. Every other key must be equal wherever it is present.
     """
     result: dict[Any, Any] = {}
     metrics: list[dict[Any, Any]] = []
@@ -52,17 +52,19 @@ def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
                     f"{position}; make them equal, drop the key, or put what each worker measures in "
                     "meta_info['metrics']"
                 )
-    if any("metrics" in meta for meta in metas):
+    if metrics:
         result["metrics"] = _collected(metrics)
     return result
 
 
 def _reports(value: Any, position: int) -> list[dict[Any, Any]]:
+    if value is None:
+        return []
     reports = value if isinstance(value, list) else [value]
     if not all(isinstance(report, dict) for report in reports):
         raise BatchError(
-            f"concat: meta_info['metrics'] of part {position} is {value!r}; it needs a dict of name to value, or a "
-            "list of such dicts"
+            f"concat: meta_info['metrics'] of part {position} is {value!r}; it needs a dict of name to value, a "
+            "list of such dicts, or None"
         )
     return reports
 

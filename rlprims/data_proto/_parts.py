@@ -88,7 +88,7 @@ def missing(data: DataProto, name: object) -> MissingField:
 
 def as_array(name: str, value: Any) -> Array:
     """An object column as it is stored: an array as it is, a list as one object per row."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.ndim:
         return value
     if not is_column(value) or isinstance(value, Tensor):
         raise BatchError(

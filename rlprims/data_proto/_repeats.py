@@ -40,7 +40,10 @@ def sample_level_repeat(data: D, repeat_times: Sequence[int] | Array | Tensor) -
     >>> DataProto.from_dict({"ids": torch.arange(3)}).sample_level_repeat([2, 0, 1])["ids"].tolist()
     [0, 0, 2]
     """
-    times = torch.as_tensor(repeat_times, device="cpu")
+    try:
+        times = torch.as_tensor(repeat_times, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        times = torch.empty(())  # no numbers at all: refused below
     if times.shape != (len(data),) or (times.numel() and (times.is_floating_point() or int(times.min()) < 0)):
         raise BatchError(
             f"sample_level_repeat: got {repeat_times!r} for {len(data)} rows; give one integer per row, at least 0"

@@ -13,11 +13,11 @@ from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.execution import ModelConfig, OptimizerConfig, Sampling
 
-
-_PRODUCED = frozenset(
-    "scores shaped_scores baseline_scores rewards group_ids response_mask rollout_log_probs old_log_probs ref_log_probs "
-    "log_probs entropies values new_values returns advantages losses totals group_tokens".split()
-)
+_PRODUCED = {
+    *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
+    *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
+    *("response_mask", "group_ids", "group_tokens", "losses", "totals"),
+}
 
 
 class _Section(BaseModel):

@@ -214,6 +214,15 @@ def test_concat_collects_metrics():
     assert DataProto.concat(parts).meta_info == {"step": 1, "metrics": {"loss": [1.0, 2.0]}}
 
 
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [([None, {"loss": 2.0}], {"metrics": {"loss": [2.0]}}), ([None, None], {}), ([[], []], {})],
+)
+def test_concat_of_workers_without_metrics(metrics, expected):
+    parts = [DataProto.from_dict({"x": torch.zeros(1)}, meta_info={"metrics": each}) for each in metrics]
+    assert DataProto.concat(parts).meta_info == expected
+
+
 def test_concat_of_concats_collects_the_same_metrics():
     def worker(loss, **more):
         return DataProto.from_dict({"x": torch.zeros(1)}, meta_info={"metrics": {"loss": loss, **more}})
