@@ -6,7 +6,9 @@ asked to synchronize. :func:`dense_ids` makes them from any labels. Statistics c
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from itertools import count
 
 import numpy as np
 import torch
@@ -27,15 +29,30 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     >>> dense_ids(["b", "a", "b", -1])
     tensor([0, 1, 0, 2])
     """
-    names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
-    ids: dict[Hashable, int] = {}
+    if isinstance(labels, Tensor):
+        labels = labels.numpy(force=True)
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
+        smallest, largest = int(labels.min()), int(labels.max())
+        if largest - smallest < 4 * len(labels):
+            return _ids_of_integers(labels - smallest, largest - smallest + 1)
+    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
-        codes = [ids.setdefault(name, len(ids)) for name in names]
+        codes = np.fromiter(map(ids.__getitem__, names), np.int64)
     except TypeError as error:
         raise ValueError(f"labels must be hashable, one per row (strings, numbers, tuples): {error}") from None
     if any(isinstance(name, float) and math.isnan(name) for name in ids):
         raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
-    return torch.tensor(codes, dtype=torch.int64)
+    return torch.from_numpy(codes)
+
+
+def _ids_of_integers(labels: np.ndarray, size: int) -> GroupIds:
+    """The same for integers in [0, size), by look-up."""
+    rows = np.arange(len(labels))
+    first = np.empty(size, np.int64)
+    first[labels[::-1]] = rows[::-1]  # of equal labels the last write stays: the first row
+    first_of_group = first[labels]
+    return torch.from_numpy((np.cumsum(first_of_group == rows) - 1)[first_of_group])
 
 
 def check_group_ids(group_ids: GroupIds) -> None:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto._columns import Array, is_column, object_array, row_count
+from rlprims.data_proto._columns import Array, is_column, object_array
 from rlprims.data_proto._errors import BatchError, MissingField, listing, names
 from rlprims.data_proto._meta import copied
 
@@ -63,12 +63,13 @@ def common_rows(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array], batc
     twice = sorted(tensors.keys() & arrays.keys())
     if twice:
         raise BatchError(f"batch and non_tensor_batch both have {names(twice)}; rename or drop one of each")
-    counts = {name: row_count(column) for part in (tensors, arrays) for name, column in part.items()}
+    counts = [column.shape[0] for part in (tensors, arrays) for column in part.values()]
     if batch is not None:
-        counts["batch_size"] = int(batch.batch_size[0])
-    if len(set(counts.values())) > 1:
-        raise BatchError(f"fields have different numbers of rows: {counts}; give every field one entry per row")
-    return next(iter(counts.values()), None)
+        counts.append(batch.batch_size[0])
+    if len(set(counts)) > 1:
+        named = dict(zip([*tensors, *arrays, "batch_size"], counts, strict=False))
+        raise BatchError(f"fields have different numbers of rows: {named}; give every field one entry per row")
+    return counts[0] if counts else None
 
 
 def fields(data: DataProto) -> str:

@@ -11,7 +11,7 @@ from rlprims.data_proto import _columns
 from rlprims.data_proto._errors import BatchError, names
 from rlprims.data_proto._meta import merged
 from rlprims.data_proto._parts import D, columns, derived, fields
-from rlprims.data_proto._rows import gather, run
+from rlprims.data_proto._rows import gather, runs
 
 
 def chunk(data: D, chunks: int) -> list[D]:
@@ -31,7 +31,7 @@ def chunk(data: D, chunks: int) -> list[D]:
             f"pad_to_divisor({chunks}) first; {fields(data)}"
         )
     size = rows // chunks
-    return [run(data, number * size, (number + 1) * size) for number in range(chunks)]
+    return runs(data, [(number * size, (number + 1) * size) for number in range(chunks)])
 
 
 def split(data: D, split_size: int) -> list[D]:
@@ -47,7 +47,7 @@ def split(data: D, split_size: int) -> list[D]:
     if split_size < 1:
         raise BatchError(f"split: split_size is {split_size}, it needs to be at least 1")
     rows = len(data)
-    return [run(data, start, min(start + split_size, rows)) for start in range(0, rows, split_size)]
+    return runs(data, [(start, min(start + split_size, rows)) for start in range(0, rows, split_size)])
 
 
 def concat(data: Sequence[D]) -> D:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,21 @@ def upto(count: int) -> Tensor:
 
 def run(data: D, start: int, stop: int) -> D:
     """Rows start to stop: views of the tensors."""
+    return runs(data, [(start, stop)])[0]
+
+
+def runs(data: D, bounds: Iterable[tuple[int, int]]) -> list[D]:
+    """Several runs of rows, after one check of the columns."""
     tensors, arrays, rows = columns(data)
-    return derived(
-        data,
-        {name: _columns.narrow(tensor, start, stop) for name, tensor in tensors.items()},
-        {name: array[start:stop].copy() for name, array in arrays.items()},
-        None if rows is None else stop - start,
-    )
+    return [
+        derived(
+            data,
+            {name: _columns.narrow(tensor, start, stop) for name, tensor in tensors.items()},
+            {name: array[start:stop].copy() for name, array in arrays.items()},
+            None if rows is None else stop - start,
+        )
+        for start, stop in bounds
+    ]
 
 
 def gather(data: D, numbers: Tensor) -> D:
@@ -159,7 +167,7 @@ def group_by(data: D, key: str) -> dict[Hashable, D]:
     labels, ids = _distinct(column) if isinstance(column, Tensor) else _distinct_objects(key, column)
     grouped = gather(data, ids.argsort(stable=True))
     ends = ids.bincount(minlength=len(labels)).cumsum(0).tolist()
-    return {label: run(grouped, start, end) for label, start, end in zip(labels, [0, *ends], ends, strict=False)}
+    return dict(zip(labels, runs(grouped, zip([0, *ends], ends, strict=False)), strict=True))
 
 
 def _distinct(column: Tensor) -> tuple[list[Any], Tensor]:

@@ -51,7 +51,7 @@ def clipped_surrogate(
         raise ValueError(f"dual_clip={dual_clip} must be above 1 (3.0 is usual), or None for no dual clip")
     a = zero_outside(advantages, response_mask).detach()
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
-    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
-    if dual_clip is not None:
-        objective = torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
-    return -objective
+    # All clips as one: A >= 0 is clipped from above only, A < 0 from below, and by c from above.
+    low = torch.where(a >= 0, 0.0, torch.full_like(a, 1 - clip_low))
+    high = torch.where(a >= 0, 1 + clip_high, torch.full_like(a, torch.inf if dual_clip is None else dual_clip))
+    return -a * ratio.clamp(low, high)

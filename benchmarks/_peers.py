@@ -1,0 +1,23 @@
+"""The peers, imported and never copied; one that is not installed is left out with a line."""
+
+import importlib
+from functools import cache
+from typing import Any
+
+
+@cache
+def peer(module: str) -> Any | None:
+    """The module, or None."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        print(f"left out, cannot be imported: {module} ({error})")
+        return None
+
+
+def verl() -> Any | None:
+    return peer("verl.trainer.ppo.core_algos")
+
+
+def trl() -> Any | None:
+    return peer("trl.trainer.grpo_trainer")
