@@ -16,7 +16,7 @@ ALGORITHMS = ("dapo", "grpo", "ppo", "rloo", "remax", "reinforce")
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare algorithms on the words task.")
     parser.add_argument("algorithms", nargs="*", default=ALGORITHMS, help=f"some of {', '.join(ALGORITHMS)}")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"), help="folder of the runs")
     options = parser.parse_args()
