@@ -60,8 +60,8 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 def common_rows(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array], batch: Any = None) -> int | None:
     """The number of rows that all columns have; None where there is no column."""
-    twice = sorted(tensors.keys() & arrays.keys())
-    if twice:
+    if not tensors.keys().isdisjoint(arrays):
+        twice = sorted(tensors.keys() & arrays.keys())
         raise BatchError(f"batch and non_tensor_batch both have {names(twice)}; rename or drop one of each")
     counts = [column.shape[0] for part in (tensors, arrays) for column in part.values()]
     if batch is not None:

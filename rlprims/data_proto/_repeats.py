@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rlprims.data_proto import _columns
 from rlprims.data_proto._columns import Array
 from rlprims.data_proto._errors import BatchError
-from rlprims.data_proto._parts import D, fields
+from rlprims.data_proto._parts import D, columns, derived, fields
 from rlprims.data_proto._rows import gather, run, upto
 
 
@@ -26,8 +28,17 @@ def repeat(data: D, repeat_times: int = 2, interleave: bool = True) -> D:
     """
     if repeat_times < 0:
         raise BatchError(f"repeat: repeat_times is {repeat_times}, it needs to be at least 0")
-    numbers = upto(len(data))
-    return gather(data, numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times))
+    if repeat_times == 1:
+        return run(data, 0, len(data))
+    tensors, arrays, rows = columns(data)
+    numbers = upto(rows or 0)
+    numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
+    return derived(
+        data,
+        {name: _columns.repeated(tensor, repeat_times, interleave) for name, tensor in tensors.items()},
+        {name: array[numbers.numpy()] for name, array in arrays.items()},
+        None if rows is None else numbers.numel(),
+    )
 
 
 def sample_level_repeat(data: D, repeat_times: Sequence[int] | Array | Tensor) -> D:
@@ -69,8 +80,7 @@ def padding(data: D, padding_size: int, padding_candidate: str = "last") -> D:
         )
     if padding_size and not rows:
         raise BatchError(f"padding: a batch without rows has none to copy {padding_size} times; {fields(data)}")
-    filler = upto(1).expand(padding_size) + (0 if padding_candidate == "first" else rows - 1)
-    return gather(data, torch.cat([upto(rows), filler]))
+    return _extended(data, torch.full((padding_size,), 0 if padding_candidate == "first" else rows - 1, device="cpu"))
 
 
 def pad_dataproto_to_divisor(data: D, size_divisor: int) -> tuple[D, int]:
@@ -90,7 +100,7 @@ def pad_dataproto_to_divisor(data: D, size_divisor: int) -> tuple[D, int]:
         raise BatchError(f"pad_to_divisor: size_divisor is {size_divisor}, it needs to be at least 1")
     rows = len(data)
     added = -rows % size_divisor
-    return gather(data, upto(rows + added) % max(rows, 1)), added
+    return _extended(data, upto(added) % max(rows, 1)), added
 
 
 def unpad_dataproto(data: D, pad_size: int) -> D:
@@ -106,3 +116,16 @@ def unpad_dataproto(data: D, pad_size: int) -> D:
     if not 0 <= pad_size <= len(data):
         raise BatchError(f"unpad: cannot take {pad_size} rows off {len(data)}; pass what pad_to_divisor returned")
     return run(data, 0, len(data) - pad_size)
+
+
+def _extended(data: D, numbers: Tensor) -> D:
+    """All rows, and after them those with these numbers: one copy of everything, or views where none are added."""
+    if not numbers.numel():
+        return run(data, 0, len(data))
+    tensors, arrays, rows = columns(data)
+    return derived(
+        data,
+        {name: _columns.join(name, [tensor, _columns.take(tensor, numbers)]) for name, tensor in tensors.items()},
+        {name: np.concatenate([array, array[numbers.numpy()]]) for name, array in arrays.items()},
+        (rows or 0) + numbers.numel(),
+    )

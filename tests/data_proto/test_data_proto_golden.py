@@ -163,6 +163,16 @@ def test_repeat(data):
     assert obs(data.repeat(repeat_times=2, interleave=False)) == obs(data) * 2
 
 
+@pytest.mark.parametrize("interleave", [True, False])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_repeated_rows_have_memory_of_their_own(rows, interleave):
+    data = DataProto.from_dict({"x": torch.zeros(rows, 3)})
+    repeated = data.repeat(2, interleave)
+    repeated["x"][0] = 1
+    assert repeated["x"].sum() == 3
+    assert data["x"].sum() == 0
+
+
 @pytest.mark.parametrize("times", [[3, 0, 2], (3, 0, 2), np.array([3, 0, 2]), torch.tensor([3, 0, 2])])
 def test_sample_level_repeat(data, times):
     assert labels(data.sample_level_repeat(times)) == ["a", "a", "a", "c", "c"]
