@@ -18,7 +18,7 @@ compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about
 	$(BIN)/python examples/words/compare.py
 
 test: $(VENV)/.dev lint ## style, types, architecture, and the fast tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m slow
