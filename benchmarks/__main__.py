@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--quick] [--only gae,group,filter,loss] [--out FILE]``: see docs/benchmarks/README.md."""
+"""``python -m benchmarks [--quick] [--only gae,...] [--out FILE]``: see docs/benchmarks/README.md."""
 
 import argparse
 import datetime
