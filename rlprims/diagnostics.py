@@ -8,7 +8,12 @@ from rlprims.masking import log_ratio, sequence_lengths, zero_outside
 from rlprims.types import CuSeqlens, Max, Mean, Metrics, PerSequence, PerToken, RowMask, TokenMask
 
 
-def _token_mean(x: Tensor, response_mask: TokenMask) -> Mean:
+def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
+    """Mean over the valid tokens, as a metric.
+
+    >>> token_mean(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
+    tensor(1.)
+    """
     return Mean(zero_outside(x, response_mask).sum().detach(), response_mask.sum())
 
 
@@ -41,14 +46,14 @@ def policy_update(
         ratio = moved.exp()
         a = zero_outside(advantages, response_mask)
         metrics: Metrics = {
-            "approx_kl": _token_mean(estimate_kl(-moved, "k3"), response_mask),
+            "approx_kl": token_mean(estimate_kl(-moved, "k3"), response_mask),
             "ratio_max": _max(torch.where(response_mask, ratio, 0.0)),
         }
         if clip_low is not None and clip_high is not None:
             below = (ratio < 1 - clip_low) & (a < 0)
             above = (ratio > 1 + clip_high) & (a > 0)
-            metrics["clip_fraction_low"] = _token_mean(below.float(), response_mask)
-            metrics["clip_fraction_high"] = _token_mean(above.float(), response_mask)
+            metrics["clip_fraction_low"] = token_mean(below.float(), response_mask)
+            metrics["clip_fraction_high"] = token_mean(above.float(), response_mask)
         return metrics
 
 
@@ -61,7 +66,7 @@ def sampler_mismatch(old_log_probs: PerToken, rollout_log_probs: PerToken, respo
         difference = log_ratio(old_log_probs, rollout_log_probs, response_mask)
         return {
             "mismatch_max": _max(difference.abs()),
-            "mismatch_k3": _token_mean(estimate_kl(-difference, "k3"), response_mask),
+            "mismatch_k3": token_mean(estimate_kl(-difference, "k3"), response_mask),
         }
 
 
@@ -70,15 +75,6 @@ def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqle
     lengths = sequence_lengths(response_mask, cu_seqlens).to(torch.float32)
     rows = torch.tensor(len(scores), device=scores.device)
     return {"score": Mean(scores.sum(), rows), "length": Mean(lengths.sum(), rows)}
-
-
-def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
-    """Mean over the valid tokens, as a metric.
-
-    >>> token_mean(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
-    tensor(1.)
-    """
-    return _token_mean(x, response_mask)
 
 
 def share(rows: RowMask) -> Mean:

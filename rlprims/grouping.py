@@ -127,16 +127,36 @@ def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None 
 def is_constant(
     x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, tolerance: float = 1e-6
 ) -> RowMask:
-    """True where the row's group has max - min <= tolerance * max(1, |max|, |min|).
+    """True where the row's group has max - min <= tolerance * max(1, |max|, |min|); never for a group with a NaN.
 
-    A range and not a std: the std of seven equal 0.1 is 1.4e-17, so ``std > 0`` calls that group varied. A NaN in the
-    group makes it varied, since nothing is known of it.
+    A range and not a std: the std of seven equal 0.1 is 1.4e-17, so ``std > 0`` calls that group varied.
 
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
     """
+    spread, limit = _spread_and_limit(x, group_ids, valid_rows, tolerance)
+    return spread <= limit
+
+
+def is_varied(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, tolerance: float = 1e-6
+) -> RowMask:
+    """True where the row's group has max - min > tolerance * max(1, |max|, |min|).
+
+    The opposite of :func:`is_constant`, but for a group with a NaN, which is neither.
+
+    >>> is_varied(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
+    [False, False, True, True]
+    """
+    spread, limit = _spread_and_limit(x, group_ids, valid_rows, tolerance)
+    return spread > limit
+
+
+def _spread_and_limit(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, tolerance: float
+) -> tuple[PerSequence, PerSequence]:
     low, high = group_bounds(x, group_ids, valid_rows)
-    return high - low <= tolerance * torch.maximum(high.abs(), low.abs()).clamp(min=1.0)
+    return high - low, tolerance * torch.maximum(high.abs(), low.abs()).clamp(min=1.0)
 
 
 def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -145,10 +165,8 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
     """
-    valid = _valid(group_ids, valid_rows)
-    low, _ = group_bounds(x, group_ids, valid)
-    count = group_count(group_ids, valid).clamp(min=1)
-    return low + _sum(torch.where(valid, upcast(x) - low, 0.0), group_ids) / count
+    low, _, mean_above = _above_minimum(x, group_ids, valid_rows)
+    return low + mean_above
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -160,11 +178,19 @@ def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | Non
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
     """
+    _, above, mean_above = _above_minimum(x, group_ids, valid_rows)
+    return above - mean_above
+
+
+def _above_minimum(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None
+) -> tuple[PerSequence, PerSequence, PerSequence]:
+    """The group's minimum, each row above it, and the group's mean of that."""
     valid = _valid(group_ids, valid_rows)
     low, _ = group_bounds(x, group_ids, valid)
     above = upcast(x) - low
     count = group_count(group_ids, valid).clamp(min=1)
-    return above - _sum(torch.where(valid, above, 0.0), group_ids) / count
+    return low, above, _sum(torch.where(valid, above, 0.0), group_ids) / count
 
 
 def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:

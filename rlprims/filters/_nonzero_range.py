@@ -1,6 +1,6 @@
 """See :func:`nonzero_range`."""
 
-from rlprims.grouping import group_bounds
+from rlprims.grouping import is_varied
 from rlprims.types import GroupIds, PerSequence, RowMask
 
 
@@ -30,6 +30,4 @@ def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float 
         raise ValueError(
             f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: both are (B,)"
         )
-    low, high = group_bounds(scores, group_ids)
-    scale = high.abs().maximum(low.abs()).clamp(min=1.0)
-    return high - low > tolerance * scale
+    return is_varied(scores, group_ids, tolerance=tolerance)

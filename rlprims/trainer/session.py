@@ -209,8 +209,9 @@ class _Session:
 
     def _finish(self, seconds: float) -> None:
         run = self.run_directory
-        lines = [line for line in read_metrics(run.path) if line["kind"] == "eval"]
-        training = [line for line in read_metrics(run.path) if line["kind"] == "train"]
+        metrics = read_metrics(run.path)
+        lines = [line for line in metrics if line["kind"] == "eval"]
+        training = [line for line in metrics if line["kind"] == "train"]
         run.write_json(
             "summary.json",
             {
