@@ -2,6 +2,7 @@
 
 import torch
 
+from rlprims.losses._bounds import check_ratio_bounds
 from rlprims.masking import check_tokens, log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
@@ -45,8 +46,7 @@ def clipped_surrogate(
     tensor([[-1.2000,  1.6487]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if not 0 <= clip_low <= 1 or clip_high < 0:
-        raise ValueError(f"clip_low={clip_low} must be in [0, 1] and clip_high={clip_high} at least 0")
+    check_ratio_bounds(clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip} must be above 1 (3.0 is usual), or None for no dual clip")
     a = zero_outside(advantages, response_mask).detach()

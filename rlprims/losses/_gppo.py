@@ -2,6 +2,7 @@
 
 import torch
 
+from rlprims.losses._bounds import check_ratio_bounds
 from rlprims.masking import check_tokens, log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
@@ -51,8 +52,7 @@ def gppo(
     tensor([[-1.2000,  1.6487]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if not 0 <= clip_low <= 1 or clip_high < 0:
-        raise ValueError(f"clip_low={clip_low} must be in [0, 1] and clip_high={clip_high} at least 0")
+    check_ratio_bounds(clip_low, clip_high)
     if beta_low < 0 or beta_high < 0:
         raise ValueError(f"beta_low={beta_low} and beta_high={beta_high} must be at least 0")
     a = zero_outside(advantages, response_mask).detach()

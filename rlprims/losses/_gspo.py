@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rlprims.losses._bounds import check_ratio_bounds
 from rlprims.losses._sequence_ratio import sequence_log_ratio
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
@@ -104,8 +105,7 @@ def _check(
     clip_high: float,
 ) -> None:
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if not 0 <= clip_low <= 1 or clip_high < 0:
-        raise ValueError(f"clip_low={clip_low} must be in [0, 1] and clip_high={clip_high} at least 0")
+    check_ratio_bounds(clip_low, clip_high)
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> Tensor:
