@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import _machine, _report, data_proto, gae, group_advantage, group_filter, policy_loss
+from benchmarks import _machine, _report, data_proto, gae, group_advantage, group_filter, policy_loss, rewards
 from benchmarks._harness import Row, measure, settle_allocator
 
 FAMILIES = {
@@ -15,6 +15,7 @@ FAMILIES = {
     "filter": group_filter.cases,
     "loss": policy_loss.cases,
     "batch": data_proto.cases,
+    "rewards": rewards.cases,
 }
 RESULTS = Path("docs/benchmarks/results.json")
 

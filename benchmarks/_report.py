@@ -14,6 +14,7 @@ FAMILIES = {
     "filter": "DAPO's group filter, from labels",
     "loss": "Clipped policy loss, forward and backward, with metrics",
     "batch": "DataProto, 4096 x 4096 tokens in three columns (320 MiB), four object columns",
+    "rewards": "Real answers scored by rule",
 }
 INTRODUCTION = """\
 # Benchmarks
@@ -22,9 +23,9 @@ Made by `make bench`; the numbers are in `{json}`. Do not edit: this page is wri
 
 CPU milliseconds of one thread: median of rounds in which all functions of a case take turns in one process.
 **ratio** is that row's time over the time of `rlprims`, the median of the per-round ratios: above 1 we are faster.
-**error** is max |result − oracle| / max |oracle| against float64, in the same run (for the filter: the share of wrong
-rows). **copy** moves as many bytes as the case must read and write, between buffers that exist. **peak** is how far
-resident memory rose, good to about one array.
+**error** is max |result − oracle| / max |oracle| against float64, in the same run (for the filter and the rewards: the
+share of wrong rows). **copy** moves as many bytes as the case must read and write, between buffers that exist. **peak**
+is how far resident memory rose, good to about one array.
 
 {machine} · {versions} · {date}
 """

@@ -77,9 +77,11 @@ def cases(quick: bool) -> Iterator[Case]:
     yield _case(sample, "union, new field", _with_scores, everything)
     yield _case(sample, "union, equal copies", _with_copy(sample), everything)
     yield _case(sample, "pad by one", _padding(sample), padded, moves=1)
+    yield _case(sample, "pad by one, chunk", _padded_chunks(sample), padded, moves=1 / PARTS)
     yield _crossing(sample, "in band", _in_band)
     yield _crossing(sample, "one copy", _one_copy)
     yield _crossing(sample, "shared", _shared)
+    yield from _through_ray(sample)
     yield from _disk(sample)
 
 
@@ -98,6 +100,8 @@ def _case(
     if bare is not None:
         td = TensorDict(sample.tensors, batch_size=[sample.rows])
         peers["TensorDict"] = lambda: bare(td)
+        # A TensorDict has no object columns, so this is what it compares to.
+        peers["rlprims, tensors only"] = build(lambda: data_proto.DataProto.from_dict(sample.tensors))
     ours = build(lambda: sample.of(data_proto.DataProto))
     return Case("batch", name, ours, peers, lambda got: sample.wrong(got, rows), int(2 * moves * sample.bytes))
 
@@ -159,12 +163,27 @@ def _padding(sample: Sample) -> Build:
     return build
 
 
-def _crossing(sample: Sample, name: str, ours: Callable[[Batch], Batch]) -> Case:
-    batch = sample.of(data_proto.DataProto)
+def _padded_chunks(sample: Sample) -> Build:
+    def build(make: Callable[[], Batch]) -> Function:
+        batch = make()[: sample.rows - 1]
+        if isinstance(batch, data_proto.DataProto):
+            return lambda: batch.chunk(PARTS, pad=True)
+        return lambda: sample.verl.pad_dataproto_to_divisor(batch, PARTS)[0].chunk(PARTS)
+
+    return build
+
+
+def _crossing(
+    sample: Sample,
+    name: str,
+    ours: Callable[[Batch], Batch],
+    verls: Callable[[Batch, str], Batch] | None = None,
+) -> Case:
+    batch, verls = sample.of(data_proto.DataProto), verls or _verls_pickle
     peers: dict[str, Function] = {}
     if sample.verl is not None:
         theirs = sample.of(sample.verl.DataProto)
-        peers = {"verl": lambda: _verls_pickle(theirs, ""), "verl, numpy": lambda: _verls_pickle(theirs, "numpy")}
+        peers = {"verl": lambda: verls(theirs, ""), "verl, numpy": lambda: verls(theirs, "numpy")}
     everything = torch.arange(sample.rows)
     return Case("batch", f"process, {name}", lambda: ours(batch), peers, lambda got: sample.wrong(got, everything))
 
@@ -188,11 +207,32 @@ def _shared(batch: Batch) -> Batch:
 
 
 def _verls_pickle(batch: Batch, method: str) -> Batch:
+    return _as_verl_packs(lambda: pickle.loads(pickle.dumps(batch)), method)  # noqa: S301
+
+
+def _as_verl_packs(cross: Callable[[], Batch], method: str) -> Batch:
     os.environ["VERL_DATAPROTO_SERIALIZATION_METHOD"] = method
     try:
-        return pickle.loads(pickle.dumps(batch))  # noqa: S301
+        return cross()
     finally:
         del os.environ["VERL_DATAPROTO_SERIALIZATION_METHOD"]
+
+
+def _through_ray(sample: Sample) -> Iterator[Case]:
+    """Into Ray's object store and out of it again."""
+    ray = peer("ray")
+    if ray is None:
+        return
+    os.environ |= {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=6 * sample.bytes + 2**28)
+    try:
+
+        def cross(batch: Batch) -> Batch:
+            return ray.get(ray.put(batch))
+
+        yield _crossing(sample, "Ray", cross, lambda batch, method: _as_verl_packs(lambda: cross(batch), method))
+    finally:
+        ray.shutdown()
 
 
 def _disk(sample: Sample) -> Iterator[Case]:

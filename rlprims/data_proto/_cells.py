@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlprims.data_proto._columns import object_array
+from rlprims.data_proto._columns import Array, object_array
 from rlprims.data_proto._errors import BatchError
 
 SCALARS = {
@@ -32,6 +33,8 @@ _STORABLE = (
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
 
+_LONGEST_INT = 14_000  # bits; Python itself reads no more than 4300 digits
+
 
 def store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
     """Put a tensor on the list and return its position."""
@@ -43,23 +46,30 @@ def store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
 
 def encode(value: Any, tensors: list[Tensor], where: str) -> Any:
     """The JSON of a value. ``where`` names it in the error if it has none."""
+    try:
+        return _encode(value, tensors, where)
+    except RecursionError:
+        raise BatchError(f"{where}: nested too deeply, or a part of itself; drop the field with select") from None
+
+
+def _encode(value: Any, tensors: list[Tensor], where: str) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, str) or (kind is int and value.bit_length() < _LONGEST_INT):
         return value
     if kind is float:
         return value if math.isfinite(value) else {"$float": str(value)}
     if kind is list:
-        return [encode(item, tensors, where) for item in value]
+        return [_encode(item, tensors, where) for item in value]
     if kind is tuple:
-        return {"$tuple": [encode(item, tensors, where) for item in value]}
+        return {"$tuple": [_encode(item, tensors, where) for item in value]}
     if kind is dict:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: encode(item, tensors, where) for key, item in value.items()}
-        return {"$dict": [[encode(k, tensors, where), encode(v, tensors, where)] for k, v in value.items()]}
+            return {key: _encode(item, tensors, where) for key, item in value.items()}
+        return {"$dict": [[_encode(k, tensors, where), _encode(v, tensors, where)] for k, v in value.items()]}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if kind in SCALARS.values():
-        return {"$scalar": [value.dtype.name, encode(value.item(), tensors, where)]}
+        return {"$scalar": [value.dtype.name, _encode(value.item(), tensors, where)]}
     if kind is np.str_:
         return str(value)
     if kind is np.ndarray:
@@ -78,7 +88,9 @@ def encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any
         cells = [encode(cell, tensors, f"{where}, row {row}") for row, cell in zip(rows, array.flat, strict=True)]
         return {"$objects": [list(array.shape), cells]}
     if array.dtype.kind == "U":
-        return {"$strings": [array.dtype.str, list(array.shape), array.ravel().tolist()]}
+        # As bytes, not as text: a short JSON must not be able to ask for an array of any width.
+        code_points = torch.from_numpy(np.frombuffer(bytearray(array.tobytes()), np.uint8))
+        return {"$strings": [array.dtype.str, list(array.shape), store(code_points, tensors, where)]}
     try:
         # A copy in order and in this machine's byte order; from_numpy takes no other.
         tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
@@ -109,8 +121,15 @@ def decode(value: Any, tensors: list[Tensor]) -> Any:
             return SCALARS[content[0]](decode(content[1], tensors))
         case "$tensor" | "$array" if type(content) is int and content >= 0:
             return tensors[content] if kind == "$tensor" else tensors[content].numpy()
-        case "$strings" if re.fullmatch(r"[<>=]U\d{1,9}", content[0]):
-            return np.array(content[2], dtype=content[0]).reshape(content[1])
+        case "$strings" if re.fullmatch(r"[<>]U\d{1,9}", content[0]):
+            return _strings(content[0], content[1], tensors[content[2]])
         case "$objects":
             return object_array([decode(cell, tensors) for cell in content[1]]).reshape(content[0])
     raise BatchError(f"unknown content {kind!r}")
+
+
+def _strings(dtype: str, shape: list[int], content: Tensor) -> Array:
+    code_points = content.numpy().view(dtype[0] + "u4")
+    if code_points.size != math.prod(shape) * int(dtype[2:]) or np.any(code_points > sys.maxunicode):
+        raise BatchError("an array of strings whose characters do not fit its shape")
+    return np.ndarray(shape, dtype, code_points)

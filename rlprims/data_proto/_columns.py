@@ -85,17 +85,21 @@ def repeated(tensor: Tensor, times: int, interleave: bool) -> Tensor:
 
 def join(name: str, columns: Sequence[Tensor]) -> Tensor:
     """The columns one under another. Adjacent views of one memory become one view, without a copy."""
+    view = _rejoined(columns)
+    if view is not None:
+        return view
     kinds = {(column.is_nested, column.dtype, column.device) for column in columns}
     if len(kinds) > 1:
         found = sorted({f"{dtype_text(c)} {c.layout} on {c.device}" for c in columns})
         raise BatchError(f"concat: {name} has different kinds: {found}; convert them to one first")
     if not columns[0].is_nested:
         _same_shape(name, [tuple(column.shape[1:]) for column in columns])
-        return _cat(columns, 0)
+        return torch.cat(list(columns))
     parts = [_jagged.packed(column) for column in columns]
     _same_shape(name, [tuple("*" if isinstance(s, torch.SymInt) else s for s in c.shape[1:]) for c in columns])
-    dim = parts[0].dim
-    values = _cat([part.values for part in parts], dim - 1)
+    dim, flat = parts[0].dim, [part.values for part in parts]
+    values = _rejoined(flat) if dim == 1 else None
+    values = torch.cat(flat, dim - 1) if values is None else values
     return _jagged.together(_jagged.Parts(values, _jagged.offsets_of_joined(parts), None, dim))
 
 
@@ -116,30 +120,27 @@ def _same_shape(name: str, row_shapes: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    if dim == 0:
-        tensors = [tensor for tensor in tensors if tensor.shape[0]] or tensors[:1]
-        if _adjacent(tensors):
-            first = tensors[0]
-            size = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
-            return first.as_strided(size, first.stride(), first.storage_offset())
-    return torch.cat(list(tensors), dim)
-
-
-def _adjacent(tensors: Sequence[Tensor]) -> bool:
-    first = tensors[0]
-    # A view made here would hide the later parts from autograd; wrapper tensors have no memory of their own.
-    if any(tensor.requires_grad or type(tensor) is not Tensor for tensor in tensors):
-        return False
-    memory, stride, end = first.untyped_storage().data_ptr(), first.stride(), first.storage_offset()
-    lazy = first.is_conj(), first.is_neg()
-    for tensor in tensors:
-        if (
-            tensor.untyped_storage().data_ptr() != memory
-            or tensor.stride() != stride
-            or tensor.storage_offset() != end
-            or (tensor.is_conj(), tensor.is_neg()) != lazy
-        ):
-            return False
-        end += tensor.shape[0] * stride[0]
-    return memory != 0
+def _rejoined(parts: Sequence[Tensor]) -> Tensor | None:
+    """One view of all rows, if the parts are alike and each begins in memory where the one before it ends."""
+    # Wrapper tensors have no memory of their own, and those of a graph would lose the later parts' gradients.
+    if any(type(part) is not Tensor or part.requires_grad or part.is_conj() or part.is_neg() for part in parts):
+        return None
+    first = next((part for part in parts if part.numel()), None)
+    if first is None:
+        return None
+    dtype, inner, stride, width = first.dtype, list(first.shape[1:]), first.stride(), first.element_size()
+    rows, here = 0, first.data_ptr()
+    for part in parts:
+        count, *others = part.shape
+        if part.dtype != dtype or others != inner:
+            return None
+        if (part.data_ptr() != here or part.stride() != stride) if count else part.device != first.device:
+            return None
+        rows += count
+        here += count * stride[0] * width
+    size, memory = (rows, *inner), first.untyped_storage()
+    end = first.data_ptr() + width * (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    # Two allocations may lie side by side: only rows in the memory that the first part holds are one view.
+    if end > memory.data_ptr() + memory.nbytes():
+        return None
+    return first.as_strided(size, stride, first.storage_offset())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
@@ -74,21 +76,44 @@ def to_tensordict(data: DataProto) -> Any:
 
 
 def to_pandas(data: DataProto) -> Any:
-    """A pandas DataFrame to read: one line per row, one column per field; a row of a tensor is a list.
+    """A pandas DataFrame to read: one line per row, one column per field.
+
+    A column of one number per row keeps its dtype (bfloat16 and float8 as float32); of more, each row is nested lists.
+    Objects stay objects, but arrays and tensors among them become nested lists too.
 
     Raises:
         ImportError: pandas is not installed.
     """
-    return _optional("pandas").DataFrame(_readable(data))
+    pandas = _optional("pandas")
+    tensors, arrays, rows = columns(data)
+    fields: dict[str, Tensor | Array] = {**tensors, **arrays}
+    cells = {name: _one_per_row(column) for name, column in fields.items()}
+    series = {name: pandas.Series(column, dtype=column.dtype) for name, column in cells.items()}
+    return pandas.DataFrame(series, index=pandas.RangeIndex(rows or 0))
 
 
 def to_arrow(data: DataProto) -> Any:
-    """A pyarrow Table to read: one line per row, one column per field; a row of a tensor is a list.
+    """A pyarrow Table to read or to write to Parquet: one line per row, one column per field.
+
+    Tensors and numeric arrays keep their dtype (bfloat16 and float8 as float32), as lists of lists where a row is more
+    than one number, and share their memory with the table where Arrow can hold it. Of objects Arrow infers a type.
 
     Raises:
+        BatchError: a field that Arrow has no type for, such as objects of different kinds; says which.
         ImportError: pyarrow is not installed.
     """
-    return _optional("pyarrow").table(_readable(data))
+    arrow = _optional("pyarrow")
+    tensors, arrays, _ = columns(data)
+    fields: dict[str, Tensor | Array] = {**tensors, **arrays}
+    table = {}
+    for name, column in fields.items():
+        try:
+            table[name] = _arrow_column(arrow, column)
+        except (arrow.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise BatchError(
+                f"to_arrow: {name} has no Arrow type: {error}; convert it, or drop it with select"
+            ) from error
+    return arrow.table(table)
 
 
 def _optional(package: str) -> Any:
@@ -98,16 +123,39 @@ def _optional(package: str) -> Any:
         raise ImportError(f"this needs {package}, which is not installed: pip install {package}") from error
 
 
-def _readable(data: DataProto) -> dict[str, list[Any]]:
-    tensors, arrays, _ = columns(data)
-    lists = {name: _lists(tensor.detach()) for name, tensor in tensors.items()}
-    return lists | {name: [_plain(cell) for cell in array] for name, array in arrays.items()}
+def _numbers(tensor: Tensor) -> Array:
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    no_numpy = tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32 and tensor.dtype != torch.float16
+    numbers: Array = (tensor.float() if no_numpy else tensor).numpy()
+    return numbers
 
 
-def _lists(tensor: Tensor) -> list[Any]:
-    if tensor.is_nested:
-        return [_jagged.row(tensor, index).tolist() for index in range(tensor.shape[0])]
-    return tensor.tolist()
+def _one_per_row(column: Tensor | Array) -> Array:
+    """One dimension: of numbers, or of objects."""
+    if isinstance(column, Tensor) and column.is_nested:
+        return object_array([_jagged.row(column, index).tolist() for index in range(column.shape[0])])
+    array = _numbers(column) if isinstance(column, Tensor) else column
+    if array.ndim == 1 and array.dtype.kind in "biufcmM":
+        return array
+    return object_array([_plain(cell) for cell in array])
+
+
+def _arrow_column(arrow: Any, column: Tensor | Array) -> Any:
+    if isinstance(column, Tensor) and column.is_nested:
+        values, offsets, _, dim = _jagged.packed(column)
+        if dim == 1:
+            rows = _arrow_column(arrow, values)
+            return arrow.LargeListArray.from_arrays(arrow.array(_numbers(offsets.long())), rows)
+        return arrow.array(_one_per_row(column).tolist())
+    array = _numbers(column) if isinstance(column, Tensor) else column
+    if array.dtype == object:
+        return arrow.array(_one_per_row(array).tolist())
+    result = arrow.array(array.reshape(-1))
+    # From the innermost dimension outwards: so many lists, each of so many of what there is.
+    for dim in range(array.ndim - 1, 0, -1):
+        lists = math.prod(array.shape[:dim])
+        result = arrow.LargeListArray.from_arrays(arrow.array(np.arange(lists + 1) * array.shape[dim]), result)
+    return result
 
 
 def _plain(cell: Any) -> Any:

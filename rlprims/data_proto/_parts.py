@@ -63,13 +63,14 @@ def common_rows(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array], batc
     if not tensors.keys().isdisjoint(arrays):
         twice = sorted(tensors.keys() & arrays.keys())
         raise BatchError(f"batch and non_tensor_batch both have {names(twice)}; rename or drop one of each")
-    counts = [column.shape[0] for part in (tensors, arrays) for column in part.values()]
+    counts = {column.shape[0] for part in (tensors, arrays) for column in part.values()}
     if batch is not None:
-        counts.append(batch.batch_size[0])
-    if len(set(counts)) > 1:
-        named = dict(zip([*tensors, *arrays, "batch_size"], counts, strict=False))
+        counts.add(batch.batch_size[0])
+    if len(counts) > 1:
+        named = {name: column.shape[0] for part in (tensors, arrays) for name, column in part.items()}
+        named |= {} if batch is None else {"batch_size": batch.batch_size[0]}
         raise BatchError(f"fields have different numbers of rows: {named}; give every field one entry per row")
-    return counts[0] if counts else None
+    return counts.pop() if counts else None
 
 
 def fields(data: DataProto) -> str:
@@ -111,11 +112,15 @@ def derived(
     meta_info: dict[Any, Any] | None = None,
 ) -> D:
     """A batch of the same type from columns that fit. ``arrays`` and ``meta_info`` must be the result's own."""
-    new = object.__new__(type(data))
     keep_batch = rows is not None and (tensors or data.batch is not None)
-    new.batch = (
-        batch_of(tensors, rows or 0, data.batch.device if data.batch is not None else None) if keep_batch else None
-    )
+    device = data.batch.device if data.batch is not None else None
+    return assembled(data, batch_of(tensors, rows or 0, device) if keep_batch else None, arrays, meta_info)
+
+
+def assembled(data: D, batch: Any, arrays: Mapping[str, Array], meta_info: dict[Any, Any] | None = None) -> D:
+    """A batch of the same type from parts of its own; None copies ``meta_info``."""
+    new = object.__new__(type(data))
+    new.batch = batch
     new.non_tensor_batch = dict(arrays)
     new.meta_info = copied(data.meta_info) if meta_info is None else meta_info
     return new

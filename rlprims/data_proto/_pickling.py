@@ -63,6 +63,9 @@ def _flat(tensor: Tensor, buffers: bool) -> Any:
 def _rebuild(kind: type[Any], batch: Any, rest: dict[str, Any]) -> Any:
     data = object.__new__(kind)
     data.__dict__.update(rest)
+    for name, array in data.non_tensor_batch.items():
+        if not array.flags.writeable:  # as a tensor's memory, below
+            data.non_tensor_batch[name] = array.copy()
     data.batch = None
     if batch is not None:
         tensors, rows, device = batch

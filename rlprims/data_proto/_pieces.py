@@ -11,27 +11,36 @@ from rlprims.data_proto import _columns
 from rlprims.data_proto._errors import BatchError, names
 from rlprims.data_proto._meta import merged
 from rlprims.data_proto._parts import D, columns, derived, fields
-from rlprims.data_proto._rows import gather, runs
+from rlprims.data_proto._rows import cut, gather, run, taken, upto
 
 
-def chunk(data: D, chunks: int) -> list[D]:
-    """Equal parts, as views.
+def chunk(data: D, chunks: int, *, pad: bool = False) -> list[D]:
+    """Equal parts, as views. With ``pad`` missing rows are filled up as `pad_to_divisor` does, and only parts that
+    have such rows are copied: an n-th of the batch where `pad_to_divisor` followed by `chunk` copies all of it.
+
+    The parts together have ``-len(data) % chunks`` rows more, at the end: `concat` what came of them, then `unpad`.
 
     Raises:
-        BatchError: the rows do not divide; use `split`, or `pad_to_divisor` first.
+        BatchError: the rows do not divide; use ``pad``, or `split`.
 
     >>> from rlprims.data_proto import DataProto
     >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(4)}).chunk(2)]
     [[0, 1], [2, 3]]
+    >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(3)}).chunk(2, pad=True)]
+    [[0, 1], [2, 0]]
     """
     rows = len(data)
-    if chunks < 1 or rows % chunks:
+    if chunks < 1 or (rows % chunks and not pad):
         raise BatchError(
-            f"chunk: {rows} rows do not make {chunks} equal parts; use split(size), whose last part may be smaller, or "
-            f"pad_to_divisor({chunks}) first; {fields(data)}"
+            f"chunk: {rows} rows do not make {chunks} equal parts; use pad=True, or split(size), whose last part may "
+            f"be smaller; {fields(data)}"
         )
-    size = rows // chunks
-    return runs(data, [(number * size, (number + 1) * size) for number in range(chunks)])
+    size = -(-rows // chunks)
+    if not rows % chunks:
+        return cut(data, [size] * chunks)
+    whole = rows // size
+    last = (upto((chunks - whole) * size) + whole * size) % rows
+    return cut(run(data, 0, whole * size), [size] * whole) + cut(taken(data, last), [size] * (chunks - whole))
 
 
 def split(data: D, split_size: int) -> list[D]:
@@ -47,7 +56,7 @@ def split(data: D, split_size: int) -> list[D]:
     if split_size < 1:
         raise BatchError(f"split: split_size is {split_size}, it needs to be at least 1")
     rows = len(data)
-    return runs(data, [(start, min(start + split_size, rows)) for start in range(0, rows, split_size)])
+    return cut(data, [min(split_size, rows - start) for start in range(0, rows, split_size)])
 
 
 def concat(data: Sequence[D]) -> D:
@@ -72,8 +81,8 @@ def concat(data: Sequence[D]) -> D:
     first, all_columns = parts[0], [columns(part) for part in parts]
     for position, part in enumerate(all_columns):
         for mine, theirs in ((all_columns[0].tensors, part.tensors), (all_columns[0].arrays, part.arrays)):
-            unshared = sorted(set(mine) ^ set(theirs))
-            if unshared:
+            if mine.keys() != theirs.keys():
+                unshared = sorted(mine.keys() ^ theirs.keys())
                 raise BatchError(
                     f"concat: only one of part 0 and part {position} has {names(unshared)}; select the fields that all "
                     f"parts have; part 0 {fields(first)}; part {position} {fields(parts[position])}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from rlprims.data_proto import _columns
 from rlprims.data_proto._columns import Array
 from rlprims.data_proto._errors import BatchError, RowIndexError
-from rlprims.data_proto._parts import D, columns, derived, fields, missing, part_of
+from rlprims.data_proto._parts import D, assembled, batch_of, columns, derived, fields, missing, part_of
 
 
 def upto(count: int) -> Tensor:
@@ -22,20 +23,25 @@ def upto(count: int) -> Tensor:
 
 def run(data: D, start: int, stop: int) -> D:
     """Rows start to stop: views of the tensors."""
-    return runs(data, [(start, stop)])[0]
-
-
-def runs(data: D, bounds: Iterable[tuple[int, int]]) -> list[D]:
-    """Several runs of rows, after one check of the columns."""
     tensors, arrays, rows = columns(data)
+    return derived(
+        data,
+        {name: _columns.narrow(tensor, start, stop) for name, tensor in tensors.items()},
+        {name: array[start:stop].copy() for name, array in arrays.items()},
+        None if rows is None else stop - start,
+    )
+
+
+def cut(data: D, sizes: Sequence[int]) -> list[D]:
+    """All rows, in runs of these sizes one after another. Quicker than `run` of each: one check, one cut per column."""
+    tensors, arrays, rows = columns(data)
+    bounds = list(pairwise(accumulate(sizes, initial=0)))
+    if not tensors or any(tensor.is_nested for tensor in tensors.values()):
+        return [run(data, start, stop) for start, stop in bounds]  # a TensorDict cannot cut a jagged column
+    batches = batch_of(tensors, rows or 0, data.batch.device).split(list(sizes)) if sizes else ()
     return [
-        derived(
-            data,
-            {name: _columns.narrow(tensor, start, stop) for name, tensor in tensors.items()},
-            {name: array[start:stop].copy() for name, array in arrays.items()},
-            None if rows is None else stop - start,
-        )
-        for start, stop in bounds
+        assembled(data, batch, {name: array[start:stop].copy() for name, array in arrays.items()})
+        for batch, (start, stop) in zip(batches, bounds, strict=True)
     ]
 
 
@@ -45,12 +51,17 @@ def gather(data: D, numbers: Tensor) -> D:
     start = int(numbers[0]) if count else 0
     if torch.equal(numbers, upto(count) + start):
         return run(data, start, start + count)
-    tensors, arrays, _ = columns(data)
+    return taken(data, numbers)
+
+
+def taken(data: D, numbers: Tensor) -> D:
+    """The rows with these numbers in memory of their own."""
+    tensors, arrays, rows = columns(data)
     return derived(
         data,
         {name: _columns.take(tensor, numbers) for name, tensor in tensors.items()},
         {name: array[numbers.numpy()] for name, array in arrays.items()},
-        count,
+        None if rows is None else numbers.numel(),
     )
 
 
@@ -166,8 +177,8 @@ def group_by(data: D, key: str) -> dict[Hashable, D]:
         raise BatchError(f"group_by: {key} needs to be a column of one value per row; {fields(data)}")
     labels, ids = _distinct(column) if isinstance(column, Tensor) else _distinct_objects(key, column)
     grouped = gather(data, ids.argsort(stable=True))
-    ends = ids.bincount(minlength=len(labels)).cumsum(0).tolist()
-    return dict(zip(labels, runs(grouped, zip([0, *ends], ends, strict=False)), strict=True))
+    sizes = ids.bincount(minlength=len(labels)).tolist()
+    return dict(zip(labels, cut(grouped, sizes), strict=True))
 
 
 def _distinct(column: Tensor) -> tuple[list[Any], Tensor]:

@@ -1,10 +1,12 @@
 """A batch on disk: a directory with numbers in safetensors, everything else in JSON, and checksums of both.
 
-No pickle on this path: reading a file runs no code of it. Three files of fixed names::
+No pickle on this path: reading a file runs no code of it. Three files, the first two with a new name for each save::
 
-    tensors.safetensors   every tensor and numeric array, named "0", "1", ...
-    fields.json           which field is which tensor; object columns; meta_info
-    manifest.json         format, version, size and sha256 of the other two
+    tensors-<16 hex digits>.safetensors   every tensor and numeric array, named "0", "1", ...
+    fields-<16 hex digits>.json           which field is which tensor; object columns; meta_info
+    manifest.json                         format, version, names, sizes and sha256 of the other two
+
+Which batch is there is said by the manifest alone, so replacing that one file replaces the batch.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import secrets
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +32,15 @@ from rlprims.data_proto._parts import batch_of, columns
 if TYPE_CHECKING:
     from rlprims.data_proto._container import DataProto
 
-_FORMAT, _VERSION = "rlprims.data_proto", 1
-_TENSORS, _FIELDS, _MANIFEST = "tensors.safetensors", "fields.json", "manifest.json"
+_FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
+_DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safetensors")
 
 
 def save(data: DataProto, path: str | os.PathLike[str]) -> None:
-    """Write the batch to a directory, all or nothing: a crash leaves what was there before, or the new batch.
+    """Write the batch to a directory, all or nothing: after a crash at any time the batch of before is there, or this.
 
-    A batch that was saved at ``path`` is replaced; anything else there is left alone. Replacing takes two renames: a
-    crash just between them leaves both batches beside ``path``, under hidden names that end in .old and .tmp.
+    A batch that was saved at ``path`` is replaced; a directory of anything else is refused. A crash may leave files
+    there that no manifest names; they do no harm and may be deleted.
 
     Raises:
         BatchError: something that cannot be saved (says which field and row), or other files at ``path``.
@@ -52,42 +55,51 @@ def save(data: DataProto, path: str | os.PathLike[str]) -> None:
     """
     safetensors = _safetensors()
     target = Path(path)
-    if target.exists() and not (target / _MANIFEST).is_file() and not (target.is_dir() and not any(target.iterdir())):
+    if not _may_hold_a_batch(target):
         raise BatchError(f"save: {target} exists and is not a saved batch; choose another path")
     tensors: list[Tensor] = []
     text = json.dumps(_described(data, tensors), allow_nan=False)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
-    work.mkdir()
+    new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(8)
+    numbers, fields = target / f"tensors-{token}.safetensors", target / f"fields-{token}.json"
+    manifest = target / f"{_MANIFEST}.{token}"
     try:
-        safetensors.torch.save_file(_apart(tensors), str(work / _TENSORS))
-        (work / _FIELDS).write_text(text, encoding="utf-8")
-        files = {
-            name: {"bytes": (work / name).stat().st_size, "sha256": _sha256(work / name)}
-            for name in (_TENSORS, _FIELDS)
-        }
-        manifest = {"format": _FORMAT, "version": _VERSION, "files": files}
-        (work / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-        for place in (work / _TENSORS, work / _FIELDS, work / _MANIFEST, work):
+        safetensors.torch.save_file(_apart(tensors), str(numbers))
+        fields.write_text(text, encoding="utf-8")
+        files = {place.name: {"bytes": place.stat().st_size, "sha256": _sha256(place)} for place in (numbers, fields)}
+        about = {"format": _FORMAT, "version": _VERSION, "files": files}
+        manifest.write_text(json.dumps(about, indent=2), encoding="utf-8")
+        for place in (numbers, fields, manifest, target):
             _sync(place)
-        _replace(work, target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        before = _listed(target)
+        os.replace(manifest, target / _MANIFEST)
+    except BaseException:
+        if not _is_plain(target / _MANIFEST) or fields.name not in _listed(
+            target
+        ):  # else it came just after the rename
+            _remove(numbers, fields, manifest)
+        if new:
+            with suppress(OSError):
+                target.rmdir()
+        raise
+    for place in (target, target.parent):
+        _sync(place)
+    # Only these: what else is there may be another process's save that is not finished yet.
+    _remove(*(target / name for name in before))
 
 
 def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[Any, Any]]:
     """``batch``, ``non_tensor_batch`` and ``meta_info`` of a saved batch."""
     safetensors = _safetensors()
     target = Path(path)
-    for name in (_MANIFEST, _TENSORS, _FIELDS):
-        if (target / name).is_symlink() or not (target / name).is_file():
-            raise BatchError(f"load: no batch at {target}: {name} is missing or not a plain file; was it copied whole?")
+    if not _is_plain(target / _MANIFEST):
+        raise BatchError(f"load: no batch at {target}: {_MANIFEST} is missing or not a plain file")
     try:
-        _check_manifest(target, json.loads((target / _MANIFEST).read_bytes()))
-        with safetensors.safe_open(str(target / _TENSORS), framework="pt") as file:
+        fields, numbers = _checked(target)
+        with safetensors.safe_open(str(numbers), framework="pt") as file:
             tensors = [file.get_tensor(str(number)) for number in range(len(file.keys()))]
-        described = json.loads((target / _FIELDS).read_bytes())
+        described = json.loads(fields.read_bytes())
         dense = {_name(name): _tensor(entry, tensors) for name, entry in described["batch"]}
         arrays = {_name(name): decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
         meta, rows = decode(described["meta_info"], tensors), described["rows"]
@@ -142,7 +154,7 @@ def _tensor(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
         not fits
         or int(offsets[0]) != 0
         or int(offsets[-1]) != values.shape[dim - 1]
-        or bool((offsets.diff() < 0).any())
+        or bool((offsets[1:] < offsets[:-1]).any())  # not diff(): of a forged file it overflows
     ):
         raise BatchError("a jagged field has offsets that do not fit its values")
     return _jagged.together(_jagged.Parts(values, offsets, None, dim))
@@ -154,18 +166,56 @@ def _name(name: Any) -> str:
     return name
 
 
-def _check_manifest(target: Path, manifest: Any) -> None:
-    if manifest["format"] != _FORMAT or manifest["version"] != _VERSION:
+def _may_hold_a_batch(target: Path) -> bool:
+    """Whether there is nothing, a saved batch, or what a save that did not end has left."""
+    if not target.is_dir():
+        return not target.exists()
+    try:
+        return bool(_listed(target)) or all(
+            _DATA.fullmatch(entry.name) or entry.name.startswith(f"{_MANIFEST}.") for entry in target.iterdir()
+        )
+    except (ValueError, TypeError, KeyError, OSError):
+        return False  # a manifest.json of something else
+
+
+def _listed(target: Path) -> dict[str, Any]:
+    """The files of the batch, fields first, with size and sha256, as the manifest has it; none where there is none."""
+    if not (target / _MANIFEST).exists():
+        return {}
+    about = json.loads((target / _MANIFEST).read_bytes())
+    if about["format"] != _FORMAT or about["version"] != _VERSION:
         raise BatchError(
-            f"the format is {manifest['format']!r} version {manifest['version']!r}, this reads {_FORMAT!r} version "
+            f"the format is {about['format']!r} version {about['version']!r}, this reads {_FORMAT!r} version "
             f"{_VERSION}; read it with the release that wrote it"
         )
-    if set(manifest["files"]) != {_TENSORS, _FIELDS}:
-        raise BatchError(f"the manifest lists the files {sorted(manifest['files'])}, not {_TENSORS} and {_FIELDS}")
-    for name, expected in manifest["files"].items():
-        found = {"bytes": (target / name).stat().st_size, "sha256": _sha256(target / name)}
+    files = dict(sorted(about["files"].items()))
+    if [match and match.lastindex for match in map(_DATA.fullmatch, files)] != [1, 2]:
+        raise BatchError(f"the manifest names the files {[*files]}, not one of fields and one of tensors")
+    return files
+
+
+def _checked(target: Path) -> list[Path]:
+    """The paths of fields and tensors, which are as they were written."""
+    places = []
+    for name, expected in _listed(target).items():
+        place = target / name
+        if not _is_plain(place):
+            raise BatchError(f"{name} is missing or not a plain file; was it copied whole?")
+        found = {"bytes": place.stat().st_size, "sha256": _sha256(place)}
         if found != expected:
             raise BatchError(f"{name} has changed since it was written: {found}, the manifest says {expected}")
+        places.append(place)
+    return places
+
+
+def _remove(*places: Path) -> None:
+    for place in places:
+        with suppress(OSError):
+            place.unlink()
+
+
+def _is_plain(place: Path) -> bool:
+    return place.is_file() and not place.is_symlink()
 
 
 def _apart(tensors: list[Tensor]) -> dict[str, Tensor]:
@@ -177,21 +227,6 @@ def _apart(tensors: list[Tensor]) -> dict[str, Tensor]:
         result[str(number)] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
     return result
-
-
-def _replace(work: Path, target: Path) -> None:
-    """Rename ``work`` to ``target``. A directory with files cannot be renamed over, so an older batch steps aside."""
-    if not target.exists():
-        os.rename(work, target)
-        return
-    aside = work.with_suffix(".old")
-    os.rename(target, aside)
-    try:
-        os.rename(work, target)
-    except BaseException:
-        os.rename(aside, target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Other containers, present or absent."""
 
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -54,18 +53,3 @@ def test_absent_packages_are_named(monkeypatch, package, method):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"pip install {package}"):
         getattr(make(2), method)()
-
-
-@pytest.mark.parametrize("path", ["pandas.DataFrame.to_pandas", "pyarrow.table.to_arrow"])
-def test_readers_get_one_plain_list_per_field(monkeypatch, path):
-    package, name, method = path.split(".")
-    monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(**{name: lambda columns: columns}))
-    columns = getattr(make(2), method)()
-    assert columns == {
-        "ids": [[0, 1], [2, 3]],
-        "logp": [0.0, 1 / 7],
-        "tokens": [[], [1.0]],
-        "uid": ["u0", "u1"],
-        "score": [0.0, 1 / 3],
-        "image": [[[0], [0]], [[1, 1], [1, 1]]],
-    }

@@ -6,6 +6,7 @@ that shares something with it.
 
 import copy
 import pickle
+import tempfile
 
 import numpy as np
 import torch
@@ -112,6 +113,28 @@ class Batches(RuleBasedStateMachine):
         assert rows_of(padded.unpad(added)) == rows
         return self.keep(padded, (rows * (divisor + 1))[: len(rows) + added])
 
+    @rule(target=batches, pair=batches, count=small, which=st.sampled_from(["first", "last"]))
+    def padding(self, pair, count, which):
+        batch, rows = pair
+        if not rows or len(rows) + count > MOST_ROWS:
+            return pair
+        return self.keep(batch.padding(count, which), rows + [rows[0 if which == "first" else -1]] * count)
+
+    @rule(target=batches, pair=batches, data=st.data())
+    def unpad(self, pair, data):
+        batch, rows = pair
+        count = data.draw(st.integers(0, len(rows)))
+        return self.keep(batch.unpad(count), rows[: len(rows) - count])
+
+    @rule(target=batches, pair=batches, count=st.integers(1, 7), data=st.data())
+    def chunk_padded(self, pair, count, data):
+        batch, rows = pair
+        parts, whole = batch.chunk(count, pad=True), batch.pad_to_divisor(count)[0].chunk(count)
+        assert [rows_of(part) for part in parts] == [rows_of(part) for part in whole]
+        assert rows_of(DataProto.concat(parts).unpad(-len(rows) % count)) == rows
+        part = data.draw(st.sampled_from(parts))
+        return self.keep(part, rows_of(part))
+
     @rule(target=batches, one=batches, two=batches)
     def concat(self, one, two):
         different = one[0].non_tensor_batch.keys() != two[0].non_tensor_batch.keys()
@@ -147,6 +170,58 @@ class Batches(RuleBasedStateMachine):
         got = batch.group_by(key)
         assert list(got) == list(groups)
         assert [rows_of(group) for group in got.values()] == list(groups.values())
+
+    @rule(target=batches, pair=batches, inner=st.integers(1, 4))
+    def fold_and_unfold(self, pair, inner):
+        batch, rows = pair
+        if len(rows) % inner:
+            return pair
+        dense = batch.select([name for name in batch.batch.keys() if name != "tokens"])  # noqa: SIM118
+        folded = dense.fold_batch_dim(len(rows) // inner) if rows else dense
+        left = [{name: cell for name, cell in row.items() if name != "tokens"} for row in rows]
+        assert [row["uid"] for row in rows_of(folded)] == (
+            [[row["uid"] for row in left[i : i + inner]] for i in range(0, len(rows), inner)]
+        )
+        return self.keep(folded.unfold_batch_dim() if rows else folded, left)
+
+    @rule(pair=batches)
+    def unfold_column_chunks(self, pair):
+        batch, rows = pair
+        halves = [row | {"ids": [number]} for row in rows for number in row["ids"]]
+        assert rows_of(batch.unfold_column_chunks(2, ["ids"])) == halves
+
+    @rule(target=batches, pair=batches, parts=st.integers(1, 4), seed=st.none() | small)
+    def iterate(self, pair, parts, seed):
+        batch, rows = pair
+        if not rows or len(rows) % parts:
+            return pair
+        options = {} if seed is None else {"shuffle": True}
+        mini = list(batch.make_iterator(len(rows) // parts, 2, seed, options))
+        assert [len(part) for part in mini] == [len(rows) // parts] * parts * 2
+        for epoch in (mini[:parts], mini[parts:]):
+            passed = [row for part in epoch for row in rows_of(part)]
+            assert passed == rows if seed is None else sorted(map(repr, passed)) == sorted(map(repr, rows))
+        return self.keep(mini[0], rows_of(mini[0]))
+
+    @rule(target=batches, pair=batches, wanted=small)
+    def filter(self, pair, wanted):
+        batch, rows = pair
+        kept = batch.filter(lambda whole: whole["ids"][:, 0] % 4 // 2 == wanted % 2)
+        return self.keep(kept, [row for row in rows if row["ids"][0] % 4 // 2 == wanted % 2])
+
+    @rule(target=batches, pair=batches)
+    def save_and_load(self, pair):
+        with tempfile.TemporaryDirectory() as folder:
+            pair[0].save(folder)
+            return self.keep(DataProto.load(folder), pair[1])
+
+    @rule(pair=batches)
+    def through_a_tensordict(self, pair):
+        assert rows_of(DataProto.from_tensordict(pair[0].to_tensordict())) == pair[1]
+
+    @rule(target=batches, pair=batches, deepcopy=st.booleans())
+    def select_and_move(self, pair, deepcopy):
+        return self.keep(pair[0].select(deepcopy=deepcopy).to("cpu"), pair[1])
 
     @rule(target=batches, pair=batches, kind=st.sampled_from(["tensor", "object"]), value=small)
     def assign(self, pair, kind, value):

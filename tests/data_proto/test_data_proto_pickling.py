@@ -43,7 +43,9 @@ def test_read_only_buffers_are_copied_so_that_writes_are_safe():
     stream, buffers = out_of_band(data)
     back = pickle.loads(stream, buffers=[bytes(buffer.raw()) for buffer in buffers])  # noqa: S301
     back["ids"][0] = 7
+    back["score"][0] = 7
     assert back["ids"][0].tolist() == [7, 7]
+    assert back["score"][0] == 7
     assert rows_of(data) == rows_of(make(4))
 
 

@@ -25,6 +25,7 @@ METHODS = {
     "union_into": lambda d: DataProto.from_dict({"new": torch.zeros(6)}).union(d),
     "concat": lambda d: DataProto.concat([d, d]),
     "chunk": lambda d: d.chunk(2)[0],
+    "chunk_padded": lambda d: d.chunk(4, pad=True)[3],
     "split": lambda d: d.split(4)[1],
     "repeat": lambda d: d.repeat(2),
     "sample_level_repeat": lambda d: d.sample_level_repeat([1, 2, 0, 1, 1, 1]),
@@ -108,6 +109,13 @@ def test_equally_long_lists_and_arrays_stay_one_cell_per_row():
     assert data["turns"][1] == [3, 4]
 
 
+def test_parts_of_a_locked_batch_may_get_fields():
+    data = make(6).select(["ids"])
+    data.batch.lock_()
+    for part in (data[:3], *data.chunk(2), *data.split(4), data[[1, 0]]):
+        part["new"] = torch.zeros(len(part))
+
+
 def test_a_callers_dicts_stay_as_they_are():
     tensors, others, meta = {"ids": torch.arange(2)}, {"uid": ["a", "b"]}, {"tags": ["x"]}
     data = DataProto.from_dict(tensors, others, meta)
@@ -166,6 +174,22 @@ def test_contiguous_rows_are_views():
             assert child["tokens"].values().data_ptr() == data["tokens"].values()[start_of_values:].data_ptr()
 
 
+@given(rows=st.integers(0, 9), chunks=st.integers(1, 12))
+def test_a_padded_chunk_is_what_padding_and_then_chunking_gives(rows, chunks):
+    data = make(rows)
+    parts = data.chunk(chunks, pad=True)
+    padded, added = data.pad_to_divisor(chunks)
+    assert [rows_of(part) for part in parts] == [rows_of(part) for part in padded.chunk(chunks)]
+    assert rows_of(DataProto.concat(parts).unpad(added)) == rows_of(data)
+    size = len(padded) // chunks
+    for number, part in enumerate(parts):  # whole parts are views; a write into an added row reaches no other part
+        whole = (number + 1) * size <= rows
+        assert not size or (part["ids"].data_ptr() == data["ids"][number * size :].data_ptr()) == whole
+        if not whole:
+            part["ids"].fill_(-1)
+    assert rows_of(data) == rows_of(make(rows))
+
+
 def test_own_chunks_are_rejoined_without_a_copy():
     data = make(6)
     joined = DataProto.concat(data.chunk(3))
@@ -189,6 +213,45 @@ def test_rejoining_is_what_cat_does(cuts, columns):
     assert torch.equal(joined, base)
     assert joined.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
     assert torch.equal(DataProto.concat(parts[::-1])["x"], torch.cat([part["x"] for part in parts[::-1]]))
+
+
+def test_only_what_lies_in_one_memory_is_rejoined():
+    memory = np.arange(8)
+    one, two = torch.from_numpy(memory[:4]), torch.from_numpy(memory[4:])  # side by side, in two storages
+    assert one.data_ptr() + 4 * 8 == two.data_ptr()
+    joined = DataProto.concat([DataProto.from_dict({"x": part}) for part in (one, two)])["x"]
+    assert joined.tolist() == list(range(8))
+    assert joined.data_ptr() != one.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (torch.arange(4)[:2], torch.arange(4).int()[:0]),
+        (torch.zeros(4, 2)[:2], torch.zeros(0, 3)),
+        (torch.zeros(2, 2), torch.zeros(2, 3)),
+        (torch.zeros(2), jagged([[1.0], []])),
+    ],
+)
+def test_what_is_not_alike_is_not_joined_even_where_there_is_nothing(one, two):
+    with pytest.raises(ValueError, match=r"concat: x has different kinds|rows of x have different shapes"):
+        DataProto.concat([DataProto.from_dict({"x": one}), DataProto.from_dict({"x": two})])
+
+
+def test_parts_without_rows_do_not_stand_in_the_way():
+    data = make(6).select(["ids", "logp"])
+    joined = DataProto.concat([make(6)[:0].select(["ids", "logp"]), data[:2], data[3:3], data[2:], data[6:]])
+    assert joined["ids"].data_ptr() == data["ids"].data_ptr()
+    assert rows_of(joined) == rows_of(data)
+    assert rows_of(DataProto.concat([data[:0], data[:0]])) == []
+
+
+def test_lazily_conjugated_parts_are_joined_by_value():
+    x = torch.tensor([1j, 2j, 3j, 4j])
+    parts = [{"x": x.conj()[:2]}, {"x": x[2:]}, {"x": x.conj().imag[:2]}, {"x": x.conj().imag[2:]}]
+    batches = [DataProto.from_dict(part) for part in parts]
+    assert DataProto.concat(batches[:2])["x"].tolist() == [-1j, -2j, 3j, 4j]
+    assert DataProto.concat(batches[2:])["x"].tolist() == [-1, -2, -3, -4]
 
 
 def test_gradients_flow_through_rows_and_joins():
