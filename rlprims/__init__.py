@@ -15,6 +15,7 @@ _ROOMS = (
     "algorithms",
     "batching",
     "controllers",
+    "corrections",
     "diagnostics",
     "filters",
     "grouping",

@@ -1,5 +1,6 @@
 """Small stateful coefficients: ``value`` now, ``update`` after a step, ``state_dict`` for the checkpoint."""
 
+import math
 from typing import Protocol
 
 
@@ -32,7 +33,7 @@ class FixedKL:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
+        (self.value,) = _numbers(state, "value")
 
 
 class AdaptiveKL:
@@ -61,4 +62,54 @@ class AdaptiveKL:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
+        (self.value,) = _numbers(state, "value")
+
+
+class AdaptiveEntropy:
+    """A coefficient of the entropy bonus that holds the entropy up, Skywork-OR1 2025 (arXiv:2505.22312).
+
+    After a step with mean entropy H per token the coefficient c moves by ``delta``, up if H < target and down if
+    H > target, within 0 and ``most``. Only while entropy is short is it applied: ``value``, by which ``losses.entropy``
+    is multiplied in the next step, is c if H <= target, else 0; and 0 before anything was measured.
+
+    Target and delta are the paper's. It measures H on the rollouts of the very step; TRL, whose bounds these are, one
+    step later, as here.
+
+    >>> coefficient = AdaptiveEntropy(target=0.2, delta=0.005)
+    >>> for entropy in (0.1, 0.15, 0.3):
+    ...     coefficient.update(entropy)
+    ...     print(coefficient.value)
+    0.005
+    0.01
+    0.0
+    """
+
+    def __init__(
+        self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, most: float = 1.0
+    ) -> None:
+        if target <= 0 or delta <= 0:
+            raise ValueError(f"target={target} (nats per token) and delta={delta} must be above 0")
+        if not 0 <= entropy_coef <= most:
+            raise ValueError(f"entropy_coef={entropy_coef} must be from 0 to most={most}")
+        self.value = 0.0
+        self.coefficient = entropy_coef
+        self.target = target
+        self.delta = delta
+        self.most = most
+
+    def update(self, entropy: float) -> None:
+        step = self.delta if entropy < self.target else -self.delta if entropy > self.target else 0.0
+        self.coefficient = min(max(self.coefficient + step, 0.0), self.most)
+        self.value = self.coefficient if entropy <= self.target else 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value, "coefficient": self.coefficient}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value, self.coefficient = _numbers(state, "value", "coefficient")
+
+
+def _numbers(state: dict[str, float], *names: str) -> list[float]:
+    if sorted(state) != sorted(names) or not all(math.isfinite(number) for number in state.values()):
+        raise ValueError(f"the state must hold finite {' and '.join(names)} and nothing else, it is {state}")
+    return [state[name] for name in names]

@@ -7,7 +7,7 @@ Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (
 import torch
 from torch import Tensor
 
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 LOG_RATIO_LIMIT = 20.0
 """Every log-ratio is clamped to ± this before ``exp``, so that legal log-probs give finite values and gradients."""
@@ -171,3 +171,63 @@ def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> 
     """
     difference = zero_outside(log_probs, mask) - zero_outside(old_log_probs, mask).detach()
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def summed_log_ratio(
+    log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None
+) -> PerToken:
+    """Σ_t (log_probs − old_log_probs) over each sequence, on each of its valid tokens; not clamped."""
+    difference = zero_outside(log_probs, mask) - zero_outside(old_log_probs, mask).detach()
+    return to_tokens(sequence_sum(difference, mask, cu_seqlens), mask, cu_seqlens)
+
+
+def lengths_of_tokens(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> PerToken:
+    """The number of valid tokens of each token's sequence; at least 1, so that it may divide."""
+    lengths = sequence_lengths(mask, cu_seqlens).clamp(min=1)
+    return to_tokens(lengths, mask, cu_seqlens).clamp(min=1)
+
+
+def sequence_log_ratio(
+    log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, *, mean: bool
+) -> PerToken:
+    """Sum or mean of the log-ratios of each sequence, clamped to ±20, on each of its valid tokens.
+
+    The clamp is on the sequence's number and not on the tokens', so that the ratio is that of the response.
+    """
+    total = summed_log_ratio(log_probs, old_log_probs, mask, cu_seqlens)
+    if mean:
+        total = total / lengths_of_tokens(mask, cu_seqlens)
+    return total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
+    """True on valid tokens that end the sequence or are followed by a valid token of another turn.
+
+    >>> turns, m = torch.tensor([[0, 0, 9, 1, 1]]), torch.tensor([[True, True, False, True, True]])
+    >>> last_of_turn(turns, m).tolist()
+    [[False, True, False, False, True]]
+    """
+    check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
+    if turn_ids.is_floating_point() or turn_ids.dtype is torch.bool:
+        raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, needs integers: the number of each token's turn")
+    width = response_mask.shape[-1]
+    # The next valid position, by a minimum from the right; the last of all stands for none.
+    positions = torch.where(response_mask, torch.arange(width, device=response_mask.device), max(width - 1, 0))
+    from_here = positions.flip(-1).cummin(-1).values.flip(-1)
+    following = torch.cat([from_here[..., 1:], from_here[..., -1:]], dim=-1)
+    ends = last_token(response_mask, cu_seqlens)
+    return response_mask & (ends | (turn_ids.gather(-1, following) != turn_ids))
+
+
+def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> CuSeqlens:
+    """``cu_seqlens`` under which every turn of the flattened tokens is a sequence: int64 (N+1,), empty ones at the end.
+
+    With them whatever is said of a sequence can be said of a turn; how many there are is not read by the host. Masked
+    tokens are in whichever turn is near.
+
+    >>> turn_boundaries(torch.tensor([[0, 0, 1], [0, 7, 7]]), torch.tensor([[True, True, True], [True, False, False]]))
+    tensor([0, 2, 3, 4, 6, 6, 6])
+    """
+    ends = last_of_turn(turn_ids, response_mask, cu_seqlens).flatten().long()
+    turn = ends.cumsum(0) - ends
+    return torch.searchsorted(turn, torch.arange(len(turn) + 1, device=turn.device))

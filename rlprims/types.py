@@ -1,20 +1,26 @@
 """The shapes that the signatures name, and the few value types that cross rooms.
 
-B sequences, T response positions, N packed tokens. A per-token tensor is padded ``(B, T)``, or packed ``(N,)`` with
-``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
+B sequences, T response positions, N packed tokens, P pairs, V vocabulary. A per-token tensor is padded ``(B, T)``, or
+packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, Self, TypeAlias
 
+import torch
 from torch import Tensor
 
 PerToken: TypeAlias = Annotated[Tensor, "float (B, T) or (N,)"]
+PerTokenLogits: TypeAlias = Annotated[Tensor, "float (B, T, V) or (N, V)"]
 PerSequence: TypeAlias = Annotated[Tensor, "float (B,)"]
+ComponentScores: TypeAlias = Annotated[Tensor, "float (B, K)"]
+PerPair: TypeAlias = Annotated[Tensor, "float (P,)"]
 TokenMask: TypeAlias = Annotated[Tensor, "bool (B, T) or (N,)"]
 RowMask: TypeAlias = Annotated[Tensor, "bool (B,)"]
 GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
+TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 
@@ -58,14 +64,68 @@ class Max:
         return self.largest
 
 
-Metric: TypeAlias = Mean | Max
+@dataclass(frozen=True)
+class Moments(ABC):
+    """Count, means and scatter of K numbers per sample, which merge without cancelling.
+
+    The update is that of Chan, Golub and LeVeque 1983 (The American Statistician 37, 242): sums of squares would lose
+    the digits that the variance is made of. What is read of them is the subclass's ``value``.
+    """
+
+    count: Tensor
+    mean: Tensor
+    """(K,)"""
+    scatter: Tensor
+    """(K, K), Σ (x − mean)(x − mean)ᵀ."""
+
+    def merge(self, other: "Metric") -> Self:
+        if type(other) is not type(self):
+            raise TypeError(f"a {type(self).__name__} cannot be merged with {other}")
+        count, apart = self.count + other.count, other.mean - self.mean
+        share = other.count / count.clamp(min=1)
+        scatter = self.scatter + other.scatter + torch.outer(apart, apart) * (self.count * share)
+        return type(self)(count, self.mean + apart * share, scatter)
+
+    @abstractmethod
+    def value(self) -> Tensor: ...
+
+
+class Correlation(Moments):
+    """Of x and y, Pearson's; 0 where either is constant."""
+
+    def value(self) -> Tensor:
+        deviations = self.scatter.diagonal().sqrt()
+        return _ratio(_ratio(self.scatter[0, 1], deviations[0]), deviations[1])
+
+
+class ExplainedVariance(Moments):
+    """Of R and R − V: 1 − Var(R − V) / Var(R); 0 where R is constant."""
+
+    def value(self) -> Tensor:
+        total, left = self.scatter.diagonal()
+        return _ratio(total - left, total)
+
+
+class EffectiveShare(Moments):
+    """Of weights w: (Σw)² / (n Σw²), the effective sample size as a share of n; 0 where all are 0."""
+
+    def value(self) -> Tensor:
+        square = self.mean[0].square()
+        return _ratio(square, square + self.scatter[0, 0] / self.count.clamp(min=1))
+
+
+def _ratio(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, 0 where y is 0."""
+    return torch.where(y == 0, 0.0, x / y.masked_fill(y == 0, 1.0))
+
+
+Metric: TypeAlias = Mean | Max | Moments
 Metrics: TypeAlias = dict[str, Metric]
 
 
 def merge_metrics(*parts: Metrics) -> Metrics:
     """The metrics of the whole from those of its parts.
 
-    >>> import torch
     >>> half = {"loss": Mean(torch.tensor(1.0), torch.tensor(2))}
     >>> merge_metrics(half, half)["loss"].value()
     tensor(0.5000)

@@ -28,6 +28,7 @@ class Case:
     oracle: Arrays
     where: Mapping[str, str]
     recommend: str
+    raises: str | None
     rtol: float
     atol: float
 
@@ -45,17 +46,28 @@ class Case:
         found = [self.error(name, got[name], self.expected[name]) for name in names or self.expected]
         return [error for error in found if error is not None]
 
-    def error(self, name: str, got: Tensor, want: Tensor, mask: Tensor | None = None) -> str | None:
-        """None if ``got`` is within the case's tolerance of ``want``, where the mask says that it counts."""
+    def error(
+        self,
+        name: str,
+        got: Tensor,
+        want: Tensor,
+        mask: Tensor | None = None,
+        tolerance: tuple[float, float] | None = None,
+    ) -> str | None:
+        """None if ``got`` is within the case's tolerance, or another, of ``want``, where the mask says it counts."""
+        rtol, atol = tolerance or (self.rtol, self.atol)
+        if isinstance(want, list):
+            return None if got == want else f"{name}: {got}, not {want}"
         if got.shape != want.shape:
             return f"{name} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
         if name in self.where and mask is None:
-            mask = self.inputs[self.where[name]].bool()
+            kind, _, source = self.where[name].rpartition(":")
+            mask = (self.outputs if kind == "out" else self.inputs)[source].bool()
         if mask is not None:
             got, want = got[mask], want[mask]
         try:
             torch.testing.assert_close(
-                got.double(), want.double(), rtol=self.rtol, atol=self.atol, equal_nan=True, check_device=False
+                got.double(), want.double(), rtol=rtol, atol=atol, equal_nan=True, check_device=False
             )
         except AssertionError as error:
             return f"{name}: {error}"
@@ -99,6 +111,7 @@ def cases() -> Iterator[Case]:
                 oracle=_load(block["peer"], entry.get("oracle", {})),
                 where=entry.get("where", {}),
                 recommend=entry.get("recommend", "match"),
+                raises=entry.get("raises"),
                 rtol=entry["tolerance"][0],
                 atol=entry["tolerance"][1],
             )

@@ -21,6 +21,11 @@ def beside_another(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def doubled_in_number(x: torch.Tensor) -> torch.Tensor:
+    """The all_reduce of two ranks, when the other has as many prompts, none of which passes."""
+    return x * torch.tensor([2.0, 1.0], dtype=x.dtype, device=x.device)
+
+
 def record(
     name: str,
     call: dict[str, Any] | None = None,
@@ -31,6 +36,11 @@ def record(
 
 
 RECORDS: list[dict[str, Any]] = [
+    record(
+        "advantage.beta_normalized",
+        matters={"tolerance": 10.0, "all_reduce": doubled_in_number},
+        exempt={"a shift of a group cancels": "rewards are 0 or 1"},
+    ),
     record("advantage.clip", {"low": -0.5, "high": 0.8}, {"low": -0.2, "high": 0.3}),
     record("advantage.clip", {"low": 0.1, "high": 0.8}),
     record(
@@ -52,6 +62,23 @@ RECORDS: list[dict[str, Any]] = [
     record("advantage.gdpo", {"weights": (1.0, 0.5), "whiten_over": "tokens"}, exempt=STATISTICS_OF_THE_BATCH),
     record("advantage.gdpo", {"weights": (1.0, 0.5), "whiten_over": "none"}),
     record(
+        "advantage.gigpo",
+        matters={
+            "omega": 0.5,
+            "gamma": 0.5,
+            "normalize_std": False,
+            "ddof": 0,
+            "eps": 0.1,
+            "tolerance": 10.0,
+        },
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "steps that end sooner have a higher return",
+            "a shift of a group cancels": "steps that end sooner have more of it",
+        },
+    ),
+    record("advantage.gigpo", {"gamma": 1.0, "normalize_std": False}, exempt=BY_TOKEN),
+    record(
         "advantage.gpg",
         matters={"informative": "nonzero_reward", "singleton": "raw", "tolerance": 10.0, "all_reduce": beside_another},
         exempt={"batches may be merged": "the share that teaches is that of the whole batch"},
@@ -68,6 +95,8 @@ RECORDS: list[dict[str, Any]] = [
         },
     ),
     record("advantage.grpo", {"std_over": "batch_centred"}, exempt=STATISTICS_OF_THE_BATCH),
+    record("advantage.length_adaptive_gae", {"alpha": 0.4}, {"gamma": 0.9, "alpha": 0.3}),
+    record("advantage.length_adaptive_gae"),
     record(
         "advantage.maxrl",
         matters={"eps": 0.1},
@@ -78,6 +107,8 @@ RECORDS: list[dict[str, Any]] = [
         "advantage.optimal_token_baseline", matters={"align": "columns", "alone": "raw", "eps": 1.0}, exempt=BY_TOKEN
     ),
     record("advantage.optimal_token_baseline", {"align": "columns"}, exempt=BY_TOKEN),
+    record("advantage.optimal_value", matters={"beta": 2.0}),
+    record("advantage.optimal_value", {"beta": 0.01}),
     record("advantage.pass_at_k", matters={"normalize_std": True, "tolerance": 10.0}),
     record("advantage.pass_at_k", {"normalize_std": True}, {"ddof": 0, "eps": 0.1}),
     record("advantage.pkpo", {"k": 2}, {"k": 1, "baseline": "leave_one_out"}),

@@ -1,8 +1,11 @@
-"""Coefficients of the KL penalty."""
+"""Coefficients of the KL penalty and of the entropy bonus."""
+
+import json
+import math
 
 import pytest
 
-from rlprims.controllers import AdaptiveKL, FixedKL
+from rlprims.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
 
 
 def test_the_adaptive_coefficient_over_three_steps() -> None:
@@ -42,3 +45,59 @@ def test_a_fixed_coefficient_stays() -> None:
 def test_targets_and_horizons_must_be_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         AdaptiveKL(**wrong)
+
+
+def entropy_values(*entropies: float, **options: float) -> list[float]:
+    coefficient = AdaptiveEntropy(**options)
+    seen = []
+    for entropy in entropies:
+        coefficient.update(entropy)
+        seen.append(coefficient.value)
+    return seen
+
+
+def test_the_entropy_coefficient_rises_while_entropy_is_short_and_is_applied_only_then() -> None:
+    got = entropy_values(0.1, 0.1, 0.5, 0.1, target=0.2, delta=0.01)
+    assert got == pytest.approx([0.01, 0.02, 0.0, 0.02])  # in the third step it falls to 0.01, unseen
+
+
+def test_at_the_target_it_stays_and_is_applied() -> None:
+    assert entropy_values(0.2, 0.2, entropy_coef=0.03, target=0.2) == [0.03, 0.03]
+
+
+def test_it_stays_within_its_bounds() -> None:
+    assert entropy_values(9.0, 9.0, 0.1, delta=0.01) == pytest.approx([0.0, 0.0, 0.01])
+    assert entropy_values(0.1, 0.1, 0.1, delta=0.5, most=0.75) == [0.5, 0.75, 0.75]
+
+
+def test_before_anything_was_measured_it_is_not_applied() -> None:
+    assert AdaptiveEntropy(entropy_coef=0.5).value == 0.0
+
+
+def test_a_restored_entropy_controller_goes_on_alike() -> None:
+    first = AdaptiveEntropy()
+    for entropy in (0.1, 0.1, 0.9):
+        first.update(entropy)
+    second = AdaptiveEntropy(entropy_coef=0.7)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.value == first.value == 0.0
+    for controller in (first, second):
+        controller.update(0.15)
+    assert first.value == second.value == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"target": 0.0}, {"delta": 0.0}, {"entropy_coef": -0.1}, {"entropy_coef": 0.5, "most": 0.1}]
+)
+def test_an_entropy_controller_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        AdaptiveEntropy(**wrong)
+
+
+@pytest.mark.parametrize("controller", [FixedKL(), AdaptiveKL(), AdaptiveEntropy()])
+@pytest.mark.parametrize("state", [{}, {"beta": 1.0}, {"value": math.nan}, {"value": 1.0, "other": 2.0}])
+def test_a_state_of_something_else_is_refused(controller, state: dict[str, float]) -> None:
+    before = controller.state_dict()
+    with pytest.raises(ValueError, match="value"):
+        controller.load_state_dict(state)
+    assert controller.state_dict() == before

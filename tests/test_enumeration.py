@@ -3,15 +3,37 @@
 Token 0 ends a response. With V = 3 and two positions there are 7 responses, of one or two tokens: (0), (1, 0), ...
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlprims.advantage import discounted_returns, gae, grpo, remax, rloo
+from rlprims.advantage import (
+    discounted_returns,
+    gae,
+    gigpo,
+    gpg,
+    grpo,
+    length_adaptive_gae,
+    maxrl,
+    opo,
+    optimal_token_baseline,
+    pass_at_k,
+    pkpo,
+    quantile,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    remax,
+    rloo,
+    td_lambda,
+    vtrace,
+    vtrace_returns,
+)
 from rlprims.losses import clipped_surrogate, kl, reinforce, token_sum
 from rlprims.rewards import at_last_token, kl_penalty
 
@@ -21,6 +43,7 @@ TOKENS = torch.tensor([[*y, *[0] * (2 - len(y))] for y in RESPONSES])
 STATES = torch.tensor([[0, y[0]] for y in RESPONSES])  # 0: the prompt; a: after the first token a
 MASK = torch.tensor([[True, len(y) > 1] for y in RESPONSES])
 SCORES = torch.tensor([1.0, -0.5, 2.0, 0.3, 0.0, 4.0, -1.0], dtype=torch.float64)
+PASSED = (SCORES > 0.5).double()
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
@@ -47,6 +70,8 @@ def gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
 THETA = random_table(0)
 REF = random_table(1)
 POLICY_GRADIENT = gradient(lambda theta: probabilities(theta) @ SCORES, THETA)
+WRONG = torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)[STATES]
+"""Values of no policy."""
 
 
 def expected(per_token: Tensor, weights: Tensor) -> Tensor:
@@ -59,18 +84,26 @@ class Groups:
     """Every group of n responses, as one batch, with its probability."""
 
     n: int
+    scores: Tensor = SCORES
 
     @property
     def members(self) -> Tensor:
         return torch.tensor(list(product(range(len(RESPONSES)), repeat=self.n)))
 
-    def gradient(self, estimator: Callable[..., Tensor]) -> Tensor:
-        """The expected gradient of Σ_t A_t log π_t, averaged over the members of a group."""
+    def expectation(self, f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+        """E[f] of the members' (groups, n) numbers."""
+        return probabilities(theta)[self.members].prod(-1) @ f(self.members)
+
+    def gradient(self, estimator: Callable[..., Tensor], *more: Tensor) -> Tensor:
+        """The expected gradient of Σ_t A_t log π_t, averaged over the members of a group.
+
+        ``more`` are data of the responses that the estimator takes between the groups and the mask.
+        """
         members = self.members
         rows = members.flatten()
         group_ids = torch.arange(len(members)).repeat_interleave(self.n)
-        rewards = at_last_token(SCORES[rows], MASK[rows])
-        advantages = estimator(rewards, group_ids, MASK[rows])
+        rewards = at_last_token(self.scores[rows], MASK[rows])
+        advantages = estimator(rewards, group_ids, *(x[rows] for x in more), MASK[rows])
         weights = probabilities(THETA)[members].prod(-1).repeat_interleave(self.n) / self.n
         return gradient(
             lambda theta: -expected(reinforce(log_probs(theta)[rows], advantages, MASK[rows]), weights), THETA
@@ -112,6 +145,97 @@ class TestPolicyGradients:
     def test_centring_on_a_mean_that_has_oneself_in_it_shrinks_by_one_part_in_n(self, n: int) -> None:
         got = Groups(n).gradient(lambda *batch: grpo(*batch, normalize_std=False))
         torch.testing.assert_close(got, (n - 1) / n * POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    @pytest.mark.parametrize(
+        ("estimator", "baseline"),
+        [
+            (opo, lambda s, length: (length * s).sum(-1) / length.sum(-1)),
+            (partial(quantile, level=0.3, normalize_std=False), lambda s, length: s.min(-1).values),
+            (partial(quantile, level=1.0, normalize_std=False), lambda s, length: s.max(-1).values),
+        ],
+        ids=["weighted by length", "smallest", "largest"],
+    )
+    def test_a_baseline_that_a_group_shares_costs_one_part_in_n_of_its_own_gradient(
+        self, estimator: Callable[..., Tensor], baseline: Callable[[Tensor, Tensor], Tensor], n: int
+    ) -> None:
+        """Σ_i ∇ log π_i is the score of the whole group, so that (1/n) E[b Σ_i ∇ log π_i] = ∇E[b] / n."""
+        groups, lengths = Groups(n), MASK.sum(-1).double()
+        bias = gradient(lambda theta: groups.expectation(lambda m: baseline(SCORES[m], lengths[m]), theta), THETA)
+        torch.testing.assert_close(groups.gradient(estimator), POLICY_GRADIENT - bias / n, **CLOSE)
+        assert bias.abs().max() > 0.01
+
+    def test_a_baseline_per_token_from_oneself_alone_is_none(self) -> None:
+        log_pi, energy = log_probs(THETA), torch.ones_like(STATES)
+        advantages = optimal_token_baseline(
+            at_last_token(SCORES, MASK), torch.arange(7), log_pi, energy.double(), MASK, alone="raw"
+        )
+        torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_gpg_makes_up_for_the_groups_that_say_nothing(self, n: int) -> None:
+        """In this batch of every group, 7 of the 7ⁿ are constant: each response with copies of itself."""
+        share = 1 - 7 / 7**n
+        torch.testing.assert_close(Groups(n).gradient(gpg), (n - 1) / n / share * POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_whitening_over_the_batch_keeps_the_direction(self, n: int) -> None:
+        """The batch's mean is one more baseline, and its deviation a factor."""
+        got = Groups(n).gradient(reinforce_pp_baseline)
+        torch.testing.assert_close(got / got.norm(), POLICY_GRADIENT / POLICY_GRADIENT.norm(), **CLOSE)
+        got = of(reinforce_pp(at_last_token(SCORES, MASK), MASK))
+        torch.testing.assert_close(got / got.norm(), POLICY_GRADIENT / POLICY_GRADIENT.norm(), **CLOSE)
+
+    @pytest.mark.parametrize(
+        ("baseline", "n", "k"),
+        [
+            *product(["leave_one_out_minus_one", "none"], [2, 3], [1, 2]),
+            *product(["leave_one_out_minus_one", "none"], [3], [3]),
+            *product(["leave_one_out"], [3], [1, 2]),
+        ],
+    )
+    def test_pkpo_is_unbiased_for_the_best_of_k(self, baseline: str, n: int, k: int) -> None:
+        best = gradient(lambda theta: Groups(k).expectation(lambda m: SCORES[m].max(-1).values, theta), THETA)
+        torch.testing.assert_close(Groups(n).gradient(partial(pkpo, k=k, baseline=baseline)), best, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_the_lead_over_the_second_is_the_gradient_of_the_best_of_n(self, n: int) -> None:
+        """The paper sums over the group; we average."""
+        best = gradient(lambda theta: Groups(n).expectation(lambda m: SCORES[m].max(-1).values, theta), THETA)
+        torch.testing.assert_close(n * Groups(n).gradient(pass_at_k), best, **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_dividing_by_the_mean_is_the_gradient_of_log_p_cut_off(self, n: int) -> None:
+        """log p = −Σ_k (1 − p)^k / k: of n samples the baseline takes one, and n − 1 terms are left."""
+        got = Groups(n, PASSED).gradient(partial(maxrl, eps=0.0))
+
+        def cut_off(theta: Tensor) -> Tensor:
+            p = probabilities(theta) @ PASSED
+            return -sum(((1 - p) ** k / k for k in range(1, n)), torch.zeros(()))
+
+        torch.testing.assert_close(got, gradient(cut_off, THETA), **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    @pytest.mark.parametrize("ddof", [0, 1])
+    def test_of_rewards_of_0_and_1_a_deviation_only_weighs_the_prompt(self, ddof: int, n: int) -> None:
+        """A = (r − q) / σ(q) for the share q that passed; given r, ∇ log π is on average ∇p / p or −∇p / (1 − p)."""
+        got = Groups(n, PASSED).gradient(partial(grpo, ddof=ddof, eps=0.0))
+        p = float(probabilities(THETA) @ PASSED)
+        weight = 0.0
+        for right in range(1, n):
+            q, chance = right / n, math.comb(n, right) * p**right * (1 - p) ** (n - right)
+            weight += chance * (q * (1 - q) / p + (1 - q) * q / (1 - p)) / (q * (1 - q) * n / (n - ddof)) ** 0.5
+        torch.testing.assert_close(got, weight * gradient(lambda x: probabilities(x) @ PASSED, THETA), **CLOSE)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_steps_from_a_state_are_worth_less_where_few_come(self, n: int) -> None:
+        """Of m that come, the mean takes one: over m ~ Binomial(n, q), E[m − 1 if m] / E[m] of the gradient is left."""
+        estimator = partial(gigpo, gamma=1.0, normalize_std=False)
+        turns = torch.tensor([0, 1]).expand(STATES.shape)
+        got = Groups(n).gradient(estimator, turns, STATES) - (n - 1) / n * POLICY_GRADIENT
+        visited = torch.cat([torch.ones(1, dtype=torch.float64), THETA[0].softmax(-1)[1:]])
+        left = 1 - (1 - (1 - visited) ** n) / (n * visited)
+        torch.testing.assert_close(got, left[:, None] * POLICY_GRADIENT, **CLOSE)
 
     def test_dividing_by_the_deviation_turns_the_gradient(self) -> None:
         got = Groups(2).gradient(grpo)
@@ -155,10 +279,49 @@ class TestGAE:
         torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
 
     def test_with_wrong_values_only_lambda_one_is(self) -> None:
-        wrong = torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)[STATES]
         rewards = at_last_token(SCORES, MASK)
-        torch.testing.assert_close(of(gae(rewards, wrong, MASK, lam=1.0)), POLICY_GRADIENT, **CLOSE)
-        assert (of(gae(rewards, wrong, MASK, lam=0.5)) - POLICY_GRADIENT).abs().max() > 0.1
+        torch.testing.assert_close(of(gae(rewards, WRONG, MASK, lam=1.0)), POLICY_GRADIENT, **CLOSE)
+        assert (of(gae(rewards, WRONG, MASK, lam=0.5)) - POLICY_GRADIENT).abs().max() > 0.1
+
+    def test_a_lambda_that_the_first_token_decides_does_no_harm(self) -> None:
+        """Here the first token decides the length: λ = 0 for one token, ½ for two."""
+        advantages = length_adaptive_gae(at_last_token(SCORES, MASK), self.values(THETA), MASK, alpha=1.0)
+        torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
+
+    @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+    def test_the_true_values_are_what_lambda_returns_expect(self, lam: float) -> None:
+        values = self.values(THETA)
+        targets = td_lambda(at_last_token(SCORES, MASK), values, MASK, lam=lam)[:, 0]
+        torch.testing.assert_close(probabilities(THETA) @ targets, values[0, 0], **CLOSE)
+
+
+class TestOffPolicy:
+    """Responses of another policy, and values that are wrong."""
+
+    weights = probabilities(REF)
+    data = (at_last_token(SCORES, MASK), WRONG, log_probs(THETA), log_probs(REF), MASK)
+
+    def test_without_bounds_the_target_expects_the_value_of_the_policy_that_learns(self) -> None:
+        targets = vtrace_returns(*self.data, clip_rho=1e9, clip_c=1e9)[:, 0]
+        torch.testing.assert_close(self.weights @ targets, probabilities(THETA) @ SCORES, **CLOSE)
+
+    @pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
+    def test_a_bound_decides_whose_value_is_learned(self, bound: float) -> None:
+        """The policy in proportion to min(ρ̄ μ, π): a critic that knows its values expects no change."""
+        between = torch.minimum(bound * REF.softmax(-1), THETA.softmax(-1)).log()
+        values = TestGAE.values(between)
+        targets = vtrace_returns(self.data[0], values, *self.data[2:], clip_rho=bound, clip_c=0.7)[:, 0]
+        torch.testing.assert_close(self.weights @ targets, values[0, 0], **CLOSE)
+
+    def test_without_bounds_the_first_step_has_the_gradient_of_the_policy_that_learns(self) -> None:
+        """A token's own ratio is in its advantage; those of the tokens before it, which led to its state, are not."""
+        advantages = vtrace(*self.data, clip_rho=1e9, clip_c=1e9, clip_pg_rho=1e9)
+        got = gradient(lambda theta: -expected(reinforce(log_probs(theta), advantages, MASK), self.weights), THETA)
+        torch.testing.assert_close(got[0], POLICY_GRADIENT[0], **CLOSE)
+        came = (self.weights @ (STATES[:, 1:] == torch.arange(1, 3)).double()) / (
+            probabilities(THETA) @ (STATES[:, 1:] == torch.arange(1, 3)).double()
+        )
+        torch.testing.assert_close(got[1:], came[:, None] * POLICY_GRADIENT[1:], **CLOSE)
 
 
 class TestKL:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import records_advantage
+import records_corrections
 import records_losses
+import records_rewards
 import torch
 
 from rlprims import losses
@@ -21,9 +23,11 @@ from rlprims.testing import (
     check_logits,
     check_loss,
     check_reward,
+    check_selector,
+    check_weights,
 )
 
-ROOMS = ("advantage", "losses", "rewards", "filters", "logprobs", "batching")
+ROOMS = ("advantage", "losses", "corrections", "rewards", "filters", "logprobs", "batching")
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,9 @@ RECORDS = [
         exempt={**LINEAR_IN_LOG_PROBS, **VALUE_AND_GRADIENT_APART},
     ),
     Record("losses.reinforce", check_loss),
-    Record("losses.value", check_loss, matters={"clip": 0.5}),
+    Record("losses.value", check_loss, matters={"clip": 0.5, "huber_delta": 0.5}),
     Record("losses.value", check_loss, call={"clip": 0.5}),
+    Record("losses.value", check_loss, call={"clip": 0.5, "huber_delta": 0.5}),
     Record("losses.prompt_token_mean", check_aggregation),
     Record("losses.seq_mean_token_mean", check_aggregation),
     Record("losses.seq_mean_token_sum", check_aggregation),
@@ -116,13 +121,27 @@ RECORDS = [
 ]
 RECORDS += [Record(check=check_advantage, **record) for record in records_advantage.RECORDS]
 RECORDS += [Record(check=check_loss, **record) for record in records_losses.RECORDS]
+RECORDS += [Record(check=check_weights, **record) for record in records_corrections.RECORDS]
+RECORDS += [Record(check=check_selector, **record) for record in records_corrections.SELECTORS]
+RECORDS += [Record(check=check_reward, **record) for record in records_rewards.SHAPING]
+RECORDS += [Record(check=check_filter, **record) for record in records_rewards.FILTERS]
 
 NOT_TENSOR_FUNCTIONS = {
+    "advantage.RoleBaseline": "advantage/test_trackers.py",
+    "advantage.ValueTracker": "advantage/test_trackers.py",
+    "corrections.Weights": "corrections/test_weights.py",
+    "corrections.batch_normalized": "corrections/test_batch_normalized.py",
     "losses.count_totals": "losses/test_aggregation.py",
     "rewards.verifiers": "rewards/test_verifiers.py",
+    "filters.DifficultyPools": "filters/test_difficulty_pools.py",
     "filters.DynamicSampling": "filters/test_dynamic_sampling.py",
     "filters.SamplingExhausted": "filters/test_dynamic_sampling.py",
+    "filters.policy_filtration": "filters/test_policy_filtration.py",
+    "batching.attention_workload": "batching/test_balance.py",
+    "batching.balance": "batching/test_balance.py",
     "batching.micro_batches": "batching/test_micro_batches.py",
+    "batching.pack": "batching/test_pack.py",
+    "batching.restore_order": "batching/test_restore_order.py",
 }
 """Public names that no law of tensors binds, and the tests that do."""
 
@@ -248,6 +267,11 @@ def positive_std(scores, group_ids):
     return torch.stack(keep) if keep else torch.zeros(0, dtype=torch.bool)
 
 
+def quantile_over_padding(entropies, response_mask, cu_seqlens=None):
+    """The quantile of all positions, padding included."""
+    return response_mask & (entropies >= entropies.flatten().quantile(0.8))
+
+
 def best_rows(scores, group_ids):
     """Keeps rows, not groups."""
     return scores.float() > 0
@@ -275,6 +299,7 @@ WRONG = [
     ),
     (check_reward, at_last_column, ["zero outside the mask", "padding changes nothing", "empty batches are legal"]),
     (check_reward, penalty_in_place, ["inputs are untouched"]),
+    (check_selector, quantile_over_padding, ["padding changes nothing", "packed equals padded", "masked is absent"]),
     (check_filter, positive_std, ["equal scores are dropped"]),
     (check_filter, best_rows, ["groups are kept whole"]),
     (check_logits, bf16_entropy, ["banned tokens are legal", "float32 whatever comes in"]),

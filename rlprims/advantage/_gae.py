@@ -33,10 +33,11 @@ def gae(
         bootstrap_values: float (B,), V of what would have followed the last token: for truncated responses, 0 for
             those that ended. Truncation is not termination; None treats it as if it were.
         gamma: discount per valid token.
-        lam: λ, from one-step errors (0) to Monte-Carlo returns (1).
+        lam: λ, from one-step errors (0) to Monte-Carlo returns (1); :func:`length_adaptive_gae` has one per response.
 
     Returns:
-        float, like rewards; 0 outside the mask. A critic's target is ``advantages + values``.
+        float, like rewards; 0 outside the mask. A critic's target is ``advantages + values``, or, with a λ of its own,
+        :func:`td_lambda`.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -46,6 +47,20 @@ def gae(
     >>> gae(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), v, m, lam=0.5)
     tensor([[0.3500, 0.5000, 0.0000, 0.6000]])
     """
+    return gae_of(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam)
+
+
+def gae_of(
+    rewards: PerToken,
+    values: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
+    *,
+    gamma: float,
+    lam: float | PerToken,
+) -> PerToken:
+    """:func:`gae` with one λ, or one per token."""
     check_tokens(response_mask, cu_seqlens, rewards=rewards, values=values)
     r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
     dtype = torch.promote_types(r.dtype, v.dtype)
@@ -56,7 +71,8 @@ def gae(
 
     # With W_t = γ V_{t+1} + γλ A_{t+1}, what follows t, this is one linear recurrence without a shifted V:
     #   A_t = r_t − V_t + W_t    and    W_{t−1} = γλ W_t + γ V_t + γλ (r_t − V_t);    masked: W_{t−1} = W_t.
-    coefficient = torch.where(response_mask, gamma * lam, torch.ones_like(r))  # two plain numbers would be float32
-    addend = gamma * v + gamma * lam * (r - v)
+    carried = gamma * lam * torch.ones_like(r)
+    coefficient = torch.where(response_mask, carried, 1.0)
+    addend = gamma * v + carried * (r - v)
     _, what_follows = reverse_recurrence(coefficient, addend, gamma * bootstrap_values.to(dtype), cu_seqlens)
     return zero_outside(r - v + what_follows, response_mask)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlprims.advantage._grpo import standard_scores
 from rlprims.advantage._moments import moments
+from rlprims.advantage._responses import tokens_of_valid_rows
 from rlprims.masking import check_sequences, check_tokens, sequence_lengths, to_tokens, upcast
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -48,7 +49,7 @@ def gdpo(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool (B, T) or (N,).
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the statistics; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         weights: w_k, one for each reward; None: all 1.
         normalize_std: divide by σ_k + ε.
         ddof: every σ's divisor is n − ddof.
@@ -82,6 +83,7 @@ def gdpo(
             f"component_scores has {component_scores.shape[1]} columns and weights {len(w)} entries: give one weight "
             "for each reward"
         )
+    response_mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
     present = sequence_lengths(response_mask, cu_seqlens) > 0
     scores = torch.where(present[:, None], upcast(component_scores), 0.0)
     x = scores.new_zeros(len(scores))
@@ -108,5 +110,5 @@ def gdpo(
 def _standard(
     x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    n, centred, variance = moments(x, mask, ddof=ddof, all_reduce=all_reduce)
-    return torch.where(n > 1, centred / (variance.sqrt() + eps), 0.0)
+    m = moments(x, mask, ddof=ddof, all_reduce=all_reduce)
+    return torch.where(m.size > 1, m.centred / (m.variance.sqrt() + eps), 0.0)

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_centred, group_count, is_constant
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -37,7 +38,7 @@ def gpg(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the group's mean and are counted in α; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         informative: what B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
         tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
@@ -53,9 +54,7 @@ def gpg(
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
     tensor([[ 1., -1.,  0.,  0.]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     alone = group_count(group_ids, valid_rows) <= 1
     silent = is_constant(s, group_ids, valid_rows, tolerance=tolerance) | alone
     rows = torch.ones_like(silent) if valid_rows is None else valid_rows

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._moments import moments
+from rlprims.advantage._responses import response_scores
 from rlprims.advantage._rloo import leave_one_out
 from rlprims.grouping import group_centred, group_count, group_std, is_constant
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -42,13 +43,14 @@ def grpo(
     "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``, and so grows with the distance between prompts;
     "batch_centred" is σ of s_i − μ_group, as ms-swift's, and does not. ``baseline="leave_one_out"`` is μ of the other
     samples, n/(n−1) · (s_i − μ): PipelineRL's. NeMo-RL leaves the sample out of σ too, which then can vanish: not here.
+    With one group for all rows it is the z-score of the batch.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the group's statistics; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward.
@@ -68,9 +70,7 @@ def grpo(
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     a = standard_scores(
         s,
         group_ids,
@@ -102,16 +102,16 @@ def standard_scores(
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerSequence:
     """:func:`grpo` of one number per response."""
+    valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
     alone = group_count(group_ids, valid_rows) <= 1
-    if singleton == "error" and bool(alone.any()):
+    if singleton == "error" and bool((alone & valid).any()):
         raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
     centred = group_centred(s, group_ids, valid_rows)
     a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else centred
     if normalize_std and std_over == "group":
         a = a / (group_std(s, group_ids, valid_rows, ddof=ddof) + eps)
     elif normalize_std:
-        rows = torch.ones_like(alone) if valid_rows is None else valid_rows
-        whole = moments(s if std_over == "batch" else centred, rows, ddof=ddof, all_reduce=all_reduce)
+        whole = moments(s if std_over == "batch" else centred, valid, ddof=ddof, all_reduce=all_reduce)
         a = a / (whole.variance.sqrt() + eps)
     a = torch.where(is_constant(s, group_ids, valid_rows, tolerance=tolerance), 0.0, a)
     return torch.where(alone, s if singleton == "raw" else 0.0, a)

@@ -2,8 +2,9 @@
 
 import torch
 
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_centred, group_mean
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -19,7 +20,8 @@ def maxrl(
     """Maximum-likelihood RL (arXiv:2602.02710): the centred reward over the group's mean reward.
 
     A_i = (s_i − μ) / (μ + ε) with s_i = Σ_t r_it. For rewards of 0 and 1 a prompt of which p is right weighs 1/p, as in
-    the gradient of log p; with GRPO it weighs 1/sqrt(p(1 − p)).
+    the gradient of log p; with GRPO it weighs 1/sqrt(p(1 − p)). With ε = 0 and n samples its expectation is exactly
+    the gradient of −Σ_{k<n} (1 − p)^k / k, the first terms of log p.
 
     The rewards must not be negative: with μ < 0 every sign would turn round. A group with μ <= 0 gets 0 (prime-rl does
     this too; SkyRL divides by μ + 1e-6 whatever its sign, so that rewards of ±1 in balance give advantages of ±1e6).
@@ -30,7 +32,7 @@ def maxrl(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the group's mean; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         eps: ε, in units of the reward; 0 in prime-rl.
 
     Returns:
@@ -43,9 +45,7 @@ def maxrl(
     >>> maxrl(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, eps=0.0).T
     tensor([[ 3., -1., -1., -1.]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     mean = group_mean(s, group_ids, valid_rows)
     positive = ~(mean <= 0)  # a mean that is NaN is the caller's, and stays
     a = group_centred(s, group_ids, valid_rows) / torch.where(positive, mean + eps, 1.0)

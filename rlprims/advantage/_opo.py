@@ -4,8 +4,9 @@ from typing import Literal
 
 import torch
 
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_bounds, group_count
-from rlprims.masking import check_sequences, check_tokens, sequence_lengths, sequence_sum, to_tokens
+from rlprims.masking import sequence_lengths, to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -22,7 +23,7 @@ def opo(
 
     A_i = s_i − Σ_j L_j s_j / Σ_j L_j over the group, with s_i = Σ_t r_it and L_i the valid tokens of response i. The
     baseline of least variance weighs by the squared norm of a response's gradient, which the paper takes to grow with
-    its length. The sample's own reward is in it, as in :func:`grpo`.
+    its length. The sample's own reward is in it, as in :func:`grpo`, which costs 1/n of the baseline's own gradient.
 
     A group of which one response only has tokens gets 0; where none has, verl 0.9 answers NaN.
 
@@ -31,7 +32,7 @@ def opo(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the baseline; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = s, as verl).
 
     Returns:
@@ -45,13 +46,9 @@ def opo(
     tensor([[ 0.2500,  0.2500,  0.2500],
             [-0.7500,  0.0000,  0.0000]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     alone = group_count(group_ids, valid_rows) <= 1
     lengths = sequence_lengths(response_mask, cu_seqlens)
-    if valid_rows is not None:
-        lengths = torch.where(valid_rows, lengths, 0)
     # Measured from the group's minimum, so that equal rewards give exactly 0.
     low, _ = group_bounds(s, group_ids, valid_rows)
     above = s - low

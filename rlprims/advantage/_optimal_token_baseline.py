@@ -5,11 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlprims.advantage._responses import tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
 from rlprims.grouping import check_group_ids
 from rlprims.masking import check_sequences, check_tokens, sequence_ids, zero_outside
 from rlprims.recurrence import reverse_recurrence
-from rlprims.types import CuSeqlens, GroupIds, PerToken, TokenMask
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
 def optimal_token_baseline(
@@ -19,6 +20,7 @@ def optimal_token_baseline(
     sum_pi_squared: PerToken,
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
     importance_weights: PerToken | None = None,
     *,
     align: Literal["tokens", "columns"] = "tokens",
@@ -43,6 +45,7 @@ def optimal_token_baseline(
         sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary, exp(lse(2z) − 2 lse(z)) of the logits z.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         importance_weights: float, like rewards: ρ, the correction that the loss will weigh by; None: 1.
         align: which tokens of two responses are compared: the t-th valid ones, tool output left out ("tokens": verl's
             tir_optimal_token_baseline), or those in the same column ("columns": verl's optimal_token_baseline, for
@@ -66,6 +69,7 @@ def optimal_token_baseline(
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
     check_group_ids(group_ids)
+    response_mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
     returns = discounted_returns(rewards, response_mask, cu_seqlens)
     pi = zero_outside(old_log_probs, response_mask).detach().exp()
     energy = 1 - 2 * pi + zero_outside(sum_pi_squared, response_mask)

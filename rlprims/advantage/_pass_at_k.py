@@ -2,8 +2,9 @@
 
 import torch
 
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_bounds, group_count, group_std, is_constant
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -33,7 +34,7 @@ def pass_at_k(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that are compared; the others get 0. None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward.
@@ -49,9 +50,7 @@ def pass_at_k(
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[0.0000, 0.5000, 0.0000]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
     _, best = group_bounds(s, group_ids, valid)
     leads = valid & ~(s < best)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._ranks import group_ranks
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import check_group_ids, group_bounds
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.recurrence import reverse_recurrence
-from rlprims.types import CuSeqlens, GroupIds, PerToken, TokenMask
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
 def pkpo(
@@ -17,6 +18,7 @@ def pkpo(
     group_ids: GroupIds,
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
     *,
     k: int,
     baseline: Literal["leave_one_out_minus_one", "leave_one_out", "none"] = "leave_one_out_minus_one",
@@ -41,6 +43,7 @@ def pkpo(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         k: size of the subsets. A group of fewer than k, or of k under "leave_one_out", gets 0.
         baseline: what is taken off.
 
@@ -56,15 +59,14 @@ def pkpo(
     """
     if k < 1:
         raise ValueError(f"k is {k}, needs 1 or more: the size of the subsets whose best counts")
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_group_ids(group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
     if baseline == "leave_one_out_minus_one" and k == 1:
         baseline = "leave_one_out"
-    low = torch.zeros_like(s) if baseline == "none" else group_bounds(s, group_ids)[0]
-    ranks = group_ranks(s, group_ids)
-    g, n, i, cu = ranks.sort(s - low), ranks.sizes, ranks.ranks, ranks.cu
+    above = s if baseline == "none" else s - group_bounds(s, group_ids, valid_rows)[0]
+    above = above if valid_rows is None else torch.where(valid_rows, above, 0.0)  # adds nothing to a sum over others
+    ranks = group_ranks(s, group_ids, valid_rows)
+    g, n, i, cu = ranks.sort(above), ranks.sizes, ranks.ranks, ranks.cu
     share = g / (n - 1).clamp(min=1)
 
     # Of the C(n−1, k−1) subsets that hold i, counted from 0 in ascending order, i is the best of C(i, k−1), and j > i

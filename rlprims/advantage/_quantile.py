@@ -3,9 +3,10 @@
 import torch
 
 from rlprims.advantage._ranks import group_ranks
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_bounds, group_count, group_std, is_constant
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
-from rlprims.types import CuSeqlens, GroupIds, PerToken, TokenMask
+from rlprims.masking import to_tokens
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
 def quantile(
@@ -13,6 +14,7 @@ def quantile(
     group_ids: GroupIds,
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
     *,
     level: float = 0.4,
     normalize_std: bool = True,
@@ -34,6 +36,7 @@ def quantile(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         level: K of the paper, above 0 and up to 1.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
@@ -52,17 +55,15 @@ def quantile(
     """
     if not 0 < level <= 1:
         raise ValueError(f"level is {level}, needs more than 0 and at most 1: the share that the baseline is not below")
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
-    low, _ = group_bounds(s, group_ids)
-    ranks = group_ranks(s, group_ids)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    low, _ = group_bounds(s, group_ids, valid_rows)
+    ranks = group_ranks(s, group_ids, valid_rows)
     # Rank ceil(level · n) counted from 1; the little that is taken off is for the rounding of the product.
     rank = (level * ranks.sizes - 1e-4).ceil().long().clamp(min=1) - 1
     above = ranks.sort(s - low)
     first = torch.arange(len(s), device=s.device) - ranks.ranks
     a = ranks.unsort(above - above[first + rank])
     if normalize_std:
-        a = a / (group_std(s, group_ids, ddof=ddof) + eps)
-    silent = is_constant(s, group_ids, tolerance=tolerance) | (group_count(group_ids) <= 1)
+        a = a / (group_std(s, group_ids, valid_rows, ddof=ddof) + eps)
+    silent = is_constant(s, group_ids, valid_rows, tolerance=tolerance) | (group_count(group_ids, valid_rows) <= 1)
     return to_tokens(torch.where(silent, 0.0, a), response_mask, cu_seqlens)

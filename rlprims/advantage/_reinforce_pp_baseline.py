@@ -6,7 +6,9 @@ from typing import Literal
 from torch import Tensor
 
 from rlprims.advantage._grpo import grpo
+from rlprims.advantage._responses import tokens_of_valid_rows
 from rlprims.advantage._whiten import whiten
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -36,7 +38,7 @@ def reinforce_pp_baseline(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that enter the group's mean; None: all.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         singleton: a group of one has no baseline: "zero" (x = 0) or "raw" (x = s, as verl).
         ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
@@ -53,5 +55,7 @@ def reinforce_pp_baseline(
     >>> reinforce_pp_baseline(torch.tensor([[1.0], [0.0], [5.0], [2.0]]), torch.tensor([0, 0, 1, 1]), m).T
     tensor([[ 0.3873, -0.3873,  1.1619, -1.1619]])
     """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    response_mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
     centred = grpo(rewards, group_ids, response_mask, cu_seqlens, valid_rows, normalize_std=False, singleton=singleton)
     return whiten(centred, response_mask, cu_seqlens, ddof=ddof, eps=eps, all_reduce=all_reduce)

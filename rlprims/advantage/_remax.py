@@ -14,10 +14,12 @@ def remax(
     """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
 
     A_t = Σ_{u≥t} r_u − b, where b is the score of the greedy response to the same prompt, scored by the same function.
+    Any other number that does not depend on the response will do, and leaves the gradient unbiased: see
+    :func:`optimal_value`, :class:`RoleBaseline`, :class:`ValueTracker`.
 
     Args:
         rewards: float (B, T) or (N,), per token.
-        baseline_scores: float (B,), the greedy response's score.
+        baseline_scores: float (B,), the greedy response's score, or another baseline.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
 

@@ -1,15 +1,10 @@
 """See :func:`discounted_returns`."""
 
-from typing import Annotated, TypeAlias
-
 import torch
-from torch import Tensor
 
-from rlprims.masking import check_sequences, check_tokens, last_token, zero_outside
+from rlprims.masking import check_sequences, check_tokens, last_of_turn, zero_outside
 from rlprims.recurrence import reverse_recurrence
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
-
-TurnIds: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 
 def discounted_returns(
@@ -34,7 +29,8 @@ def discounted_returns(
             for those that ended. None: every response ended.
         turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. The return is then
             discounted from turn to turn and not inside one, so that all tokens of an answer value what follows it
-            alike, however long it is. None: every token is a turn.
+            alike, however long it is. With each turn's reward on its last token, every token of a turn has the turn's
+            return: ROLL's step_reinforce. None: every token is a turn.
         gamma: discount per valid token, or per turn.
 
     Returns:
@@ -54,21 +50,7 @@ def discounted_returns(
     if bootstrap_values is None:
         bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
     check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    discounts = response_mask if turn_ids is None else _last_of_turn(turn_ids, response_mask, cu_seqlens)
+    discounts = response_mask if turn_ids is None else last_of_turn(turn_ids, response_mask, cu_seqlens)
     discount = torch.where(discounts, gamma, torch.ones_like(r))  # the others pass the return on untouched
     returns, _ = reverse_recurrence(discount, r, bootstrap_values.to(r.dtype), cu_seqlens)
     return zero_outside(returns, response_mask)
-
-
-def _last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None) -> TokenMask:
-    """True on valid tokens that end the sequence or are followed by a valid token of another turn."""
-    check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
-    if turn_ids.is_floating_point() or turn_ids.dtype is torch.bool:
-        raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, needs integers: the number of each token's turn")
-    width = response_mask.shape[-1]
-    # The next valid position, by a minimum from the right; the last of all stands for none.
-    positions = torch.where(response_mask, torch.arange(width, device=response_mask.device), max(width - 1, 0))
-    from_here = positions.flip(-1).cummin(-1).values.flip(-1)
-    following = torch.cat([from_here[..., 1:], from_here[..., -1:]], dim=-1)
-    ends = last_token(response_mask, cu_seqlens)
-    return response_mask & (ends | (turn_ids.gather(-1, following) != turn_ids))

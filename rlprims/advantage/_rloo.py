@@ -2,8 +2,9 @@
 
 import torch
 
+from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_centred, group_count
-from rlprims.masking import check_sequences, check_tokens, sequence_sum, to_tokens
+from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -24,7 +25,7 @@ def rloo(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that may serve as baseline; a row that may not is compared with all that may.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
 
     Returns:
         float, like rewards; 0 outside the mask.
@@ -36,19 +37,16 @@ def rloo(
     >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
+    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     return to_tokens(leave_one_out(s, group_ids, valid_rows), response_mask, cu_seqlens)
 
 
 def leave_one_out(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None) -> PerSequence:
-    """Each row's number less the mean of the valid others of its group; 0 if there are none.
+    """Each valid row's number less the mean of the valid others of its group; 0 if there are none.
 
     >>> leave_one_out(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 0, 1]), None)
     tensor([-2.,  2.,  0.])
     """
     n = group_count(group_ids, valid_rows)
-    others = n - 1 if valid_rows is None else n - valid_rows.long()
     centred = group_centred(s, group_ids, valid_rows)
-    return torch.where(others > 0, centred * n / others.clamp(min=1), 0.0)
+    return torch.where(n > 1, centred * n / (n - 1).clamp(min=1), 0.0)

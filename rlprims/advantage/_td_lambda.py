@@ -19,8 +19,8 @@ def td_lambda(
 
     G_t = r_t + γ ((1 − λ) V_{t+1} + λ G_{t+1}) over the valid tokens of each sequence; beyond the last one V and G are
     ``bootstrap_values`` (0 by default). λ = 0 is the one-step target, λ = 1 the discounted return. It is
-    ``gae(...) + values``; a function of its own lets the critic have another λ than the policy (VAPO, Yue et al. 2025,
-    arXiv:2504.05118: 1 for the critic).
+    ``gae(...) + values``; a function of its own lets the critic have another λ than the policy. VAPO (Yue et al. 2025,
+    arXiv:2504.05118) has 1 for the critic and :func:`length_adaptive_gae` for the policy.
 
     Args:
         rewards, values: float (B, T) or (N,), per token.

@@ -1,9 +1,6 @@
 """See :func:`vtrace` and :func:`vtrace_returns`."""
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
 from rlprims.masking import check_sequences, check_tokens, log_ratio, zero_outside
 from rlprims.recurrence import reverse_recurrence
@@ -57,7 +54,7 @@ def vtrace(
     >>> vtrace(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000]])
     """
-    t = _errors(
+    targets = vtrace_returns(
         rewards,
         values,
         old_log_probs,
@@ -70,8 +67,11 @@ def vtrace(
         clip_rho=clip_rho,
         clip_c=clip_c,
     )
-    target = t.rewards + gamma * (t.next_values + lam * t.next_errors)
-    return zero_outside(t.rho.clamp(max=clip_pg_rho) * (target - t.values), response_mask)
+    r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
+    mixed = v + lam * (targets - v)
+    rho = log_ratio(old_log_probs, rollout_log_probs, response_mask).detach().exp()
+    following = _of_the_next_token(mixed, response_mask, cu_seqlens, bootstrap_values)
+    return zero_outside(rho.clamp(max=clip_pg_rho) * (r + gamma * following - v), response_mask)
 
 
 def vtrace_returns(
@@ -112,45 +112,6 @@ def vtrace_returns(
     >>> vtrace_returns(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.7500, 1.0000]])
     """
-    t = _errors(
-        rewards,
-        values,
-        old_log_probs,
-        rollout_log_probs,
-        response_mask,
-        cu_seqlens,
-        bootstrap_values,
-        gamma=gamma,
-        lam=lam,
-        clip_rho=clip_rho,
-        clip_c=clip_c,
-    )
-    return zero_outside(t.values + t.errors, response_mask)
-
-
-class _Trace(NamedTuple):
-    rewards: Tensor
-    values: Tensor
-    next_values: Tensor
-    rho: Tensor
-    errors: Tensor
-    next_errors: Tensor
-
-
-def _errors(
-    rewards: PerToken,
-    values: PerToken,
-    old_log_probs: PerToken,
-    rollout_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    bootstrap_values: PerSequence | None,
-    *,
-    gamma: float,
-    lam: float,
-    clip_rho: float,
-    clip_c: float,
-) -> _Trace:
     check_tokens(
         response_mask,
         cu_seqlens,
@@ -161,16 +122,22 @@ def _errors(
     )
     r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
     rho = log_ratio(old_log_probs, rollout_log_probs, response_mask).detach().exp()
-    dtype = torch.promote_types(torch.promote_types(r.dtype, v.dtype), rho.dtype)
-    r, v, rho = r.to(dtype), v.to(dtype), rho.to(dtype)
-    nothing = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
-    beyond = nothing if bootstrap_values is None else bootstrap_values.to(dtype)
-    check_sequences(response_mask, cu_seqlens, bootstrap_values=beyond)
+    following = _of_the_next_token(v, response_mask, cu_seqlens, bootstrap_values)
+    delta = zero_outside(rho.clamp(max=clip_rho) * (r + gamma * following - v), response_mask)
+    carry = torch.where(response_mask, gamma * lam * rho.clamp(max=clip_c), 1.0).to(delta.dtype)
+    errors, _ = reverse_recurrence(carry, delta, _nothing(delta, cu_seqlens), cu_seqlens)
+    return zero_outside(v + errors, response_mask)
 
-    # V of the next valid token: a valid one hands on its own, a masked one what it got.
-    skip = torch.where(response_mask, 0.0, torch.ones_like(r))
-    _, next_values = reverse_recurrence(skip, v, beyond, cu_seqlens)
-    errors = zero_outside(rho.clamp(max=clip_rho) * (r + gamma * next_values - v), response_mask)
-    carry = torch.where(response_mask, gamma * lam * rho.clamp(max=clip_c), 1.0)
-    errors, next_errors = reverse_recurrence(carry, errors, nothing, cu_seqlens)
-    return _Trace(r, v, next_values, rho, errors, next_errors)
+
+def _of_the_next_token(
+    x: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, beyond: PerSequence | None
+) -> PerToken:
+    """``x`` of the next valid token of the sequence; ``beyond``, or 0, for the last one."""
+    skip = torch.where(response_mask, 0.0, torch.ones_like(x))  # a valid token hands on its own, others what they got
+    end = _nothing(x, cu_seqlens) if beyond is None else beyond.to(x.dtype)
+    check_sequences(response_mask, cu_seqlens, bootstrap_values=end)
+    return reverse_recurrence(skip, x, end, cu_seqlens)[1]
+
+
+def _nothing(x: PerToken, cu_seqlens: CuSeqlens | None) -> PerSequence:
+    return x.new_zeros(len(x) if cu_seqlens is None else len(cu_seqlens) - 1)

@@ -44,5 +44,5 @@ def whiten(
     tensor([[-0.8729, -0.2182,  1.0911]])
     """
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
-    n, centred, variance = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
-    return torch.where(response_mask & (n > 1), centred * (variance + eps).rsqrt(), 0.0)
+    m = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
+    return torch.where(response_mask & (m.size > 1), m.centred * (m.variance + eps).rsqrt(), 0.0)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlprims.logprobs._blocks import check_logits, log_softmax, row_blocks
 from rlprims.masking import upcast
+from rlprims.softmax import check_logits, log_softmax, row_blocks
 from rlprims.types import PerToken
 
 

@@ -22,8 +22,8 @@ def decoupled_ppo(
     With ρ = exp(log_probs − old_log_probs) to the proximal policy, and w = exp(old_log_probs − rollout_log_probs) from
     the behaviour policy, a constant: loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A). So stale responses
     are corrected for by w, while the clip is around a recent policy. AReaL (arXiv:2505.24298) trains asynchronously
-    with it; where it caps w it drops the tokens above, which is ``importance_weights(..., action="mask")`` times
-    :func:`clipped_surrogate`. Here ``w_max=c`` truncates. The paper has no cap.
+    with it; where it caps w it drops the tokens above, which is ``corrections.importance_weights(..., action="mask")``
+    times :func:`clipped_surrogate`. Here ``w_max=c`` truncates. The paper has no cap.
 
     If the proximal policy is the sampler's in other numerics, this is truncated importance sampling.
 

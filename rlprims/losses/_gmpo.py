@@ -2,8 +2,14 @@
 
 import torch
 
-from rlprims.losses._sequence_ratio import lengths_of_tokens
-from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, sequence_sum, to_tokens, zero_outside
+from rlprims.masking import (
+    LOG_RATIO_LIMIT,
+    check_tokens,
+    lengths_of_tokens,
+    sequence_sum,
+    to_tokens,
+    zero_outside,
+)
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

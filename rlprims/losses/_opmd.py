@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from rlprims.losses._sequence_ratio import lengths_of_tokens, summed_log_ratio
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, lengths_of_tokens, summed_log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -4,8 +4,7 @@ from typing import Literal
 
 import torch
 
-from rlprims.losses._sequence_ratio import sequence_log_ratio
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.masking import check_tokens, log_ratio, sequence_log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

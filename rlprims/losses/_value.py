@@ -1,6 +1,8 @@
 """See :func:`value`."""
 
 import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
@@ -14,11 +16,14 @@ def value(
     cu_seqlens: CuSeqlens | None = None,
     *,
     clip: float | None = None,
+    huber_delta: float | None = None,
 ) -> PerToken:
-    """Squared error of the critic with the factor 1/2, optionally clipped as in PPO.
+    """Squared error of the critic with the factor 1/2, optionally clipped as in PPO, or Huber's error instead.
 
-    loss = ½ (V − R)². With ``clip=c`` (Dhariwal et al. 2017, baselines): ½ max((V − R)², (V' − R)²), where V' is V
-    clamped to within c of the value when sampled. The ½ is TRL's, OpenRLHF's, verl's and NeMo-RL's; slime omits it.
+    loss = h(V − R) with h(e) = ½ e². With ``clip=c`` (Dhariwal et al. 2017, baselines): max(h(V − R), h(V' − R)), where
+    V' is V clamped to within c of the value when sampled. The ½ is TRL's, OpenRLHF's, verl's and NeMo-RL's; slime omits
+    it. With ``huber_delta=δ`` (Huber 1964): h(e) = δ (|e| − ½ δ) where |e| > δ, so that no target pulls with more than
+    δ; AReaL offers it at 10.
 
     Args:
         new_values: float (B, T) or (N,), critic now; the only gradient.
@@ -27,12 +32,13 @@ def value(
         response_mask: bool, like new_values.
         cu_seqlens: int (B+1,) if packed; tokens are independent, so it is not read.
         clip: c > 0 in units of the value (verl: 0.5), or None.
+        huber_delta: δ > 0 in units of the value, or None: the square everywhere.
 
     Returns:
         float, like new_values; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip <= 0.
+        ValueError: shapes or dtypes that do not fit; clip <= 0; huber_delta <= 0.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
     >>> value(torch.tensor([[3.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), m, clip=0.5)
@@ -41,10 +47,18 @@ def value(
     check_tokens(response_mask, cu_seqlens, new_values=new_values, values=values, returns=returns)
     if clip is not None and clip <= 0:
         raise ValueError(f"clip={clip} must be above 0, or None for no clipping")
+    if huber_delta is not None and huber_delta <= 0:
+        raise ValueError(f"huber_delta={huber_delta} must be above 0, or None for the squared error")
     v = zero_outside(new_values, response_mask)
     target = zero_outside(returns, response_mask).detach()
-    error = (v - target).square()
+    loss = _error(v, target, huber_delta)
     if clip is not None:
         old = zero_outside(values, response_mask).detach()
-        error = torch.maximum(error, (v.clamp(old - clip, old + clip) - target).square())
-    return error / 2
+        loss = torch.maximum(loss, _error(v.clamp(old - clip, old + clip), target, huber_delta))
+    return loss
+
+
+def _error(v: Tensor, target: Tensor, huber_delta: float | None) -> Tensor:
+    if huber_delta is None:
+        return (v - target).square() / 2
+    return huber_loss(v, target, reduction="none", delta=huber_delta)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlprims.losses._sequence_ratio import sequence_log_ratio
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, sequence_log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -18,6 +18,8 @@ from rlprims.testing._checks import (
     check_logits,
     check_loss,
     check_reward,
+    check_selector,
+    check_weights,
 )
 
 __all__ = [
@@ -27,4 +29,6 @@ __all__ = [
     "check_logits",
     "check_loss",
     "check_reward",
+    "check_selector",
+    "check_weights",
 ]

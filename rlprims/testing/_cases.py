@@ -31,6 +31,15 @@ VOCABULARY: Mapping[str, Layout] = {
     "sum_pi_squared": "token",
     "importance_weights": "token",
     "turn_ids": "token",
+    "responses": "token",
+    "potentials": "token",
+    "state_ids": "token",
+    "teacher_log_probs": "token",
+    "logits": "token",
+    "ref_logits": "token",
+    "teacher_logits": "token",
+    "topk_log_probs": "token",
+    "teacher_topk_log_probs": "token",
     "scores": "row",
     "component_scores": "row",
     "baseline_scores": "row",
@@ -38,10 +47,20 @@ VOCABULARY: Mapping[str, Layout] = {
     "group_ids": "row",
     "group_tokens": "row",
     "valid_rows": "row",
+    "chosen_log_probs": "row",
+    "rejected_log_probs": "row",
+    "ref_chosen_log_probs": "row",
+    "ref_rejected_log_probs": "row",
+    "sequence_log_probs": "row",
+    "ref_sequence_log_probs": "row",
+    "baseline_kl": "row",
+    "truncated": "row",
+    "desirable": "row",
 }
 """The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
 
 ROWS = 8
+_VOCABULARY_SIZE, _TOP = 7, 3
 _PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "row", "lengths": "row"}
 _PATTERNS = ("111011", "111100", "100000", "000000", "001110", "101101", "111111", "011000")
 _GROUPS = (0, 0, 0, 1, 1, 2, 3, 3)
@@ -81,7 +100,8 @@ class Batch:
 
         def widen(x: Tensor) -> Tensor:
             fill = 0.0 if x.dtype is torch.bool else _JUNK
-            return torch.cat([x.new_full((len(x), left), fill), x, x.new_full((len(x), right), fill)], dim=1)
+            sides = (x.new_full((len(x), columns, *x.shape[2:]), fill) for columns in (left, right))
+            return torch.cat([next(sides), x, next(sides)], dim=1)
 
         padded = self.map(widen, lambda x: x)
         return padded.replace(lengths=padded.data["lengths"] + left)
@@ -112,7 +132,11 @@ class Batch:
 
 
 def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
-    return torch.cat([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)]) if len(x) else x.flatten()
+    return (
+        torch.cat([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)])
+        if len(x)
+        else x.flatten(0, 1)
+    )
 
 
 def merge(first: Batch, second: Batch) -> Batch:
@@ -172,5 +196,25 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_
         "importance_weights": normal(*shape).exp(),
         "turn_ids": (torch.rand(shape, generator=generator) < 0.4).cumsum(-1),
         "component_scores": normal(ROWS, 2),
+    }
+    logits, teacher_logits = 2 * normal(*shape, _VOCABULARY_SIZE), 2 * normal(*shape, _VOCABULARY_SIZE)
+    top = teacher_logits.topk(_TOP, dim=-1).indices
+    pairs = ("chosen", "rejected", "ref_chosen", "ref_rejected", "sequence", "ref_sequence")
+    data |= {
+        "teacher_log_probs": old + normal(*shape),
+        "logits": logits,
+        "ref_logits": logits + normal(*shape, _VOCABULARY_SIZE),
+        "teacher_logits": teacher_logits,
+        "topk_log_probs": logits.log_softmax(-1).gather(-1, top),
+        "teacher_topk_log_probs": teacher_logits.log_softmax(-1).gather(-1, top),
+        **{f"{name}_log_probs": -2 * normal(ROWS).abs() - 0.1 for name in pairs},
+        "baseline_kl": normal(ROWS).abs(),
+        "desirable": torch.rand(ROWS, generator=generator) < 0.5,
+    }
+    data["state_ids"] = torch.randint(3, shape, generator=generator)
+    data |= {
+        "responses": torch.randint(2, shape, generator=generator),
+        "potentials": normal(*shape),
+        "truncated": torch.rand(ROWS, generator=generator) < 0.4,
     }
     return Batch(data).to(dtype)

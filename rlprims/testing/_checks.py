@@ -1,10 +1,14 @@
 """Which laws bind which kind of primitive, and the report of those that it breaks."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
+from rlprims.corrections import Weights
 from rlprims.testing import (
     _laws_advantage,
     _laws_aggregation,
@@ -16,6 +20,7 @@ from rlprims.testing import (
     _laws_mask,
     _laws_numeric,
     _laws_purity,
+    _laws_selector,
 )
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
@@ -78,6 +83,7 @@ _FILTER: tuple[Law[Primitive], ...] = (
     _laws_filter.unknown_scores_are_dropped,
     _laws_filter.twice_is_once,
 )
+_SELECTOR: tuple[Law[Primitive], ...] = (_laws_selector.every_token_gets_an_answer,)
 _LOGITS: tuple[Law[LogitFunction], ...] = (
     _laws_logits.any_leading_shape,
     _laws_logits.a_shift_of_logits_cancels,
@@ -193,6 +199,58 @@ def check_reward(
     _enforce(p, fn, (*_general(p), *_PER_ROW), exempt)
 
 
+def check_weights(
+    fn: Callable[..., Weights],
+    /,
+    *,
+    exempt: Exemptions | None = None,
+    alternatives: Mapping[str, Any] | None = None,
+    **hyperparameters: Any,
+) -> None:
+    """Hold a correction to the laws: log-probs in, :class:`rlprims.corrections.Weights` out, which are constants.
+
+    Arguments and errors are those of :func:`check_advantage`.
+
+    >>> from rlprims.corrections import importance_weights
+    >>> check_weights(importance_weights)
+    """
+
+    @wraps(fn)
+    def values(**data: Any) -> Tensor:
+        return fn(**data).values
+
+    p = _primitive(values, hyperparameters, alternatives, ())
+    _enforce(p, fn, (*_general(p), *_PER_ROW), exempt)
+
+
+def check_selector(
+    fn: Callable[..., Tensor],
+    /,
+    *,
+    exempt: Exemptions | None = None,
+    alternatives: Mapping[str, Any] | None = None,
+    **hyperparameters: Any,
+) -> None:
+    """Hold a selection of tokens to the laws: one bool per token out, with thresholds from the whole batch.
+
+    One that takes a ``generator`` gets the same each time. Arguments and errors are those of :func:`check_advantage`.
+
+    >>> from rlprims.filters import high_entropy
+    >>> check_selector(high_entropy)
+    """
+
+    @wraps(fn)
+    def with_the_same_draw(**data: Any) -> Tensor:
+        if "generator" in data:
+            data["generator"] = data["generator"].clone_state()
+        return fn(**data)
+
+    if "generator" in signature(fn).parameters:
+        hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
+    p = _primitive(with_the_same_draw, hyperparameters, alternatives, ())
+    _enforce(p, fn, (*_general(p), *_SELECTOR), exempt)
+
+
 def check_filter(
     fn: Callable[..., Tensor],
     /,
@@ -247,7 +305,7 @@ def _general(p: Primitive) -> tuple[Law[Primitive], ...]:
     return (*_ALWAYS, *mask, *groups)
 
 
-def _enforce(subject: T, fn: Callable[..., Tensor], laws: Iterable[Law[T]], exempt: Exemptions | None) -> None:
+def _enforce(subject: T, fn: Callable[..., Any], laws: Iterable[Law[T]], exempt: Exemptions | None) -> None:
     by_name = {law.__name__.replace("_", " "): law for law in laws}
     unknown = set(exempt or {}) - set(by_name)
     if unknown:

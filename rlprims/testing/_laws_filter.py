@@ -19,6 +19,10 @@ def _keep(p: Primitive, batch: Batch) -> Tensor:
     return keep
 
 
+def _scores(p: Primitive) -> str:
+    return "component_scores" if "component_scores" in p.data else "scores"
+
+
 def groups_are_kept_whole(p: Primitive) -> None:
     """All rows of a group get the same answer."""
     for seed in SEEDS:
@@ -34,8 +38,9 @@ def equal_scores_are_dropped(p: Primitive) -> None:
     for score in (0.1, 1000.1, 0.0, 1.0):
         for size in (1, 2, 3, 7, 9):
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                scores = torch.full((size,), score, dtype=dtype)
-                batch = make_batch(0).replace(scores=scores, group_ids=torch.zeros(size, dtype=torch.int64))
+                scores = torch.full((size, *make_batch(0).data[_scores(p)].shape[1:]), score, dtype=dtype)
+                ids = torch.zeros(size, dtype=torch.int64)
+                batch = make_batch(0).replace(**{_scores(p): scores, "group_ids": ids})
                 assert not _keep(p, batch).any(), f"{size} scores of {score} in {dtype} were kept"
 
 
@@ -46,10 +51,11 @@ def unknown_scores_are_dropped(p: Primitive) -> None:
         ids = batch.data["group_ids"]
         row = seed % len(ids)
         for poison in (torch.nan, torch.inf, -torch.inf):
-            scores = batch.data["scores"].clone()
-            scores[row] = poison
+            scores = batch.data[_scores(p)].clone()
+            scores[row].view(-1)[:1] = poison
             want = _keep(p, batch) & (ids != ids[row])
-            assert_close(f"the answer with a score of {poison}", _keep(p, batch.replace(scores=scores)), want, 0)
+            got = _keep(p, batch.replace(**{_scores(p): scores}))
+            assert_close(f"the answer with a score of {poison}", got, want, 0)
 
 
 def twice_is_once(p: Primitive) -> None:

@@ -40,7 +40,7 @@ def float64_stays(p: Primitive) -> None:
 
 def gradient_is_the_derivative(p: Primitive) -> None:
     """gradcheck in float64, padded and packed, for each input that the result is minimized through."""
-    for batch in (make_batch(0), make_batch(1).pack()):
+    for batch in (make_batch(0), *([make_batch(1).pack()] if "response_mask" in p.data else [])):
         for name in p.differentiable:
             if name in p.inputs:
                 call = partial(_with, p, batch, name)

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from rlprims.testing._cases import VOCABULARY, Batch, Layout, layout_of, pack_tokens
 
-DIFFERENTIABLE = ("log_probs", "new_values", "entropies", "losses")
+DIFFERENTIABLE = (
+    *("log_probs", "new_values", "entropies", "losses"),
+    *("logits", "topk_log_probs", "chosen_log_probs", "rejected_log_probs", "sequence_log_probs"),
+)
 """What losses and aggregations are minimized through; everything else is a constant to them."""
 
 _STEP_WIDE = ("cu_seqlens", "totals", "group_tokens")

@@ -58,4 +58,4 @@ def test_a_group_of_one_and_a_group_without_tokens() -> None:
 def test_rows_may_be_left_out_of_the_baseline() -> None:
     rewards, mask = ragged([1, 3, 100], [1, 1, 1])
     got = opo(rewards, one_group(3), mask, valid_rows=torch.tensor([True, True, False]))
-    assert got[:, 0].tolist() == [-1, 1, 98]
+    assert got[:, 0].tolist() == [-1, 1, 0]

@@ -87,5 +87,5 @@ class TestBaseline:
     def test_rows_may_be_left_out_of_the_mean(self) -> None:
         valid = torch.tensor([True, True, True, False])
         got = reinforce_pp_baseline(self.rewards, self.ids, full(4, 1), valid_rows=valid, eps=0.0)
-        # the last group has one valid row: no baseline, 0
-        assert got[:, 0].tolist() == pytest.approx([1.5**0.5, -(1.5**0.5), 0, 0])
+        # the last group has one valid row: no baseline, 0; over the three that count σ² = 0.5 / 2
+        assert got[:, 0].tolist() == pytest.approx([1, -1, 0, 0])

@@ -30,6 +30,6 @@ def test_it_is_the_centred_reward_times_n_over_n_minus_one() -> None:
     torch.testing.assert_close(rloo(rewards, ids, mask), 1.5 * grpo(rewards, ids, mask, normalize_std=False))
 
 
-def test_a_row_that_may_not_serve_is_compared_with_all_that_may() -> None:
+def test_a_row_that_does_not_count_is_not_compared() -> None:
     valid = torch.tensor([True, True, False])
-    assert per_response([1, 3, 10], [0] * 3, valid_rows=valid) == [-2, 2, 8]
+    assert per_response([1, 3, 10], [0] * 3, valid_rows=valid) == [-2, 2, 0]

@@ -1,6 +1,6 @@
-"""Rows into micro-batches: each once, none too large, like with like."""
+"""Rows into micro-batches: each once, none too large, like with like, and no more than needed."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -31,6 +31,16 @@ def test_rows_of_a_micro_batch_are_neighbours_in_length(lengths: list[int], budg
 def test_only_the_last_has_room_for_another_row(lengths: list[int], budget: int) -> None:
     for batch in micro_batches(lengths, max_tokens=budget)[:-1]:
         assert (len(batch) + 1) * max(*(lengths[row] for row in batch), 1) > budget
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(12, 40))
+def test_no_division_has_fewer(lengths: list[int], budget: int) -> None:
+    def fits(owners: tuple[int, ...]) -> bool:
+        parts = [[x for x, o in zip(lengths, owners, strict=True) if o == part] for part in set(owners)]
+        return all(len(part) * max(part) <= budget for part in parts)
+
+    sizes = (len(set(owners)) for owners in product(range(len(lengths)), repeat=len(lengths)) if fits(owners))
+    assert len(micro_batches(lengths, max_tokens=budget)) == min(sizes)
 
 
 def test_it_does_not_depend_on_the_order_of_equal_rows() -> None:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from rlprims.losses import (
     prompt_token_mean,
@@ -31,6 +32,12 @@ def agg_loss_microbatch(c: Case) -> Answer:
     }
 
 
+def mean_of_micro_batches(losses: Tensor, mask: Tensor, size: int) -> Tensor:
+    """What a mean per micro-batch comes to; the rows of an incomplete one are dropped."""
+    starts = range(0, len(losses) - size + 1, size)
+    return torch.stack([token_mean(losses[i : i + size], mask[i : i + size]) for i in starts]).mean()
+
+
 def skyrl_advantage_scaling(c: Case) -> Answer:
     """SkyRL scales advantages so that a sum is the mean: by the gradient of our mean."""
     mask, losses = c.inputs["loss_mask"].bool(), leaf(c.inputs["advantages"])
@@ -43,6 +50,7 @@ def skyrl_advantage_scaling(c: Case) -> Answer:
             losses, mask, totals=Totals(0, len(mask), 0), length=c.args["max_seq_len"]
         ),
         "prompt_mean": lambda: prompt_token_mean(losses, ids, mask),
+        "token_mean_legacy": lambda: mean_of_micro_batches(losses, mask, c.args["micro_batch_size"]),
     }[c.args["loss_reduction"]]()
     return {"scaled": slope(loss, losses) * c.inputs["advantages"]}
 

@@ -3,14 +3,11 @@
 import torch
 
 from rlprims.controllers import AdaptiveKL, FixedKL
-from rlprims.filters import nonzero_range
+from rlprims.diagnostics import log_perplexity, sampler_mismatch
+from rlprims.filters import high_entropy, nonzero_range
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import entropy_from_logits, from_logits
-from rlprims.losses import (
-    kl,
-    seq_mean_token_mean,
-    value,
-)
+from rlprims.losses import kl, reinforce, seq_mean_token_mean, value
 from rlprims.rewards import at_last_token, kl_penalty, overlong_penalty
 from tests.golden_calls.common import aggregate, full, leaf, slope, with_gradient
 from tests.golden_cases import Answer, Call, Calls, Case
@@ -25,6 +22,11 @@ def kl_of(log_probs: str, ref: str, gradient: str, kind: str, mask: str | None =
         name = c.args[kind]
         through = "k2" if name.endswith("+") else None
         got = kl(x, c.inputs[ref], m, value=ESTIMATORS[name.rstrip("+")], gradient=through)
+        if c.args.get("score_function_term"):  # NeMo-RL's: gradient only
+            moved = reinforce(x, -got, m)
+            got = got + moved - moved.detach()
+        if c.inputs.get("importance_ratio") is not None:
+            got = got * c.inputs["importance_ratio"]
         return {"kl": got.detach(), gradient: slope(got, x, c.inputs.get("cotangent"))}
 
     return call
@@ -101,6 +103,30 @@ def logits_log_probs(tokens: str) -> Call:
     return call
 
 
+def verl_off_policy_metrics(c: Case) -> Answer:
+    trainer, sampler, mask = (c.inputs[name] for name in ("old_log_prob", "rollout_log_prob", "response_mask"))
+    metrics = sampler_mismatch(trainer, sampler, mask.bool())
+    names = {"kl": "k1", "k3_kl": "k3", "chi2_token": "chi2", "chi2_seq": "chi2_sequence"}
+    return {
+        **{theirs: metrics[f"mismatch_{ours}"].value() for theirs, ours in names.items()},
+        "training_log_ppl": log_perplexity(trainer, mask.bool()).value(),
+        "rollout_log_ppl": log_perplexity(sampler, mask.bool()).value(),
+    }
+
+
+def sum_pi_squared(c: Case) -> Answer:
+    """Σπ² is exp(lse(2z) − 2 lse(z)): of any token, its log-prob at temperature 1 and at 1/2."""
+    logits = c.inputs["logits"]
+    any_token = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+    at = {t: from_logits(logits, any_token, temperature=t) for t in (1.0, 0.5)}
+    return {"sum_pi_squared": (2 * at[1.0] - at[0.5]).exp()}
+
+
+def trl_high_entropy(c: Case) -> Answer:
+    mask, fraction = c.inputs["mask"].bool(), max(1 - c.args["threshold_quantile"], 1e-9)
+    return {"mask": high_entropy(c.inputs["entropies"], mask, fraction=fraction)}
+
+
 def overlong_of(longest: str, buffer: str, factor: str) -> Call:
     def call(c: Case) -> Answer:
         lengths = c.inputs["response_lengths"]
@@ -138,6 +164,9 @@ CALLS: Calls = {
     ("verl", "value_loss"): value_of("vpreds", "values", "returns", "response_mask", "cliprange_value", "grad_vpreds"),
     ("verl", "entropy_from_logits"): logits_entropy,
     ("verl", "logprobs_from_logits"): logits_log_probs("labels"),
+    ("verl", "offpolicy_metrics"): verl_off_policy_metrics,
+    ("verl", "sum_pi_squared"): sum_pi_squared,
+    ("trl", "trl_high_entropy_mask"): trl_high_entropy,
     ("trl", "entropy_from_logits"): logits_entropy,
     ("trl", "selective_log_softmax"): logits_log_probs("index"),
     ("openrlhf", "openrlhf_overlong"): overlong_of("max_new_tokens", "overlong_buffer_len", "overlong_penalty_factor"),

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rlprims.losses import clipped_surrogate, decoupled_ppo, importance_weights
+from rlprims.corrections import importance_weights
+from rlprims.losses import clipped_surrogate, decoupled_ppo
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, OLD, ROLLOUT, A = torch.randn(4, 3, 5, generator=GENERATOR, dtype=torch.float64)
@@ -46,7 +47,7 @@ def test_a_sampler_that_is_the_proximal_policy_makes_it_ppo() -> None:
 
 def test_truncated_it_is_ppo_times_importance_weights() -> None:
     got = decoupled_ppo(X, OLD, ROLLOUT, A, MASK, w_max=2.0)
-    want = clipped_surrogate(X, OLD, A, MASK) * importance_weights(OLD, ROLLOUT, MASK, high=2.0)
+    want = clipped_surrogate(X, OLD, A, MASK) * importance_weights(OLD, ROLLOUT, MASK, high=2.0).values
     assert torch.equal(got, want)
 
 

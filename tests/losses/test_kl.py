@@ -1,11 +1,12 @@
-"""KL estimators: values, gradients, and one's value with another's gradient."""
+"""KL estimators: values, gradients, one's value with another's gradient, and weighted samples of an older policy."""
 
 import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from rlprims.losses import kl
+from rlprims.losses import full_kl, kl, weighted_kl
 
 
 def value_and_gradient(difference: float, dtype: torch.dtype = torch.float64, **kind: str) -> tuple[float, float]:
@@ -83,3 +84,55 @@ def test_k3_beyond_the_clamp_is_finite(difference: float) -> None:
 def test_an_unknown_estimator_is_refused() -> None:
     with pytest.raises(ValueError, match="'k4'"):
         value_and_gradient(0.0, value="k4")
+
+
+class TestWeighted:
+    """Four tokens, sampled by an older policy: every expectation is a sum."""
+
+    pi, q, old = torch.tensor(
+        [[0.4, -1.0, 0.3, 2.0], [-0.5, 0.2, 1.0, 0.1], [1.0, 0.0, -1.0, 0.5]], dtype=torch.float64
+    )
+    mask = torch.ones(4, 1, dtype=torch.bool)
+
+    def expected(self, logits: Tensor, old: Tensor, **kind: str) -> Tensor:
+        log_probs = (x.log_softmax(-1)[:, None] for x in (logits, old, self.q))
+        return (weighted_kl(*log_probs, self.mask, **kind)[:, 0] * old.softmax(-1)).sum()
+
+    def exact(self, logits: Tensor) -> Tensor:
+        return full_kl(logits[None, None], self.q[None, None], self.mask[:1]).sum()
+
+    @staticmethod
+    def gradient(f, x: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(leaf), leaf)
+        return g
+
+    @pytest.mark.parametrize("kind", ["k1", "k3"])
+    @pytest.mark.parametrize("old", [old, pi], ids=["off policy", "on policy"])
+    def test_k1_and_k3_have_the_value_and_the_gradient_of_the_divergence(self, kind: str, old: Tensor) -> None:
+        close = {"rtol": 0, "atol": 1e-12}
+        torch.testing.assert_close(self.expected(self.pi, old, value=kind), self.exact(self.pi), **close)
+        got = self.gradient(lambda x: self.expected(x, old, value=kind), self.pi)
+        torch.testing.assert_close(got, self.gradient(self.exact, self.pi), **close)
+
+    def test_k2_has_neither(self) -> None:
+        assert abs(self.expected(self.pi, self.old, value="k2") - self.exact(self.pi)) > 0.01
+        got = self.gradient(lambda x: self.expected(x, self.old, value="k2"), self.pi)
+        assert (got - self.gradient(self.exact, self.pi)).abs().max() > 0.01
+
+    def test_without_weights_older_samples_mislead(self) -> None:
+        def unweighted(logits: Tensor) -> Tensor:
+            per_token = kl(logits.log_softmax(-1)[:, None], self.q.log_softmax(-1)[:, None], self.mask, gradient="k2")
+            return (per_token[:, 0] * self.old.softmax(-1)).sum()
+
+        assert (self.gradient(unweighted, self.pi) - self.gradient(self.exact, self.pi)).abs().max() > 0.01
+
+    def test_one_token_by_hand(self) -> None:
+        """ρ = 2, and the reference has twice the probability: the gradient is ρ k3 + ρ k3'."""
+        now, then, ref = torch.tensor([[0.4, 0.2, 0.8]], dtype=torch.float64).log().T
+        now.requires_grad_()
+        loss = weighted_kl(now[:, None], then[:, None], ref[:, None], self.mask[:1])
+        loss.sum().backward()
+        k3 = 2 - 1 - math.log(2)
+        assert loss.item() == pytest.approx(2 * k3)
+        assert now.grad.item() == pytest.approx(2 * k3 + 2 * (1 - 2))

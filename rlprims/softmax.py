@@ -1,4 +1,4 @@
-"""What both functions share: rows of logits in blocks, each read in computing precision and divided by temperature."""
+"""Rows of logits in blocks, so that no (N, V) copy is made: each in computing precision, divided by temperature."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,12 @@ from rlprims.masking import upcast
 _BLOCK_ELEMENTS = 2**18
 """Elements of one block: a temporary of this size stays in a core's cache, in float32 1 MiB."""
 
+LEAST_LOG_PROB = -100.0
+"""Divergences count a banned token (log-prob −inf) as one of e^−100: far away, and still finite."""
+
 
 def check_logits(logits: Tensor, temperature: float) -> None:
+    """Raise ``ValueError`` unless there are floats (..., V) and a temperature above 0."""
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits has shape {tuple(logits.shape)} and dtype {logits.dtype}, needs floats (..., V)")
     if temperature <= 0:

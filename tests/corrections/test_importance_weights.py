@@ -1,4 +1,4 @@
-"""The trainer's probability over the sampler's: per token or response, truncated or masked."""
+"""The trainer's probability over the sampler's: per token, turn or response, truncated or masked."""
 
 import math
 
@@ -6,18 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlprims.losses import importance_weights
+from rlprims.corrections import importance_weights
 
 
 def weights(*ratios: float, **options) -> list[float]:
     """Of one response with these token ratios."""
     x = torch.tensor([ratios], dtype=torch.float64).log()
-    return importance_weights(x, torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool), **options)[0].tolist()
+    mask = torch.ones_like(x, dtype=torch.bool)
+    return importance_weights(x, torch.zeros_like(x), mask, **options).values[0].tolist()
 
 
 def test_the_direction_is_trainer_over_sampler() -> None:
     trainer, sampler = (torch.tensor([[p]]).log() for p in (0.6, 0.4))
-    assert importance_weights(trainer, sampler, torch.tensor([[True]])).item() == pytest.approx(1.5)
+    assert importance_weights(trainer, sampler, torch.tensor([[True]])).values.item() == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,30 @@ def test_a_product_is_exponential_in_the_length() -> None:
     assert weights(*ratios, level="sequence", mean="geometric")[0] == pytest.approx(1.002, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("turns", "options", "want"),
+    [
+        ([0, 0, 1, 1], {}, [1.5, 1.5, 2.0, 2.0]),
+        ([0, 0, 1, 1], {"mean": "geometric"}, [math.sqrt(1.5)] * 2 + [2.0] * 2),
+        ([5, 1, 1, 5], {"high": 20.0}, [0.5, 12.0, 12.0, 1.0]),  # the same number after another is another turn
+        ([0, 0, 1, 1], {"action": "mask"}, [1.5, 1.5, 0.0, 0.0]),
+        (None, {"high": 20.0}, [6.0] * 4),
+    ],
+)
+def test_turns(turns: list[int] | None, options: dict, want: list[float]) -> None:
+    ids = None if turns is None else torch.tensor([turns])
+    assert weights(0.5, 3.0, 4.0, 1.0, level="segment", turn_ids=ids, **options) == pytest.approx(want)
+
+
+def test_a_turn_goes_on_after_a_tool_call_and_ends_with_its_response() -> None:
+    """Masked tokens neither weigh nor end a turn, whatever their id; packed neighbours share no turn."""
+    mask, turns = torch.tensor([True, False, True, True, True]), torch.tensor([0, 9, 0, 0, 1])
+    x = torch.tensor([2.0, 7.0, 3.0, 5.0, 0.5], dtype=torch.float64).log()
+    cu = torch.tensor([0, 3, 5])
+    got = importance_weights(x, torch.zeros_like(x), mask, cu, turns, level="segment", high=10.0).values
+    assert got.tolist() == pytest.approx([6.0, 0.0, 6.0, 5.0, 0.5])
+
+
 def test_trl_1_16() -> None:
     """trl:public:vllm_is_ratio/004, sequence_truncate at 2.0: the first two responses."""
     for log_ratios, want in (
@@ -66,14 +91,14 @@ def test_trl_1_16() -> None:
 
 def test_no_gradient_leaves_it() -> None:
     x: Tensor = torch.zeros(1, 2, requires_grad=True)
-    assert not importance_weights(x, x + 1, torch.ones(1, 2, dtype=torch.bool)).requires_grad
+    assert not importance_weights(x, x + 1, torch.ones(1, 2, dtype=torch.bool)).values.requires_grad
 
 
 def test_a_nan_of_the_sampler_propagates() -> None:
     nan = torch.tensor([[torch.nan, 0.0]])
     for action in ("truncate", "mask"):
         got = importance_weights(torch.zeros(1, 2), nan, torch.ones(1, 2, dtype=torch.bool), action=action)
-        assert got.isnan().tolist() == [[True, False]]
+        assert got.values.isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize(

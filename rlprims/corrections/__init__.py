@@ -1,0 +1,26 @@
+"""Corrections of the gap between the policy that sampled and the policy that the trainer computes.
+
+Each returns :class:`Weights`, one factor per token of the loss. Importance weights account for the gap; gates, which
+are 0 or 1, leave out where it is too large. They multiply: ``tis(...) * veto(...)``.
+"""
+
+from rlprims.corrections._batch_normalized import batch_normalized
+from rlprims.corrections._importance_weights import importance_weights
+from rlprims.corrections._opsm import opsm
+from rlprims.corrections._presets import geometric, icepop, mis, seq_mask_tis, tis, veto
+from rlprims.corrections._rejection import rejection
+from rlprims.corrections._weights import Weights
+
+__all__ = [
+    "Weights",
+    "batch_normalized",
+    "geometric",
+    "icepop",
+    "importance_weights",
+    "mis",
+    "opsm",
+    "rejection",
+    "seq_mask_tis",
+    "tis",
+    "veto",
+]

@@ -1,0 +1,149 @@
+"""Corrections by the names under which people ask for them: each is a call of another, with its source's bounds.
+
+Arguments, results and errors are those of :func:`importance_weights` and :func:`rejection`. Multiply as you need:
+verl's ``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence") * geometric(...)``.
+"""
+
+from rlprims.corrections._importance_weights import importance_weights
+from rlprims.corrections._rejection import rejection
+from rlprims.corrections._weights import Weights
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+
+def tis(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    high: float = 2.0,
+) -> Weights:
+    """Truncated importance sampling, Yao et al. 2025 (fengyao.notion.site/off-policy-rl): min(w, high), per token.
+
+    >>> import torch
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> tis(torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.2]]).log(), m).values
+    tensor([[2.0000, 0.5000]])
+    """
+    return importance_weights(old_log_probs, rollout_log_probs, response_mask, cu_seqlens, high=high)
+
+
+def icepop(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+) -> Weights:
+    """IcePop, Ling team 2025 (arXiv:2510.18855): w of the tokens with low <= w <= high, and 0 for the others.
+
+    >>> import torch
+    >>> m = torch.ones(1, 3, dtype=torch.bool)
+    >>> icepop(torch.tensor([[0.9, 0.6, 0.1]]).log(), torch.tensor([[0.1, 0.3, 0.3]]).log(), m).values
+    tensor([[0.0000, 2.0000, 0.0000]])
+    """
+    return importance_weights(
+        old_log_probs, rollout_log_probs, response_mask, cu_seqlens, action="mask", low=low, high=high
+    )
+
+
+def mis(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    high: float = 3.0,
+) -> Weights:
+    """Masked importance sampling of responses: the product of their ratios, or 0 above ``high``; TRL's default mode.
+
+    The product is exponential in the length, so long responses are masked for a small gap per token: see
+    :func:`geometric`.
+
+    >>> import torch
+    >>> trainer, sampler = torch.tensor([[0.6, 0.2], [0.6, 0.4]]).log(), torch.full((2, 2), 0.2).log()
+    >>> mis(trainer, sampler, torch.ones(2, 2, dtype=torch.bool), high=4.0).values
+    tensor([[3., 3.],
+            [0., 0.]])
+    """
+    return importance_weights(
+        old_log_probs, rollout_log_probs, response_mask, cu_seqlens, level="sequence", action="mask", high=high
+    )
+
+
+def geometric(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    low: float = 0.999,
+    high: float = 1.001,
+) -> Weights:
+    """Keep the responses whose ratios have a geometric mean in [low, high], whatever their length.
+
+    The bounds are verl's; NeMo-RL keeps up to 1.002, SkyRL 0.99 to 1.01.
+
+    >>> import torch
+    >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
+    >>> geometric(trainer, sampler, torch.ones(2, 2, dtype=torch.bool)).values
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+    return rejection(old_log_probs, rollout_log_probs, response_mask, cu_seqlens, estimator="k1", low=low, high=high)
+
+
+def seq_mask_tis(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    low: float = 0.999,
+    high: float = 1.002,
+) -> Weights:
+    """w of each token, where the response is kept by :func:`geometric`. OpenRLHF's and NeMo-RL's, whose bounds it has.
+
+    Neither bounds w itself; here the ±20 of every log-ratio does.
+
+    >>> import torch
+    >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
+    >>> seq_mask_tis(trainer, sampler, torch.ones(2, 2, dtype=torch.bool)).values
+    tensor([[1.2500, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
+    return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high)
+
+
+def veto(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    low: float = 1e-4,
+    high: float = 100.0,
+) -> Weights:
+    """Drop a response if the ratio of any of its tokens is below ``low`` or above ``high``. The bounds are SkyRL's.
+
+    One such token is enough to see that the sampler computed something else.
+
+    >>> import torch
+    >>> m = torch.ones(2, 2, dtype=torch.bool)
+    >>> veto(torch.tensor([[-1.0, -1.0], [-1.0, -12.0]]), torch.full((2, 2), -1.0), m).values
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+    return rejection(
+        old_log_probs,
+        rollout_log_probs,
+        response_mask,
+        cu_seqlens,
+        estimator="k1",
+        statistic="max",
+        low=low,
+        high=high,
+    )

@@ -1,0 +1,50 @@
+"""The names under which people know them, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from rlprims.corrections import Weights, geometric, icepop, mis, seq_mask_tis, tis, veto
+
+
+def values(fn, *responses: list[float], **options) -> list[list[float]]:
+    """Of responses of one length, with these ratios of trainer to sampler."""
+    x = torch.tensor(responses, dtype=torch.float64).log()
+    got: Weights = fn(x, torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool), **options)
+    return [pytest.approx(row) for row in got.values.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("fn", "want"),
+    [
+        (tis, [[0.1, 1.0, 2.0], [1.002, 0.999, 1.0]]),
+        (icepop, [[0.0, 1.0, 4.0], [1.002, 0.999, 1.0]]),
+        (mis, [[0.4] * 3, [1.000998] * 3]),
+        (geometric, [[0.0] * 3, [1.0] * 3]),
+        (seq_mask_tis, [[0.0] * 3, [1.002, 0.999, 1.0]]),
+        (veto, [[1.0] * 3, [1.0] * 3]),
+    ],
+)
+def test_by_hand(fn, want: list[list[float]]) -> None:
+    assert values(fn, [0.1, 1.0, 4.0], [1.002, 0.999, 1.0]) == want
+
+
+def test_mis_masks_the_product_above() -> None:
+    assert values(mis, [2.0, 1.4], [2.0, 1.6]) == [[2.8, 2.8], [0.0, 0.0]]
+
+
+def test_geometric_does_not_see_the_length_and_mis_does() -> None:
+    long = [math.exp(0.0009)] * 2000
+    assert values(geometric, long)[0] == [1.0] * 2000
+    assert values(mis, long)[0] == [0.0] * 2000
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.9e-4, 0.0), (1.1e-4, 1.0), (99.0, 1.0), (101.0, 0.0)])
+def test_one_token_is_a_veto(ratio: float, kept: float) -> None:
+    assert values(veto, [1.0, ratio, 1.0]) == [[kept] * 3]
+    assert values(veto, [1.0, ratio, 1.0], low=0.0, high=math.inf) == [[1.0] * 3]
+
+
+def test_seq_mask_tis_does_not_cap_the_ratio_of_a_token() -> None:
+    assert values(seq_mask_tis, [50.0, 0.02]) == [[50.0, 0.02]]

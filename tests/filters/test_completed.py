@@ -1,0 +1,27 @@
+"""Groups without, or with few, responses that were cut off."""
+
+import pytest
+import torch
+
+from rlprims.filters import completed
+
+FLAGS = torch.tensor([0, 0, 0, 0, 0, 1, 0, 1, 1, 1], dtype=torch.bool)
+IDS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("max_share", "groups"),
+    [(0.0, [1, 0, 0, 0]), (0.3, [1, 0, 0, 0]), (1 / 3, [1, 1, 0, 0]), (0.5, [1, 1, 1, 0]), (0.99, [1, 1, 1, 0])],
+)
+def test_shares(max_share: float, groups: list[int]) -> None:
+    assert completed(FLAGS, IDS, max_share=max_share).tolist() == [bool(groups[i]) for i in IDS.tolist()]
+
+
+def test_a_share_of_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_share"):
+        completed(FLAGS, IDS, max_share=1.0)
+
+
+def test_a_flag_must_be_bool() -> None:
+    with pytest.raises(ValueError, match="truncated"):
+        completed(FLAGS.long(), IDS)

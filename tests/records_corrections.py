@@ -1,0 +1,56 @@
+"""How the corrections of the sampler/trainer gap, and the selections of tokens, are held to the laws."""
+
+from typing import Any
+
+import torch
+
+RECORDS: list[dict[str, Any]] = [
+    {"name": "corrections.importance_weights", "matters": {"level": "sequence", "low": 0.99, "high": 1.01}},
+    {
+        "name": "corrections.importance_weights",
+        "call": {"level": "sequence", "action": "mask", "low": 0.9, "high": 1.2},
+        "matters": {"mean": "geometric", "action": "truncate"},
+    },
+    {
+        "name": "corrections.importance_weights",
+        "call": {"level": "segment", "low": 0.5},
+        "matters": {"level": "sequence", "mean": "geometric"},
+    },
+    {
+        "name": "corrections.rejection",
+        "matters": {"level": "token", "statistic": "max", "high": 0.003},
+    },
+    {
+        "name": "corrections.rejection",
+        "call": {"estimator": "k1", "level": "segment", "statistic": "sum", "high": 1.2},
+        "matters": {"estimator": "k2", "low": 0.95, "level": "sequence", "statistic": "mean"},
+    },
+    {"name": "corrections.rejection", "call": {"estimator": "k2", "level": "token"}, "matters": {"high": 0.003}},
+    {
+        "name": "corrections.rejection",
+        "call": {"level": "segment", "statistic": "max"},
+        "matters": {"level": "sequence"},
+    },
+    {"name": "corrections.opsm", "call": {"delta": 0.1}, "matters": {"delta": 0.5}},
+    {"name": "corrections.tis", "matters": {"high": 1.01}},
+    {"name": "corrections.icepop", "matters": {"low": 0.95, "high": 1.01}},
+    {"name": "corrections.mis", "matters": {"high": 1.01}},
+    {"name": "corrections.geometric", "matters": {"low": 0.9, "high": 1.1}},
+    {"name": "corrections.seq_mask_tis", "call": {"low": 0.98, "high": 1.05}, "matters": {"low": 0.9, "high": 1.1}},
+    {"name": "corrections.veto", "matters": {"low": 0.9, "high": 1.1}},
+]
+
+SELECTORS: list[dict[str, Any]] = [
+    {"name": "filters.high_entropy", "matters": {"fraction": 0.5}},
+    {"name": "filters.kl_cov", "matters": {"fraction": 0.5}},
+    {"name": "filters.m2po", "matters": {"tau": 1.0}},
+    {
+        "name": "filters.clip_cov",
+        "call": {"fraction": 0.2, "low": -1.0, "high": 1.0},
+        "matters": {"fraction": 0.4, "low": 0.0, "high": 0.1, "generator": torch.Generator().manual_seed(1)},
+        "exempt": {
+            "rows may be permuted": "the draw goes by the place of a token among the valid ones",
+            "traces without a break": "torch.compile takes no torch.Generator",
+        },
+    },
+]
