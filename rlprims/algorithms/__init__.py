@@ -6,57 +6,29 @@
 ('rlprims.losses.seq_mean_token_mean', 'rlprims.losses.token_mean')
 """
 
+from collections.abc import Callable
+
+from rlprims.algorithms import presets
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._stages import (
     assess_groups,
+    component_scores,
     estimate_advantages,
     policy_objective,
     shape_scores,
     value_objective,
+    weigh_tokens,
 )
 from rlprims.algorithms._use import Use, import_path, use
-from rlprims.algorithms.presets import (
-    cispo,
-    dapo,
-    dr_grpo,
-    gmpo,
-    grpo,
-    gspo,
-    maxrl,
-    opo,
-    ppo,
-    reinforce,
-    reinforce_pp,
-    reinforce_pp_baseline,
-    remax,
-    rloo,
-    sapo,
-)
+from rlprims.algorithms.presets import *  # noqa: F403
+from rlprims.algorithms.presets import DIALECTS
 
-PRESETS = {
-    preset.__name__: preset
-    for preset in (
-        cispo,
-        dapo,
-        dr_grpo,
-        gmpo,
-        grpo,
-        gspo,
-        maxrl,
-        opo,
-        ppo,
-        reinforce,
-        reinforce_pp,
-        reinforce_pp_baseline,
-        remax,
-        rloo,
-        sapo,
-    )
-}
+PRESETS: dict[str, Callable[..., Algorithm]] = {name: getattr(presets, name) for name in presets.__all__}
 """What a configuration file may name; Python calls the functions."""
 
 __all__ = [
+    "DIALECTS",
     "PRESETS",
     "Algorithm",
     "Finding",
@@ -66,29 +38,17 @@ __all__ = [
     "Use",
     "assess_groups",
     "check",
-    "cispo",
-    "dapo",
+    "component_scores",
     "diff",
-    "dr_grpo",
     "estimate_advantages",
-    "gmpo",
-    "grpo",
-    "gspo",
     "import_path",
     "knobs",
-    "maxrl",
     "merge",
-    "opo",
     "parse",
     "policy_objective",
-    "ppo",
-    "reinforce",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "rloo",
-    "sapo",
     "shape_scores",
     "use",
     "value_objective",
+    "weigh_tokens",
+    *presets.__all__,
 ]

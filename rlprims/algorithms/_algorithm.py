@@ -1,7 +1,7 @@
 """An algorithm is the list of what fills each stage."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -40,6 +40,7 @@ class LossTerm(_Spec):
 
     coefficient: float
     loss: Use
+    tokens: Use | None = Field(None, description="which tokens it is on, chosen over a whole update; null: all")
 
 
 class Algorithm(_Spec):
@@ -58,12 +59,16 @@ class Algorithm(_Spec):
     name: str
     group_size: int = Field(1, ge=1, description="samples per prompt, G")
     filter: GroupFilter | None = None
+    components: tuple[str, ...] = Field((), description="columns of the verifier that make component_scores, in order")
     score_shaping: tuple[Use, ...] = Field((), description="each gives (B,), added to the scores")
     kl_in_reward: KLInReward | None = None
     advantage: Use
     normalization: Use | None = Field(None, description="of the advantages, over the batch")
+    corrections: tuple[Use, ...] = Field((), description="of the sampler's gap; their product weighs the policy loss")
+    token_selection: Use | None = Field(None, description="the tokens that the policy loss reads; null: all")
     policy_loss: Use = use(losses.clipped_surrogate)
     loss_terms: tuple[LossTerm, ...] = ()
+    value_target: Use | None = Field(None, description="what the critic learns; null: advantages + values")
     value_loss: Use | None = Field(None, description="trains the critic; present exactly if values are needed")
     aggregation: Use = use(losses.token_mean)
     epochs: int = Field(1, ge=1, description="passes over a training batch")
@@ -84,18 +89,38 @@ class Algorithm(_Spec):
             ("kl_in_reward", self.kl_in_reward.controller if self.kl_in_reward else None),
             ("advantage", self.advantage),
             ("normalization", self.normalization),
+            *self._weighing(),
             ("policy_loss", self.policy_loss),
             *((f"loss_terms.{i}", term.loss) for i, term in enumerate(self.loss_terms)),
+            ("value_target", self.value_target),
             ("value_loss", self.value_loss),
             ("aggregation", self.aggregation),
         ]
         return ((stage, part) for stage, part in parts if part is not None)
 
+    def _weighing(self) -> Iterator[tuple[str, Use | None]]:
+        yield from ((f"corrections.{i}", part) for i, part in enumerate(self.corrections))
+        yield "token_selection", self.token_selection
+        yield from ((f"loss_terms.{i}.tokens", term.tokens) for i, term in enumerate(self.loss_terms))
+
     @property
     def needs(self) -> frozenset[str]:
         """The union of the data names in the signatures."""
-        names = frozenset[str]().union(*(part.needs for _, part in self.uses()))
-        return names | {"old_log_probs", "ref_log_probs"} if self.kl_in_reward else names
+        names = _union(part for _, part in self.uses())
+        if self.kl_in_reward:
+            names |= {"ref_log_probs"}
+        # Before the first update of a batch the policy's log-probs are the old ones.
+        return names | {"old_log_probs"} if self.kl_in_reward or "log_probs" in self.weighing_needs else names
+
+    @property
+    def weighing_needs(self) -> frozenset[str]:
+        """What corrections and token selections ask for, of the policy as it is before each update."""
+        return _union(part for _, part in self._weighing() if part is not None)
+
+    @property
+    def loss_needs(self) -> frozenset[str]:
+        """What the policy's losses ask for: of these a backend gives gradients."""
+        return _union([self.policy_loss, *(term.loss for term in self.loss_terms)])
 
     @property
     def updates_per_batch(self) -> int:
@@ -127,6 +152,10 @@ class Algorithm(_Spec):
         import yaml
 
         return parse(yaml.safe_load(text))
+
+
+def _union(parts: Iterable[Use]) -> frozenset[str]:
+    return frozenset[str]().union(*(part.needs for part in parts))
 
 
 def parse(fields: Mapping[str, Any]) -> Algorithm:

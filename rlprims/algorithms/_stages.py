@@ -3,12 +3,16 @@
 ``data`` maps the names of the vocabulary to tensors. A function that adds returns the new names only.
 """
 
+import operator
 from collections.abc import Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
+from rlprims.algorithms._use import Use
+from rlprims.corrections import Weights
 from rlprims.filters import finite
 from rlprims.grouping import is_constant
 from rlprims.rewards import at_last_token, kl_penalty
@@ -28,6 +32,15 @@ def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     return {**terms, "shaped_scores": sum(terms.values(), start=data["scores"])}
 
 
+def component_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+    """``component_scores`` (B, K), of the columns that ``components`` names; nothing if it names none."""
+    missing = [name for name in algorithm.components if name not in data]
+    if missing:
+        raise ValueError(f"components has {missing}; the columns are {sorted(data)}: the verifier must return them")
+    columns = [data[name] for name in algorithm.components]
+    return {"component_scores": torch.stack(columns, 1)} if columns else {}
+
+
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter."""
     scores, group_ids = data["scores"], data["group_ids"]
@@ -38,7 +51,7 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     if metric not in data:
         raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
     keep = algorithm.filter.keep
-    kept = keep({"scores": data[metric], "group_ids": group_ids}).tolist()
+    kept = keep({**data, "scores": data[metric]}).tolist()
     whys = [
         f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
         for value, constant in zip(data[metric].tolist(), is_constant(data[metric], group_ids).tolist(), strict=True)
@@ -61,7 +74,9 @@ def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.
             )
         advantages = algorithm.advantage({**data, "rewards": rewards})
         estimated = {"rewards": rewards, "advantages": advantages}
-        if algorithm.value_loss is not None:
+        if algorithm.value_target is not None:
+            estimated["returns"] = algorithm.value_target({**data, "rewards": rewards})
+        elif algorithm.value_loss is not None:
             # The target is taken before the advantages are normalized.
             estimated["returns"] = torch.where(data["response_mask"], advantages + data["values"], 0.0)
         if algorithm.normalization is not None:
@@ -69,13 +84,56 @@ def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.
         return estimated
 
 
+def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """``loss_weights``, and the tokens of each loss term that chooses some: (B, T), for :func:`policy_objective`.
+
+    ``data`` is that of a whole update, with ``log_probs`` of the policy before it: statistics and thresholds are the
+    update's, so that a loss is the same however the batch is split. No key for what the algorithm leaves alone.
+    """
+    weighed: dict[str, Tensor] = {}
+    with torch.no_grad():
+        factors: list[Weights] = [part(data) for part in algorithm.corrections]
+        if algorithm.token_selection is not None:
+            factors.append(Weights(_choose(algorithm.token_selection, data, generator).float()))
+        if factors:
+            weighed["loss_weights"] = reduce(operator.mul, factors).values
+        for i, term in enumerate(algorithm.loss_terms):
+            if term.tokens is not None:
+                weighed[_tokens_of(i)] = _choose(term.tokens, data, generator)
+    return weighed
+
+
+def _choose(selector: Use, data: Data, generator: torch.Generator | None) -> Tensor:
+    chosen: Tensor = selector(data, generator=generator) if "generator" in selector.hyperparameters else selector(data)
+    return chosen
+
+
+def _tokens_of(term: int) -> str:
+    return f"loss_terms.{term}.tokens"
+
+
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
-    """The scalar to minimize: the policy loss and the added terms, per token, aggregated once."""
+    """The scalar to minimize: the policy loss, weighed, and the added terms, per token, aggregated once.
+
+    ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
+    token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
+    """
     per_token: Tensor = algorithm.policy_loss(data)
-    for term in algorithm.loss_terms:
-        per_token = per_token + term.coefficient * term.loss(data)
+    if algorithm.corrections or algorithm.token_selection is not None:
+        per_token = per_token * _weighed("loss_weights", data)
+    for i, term in enumerate(algorithm.loss_terms):
+        added = term.loss(data)
+        if term.tokens is not None:
+            added = torch.where(_weighed(_tokens_of(i), data), added, 0.0)
+        per_token = per_token + term.coefficient * added
     objective: Tensor = algorithm.aggregation({**data, "losses": per_token})
     return objective
+
+
+def _weighed(name: str, data: Data) -> Tensor:
+    if name not in data:
+        raise ValueError(f"the batch has no {name}: add weigh_tokens(algorithm, data) of the whole update to it")
+    return data[name]
 
 
 def value_objective(algorithm: Algorithm, data: Data) -> Tensor:

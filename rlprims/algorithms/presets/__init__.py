@@ -1,0 +1,56 @@
+"""Algorithms by their papers. Each gives an :class:`Algorithm`; ``.replace(...)`` changes it.
+
+What a paper leaves open, or a run decides (group size, learning rate), is a parameter or a field. With ``dialect`` the
+numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS`` says which has which.
+"""
+
+from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline
+from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
+from rlprims.algorithms.presets._group import dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
+from rlprims.algorithms.presets._ratio import (
+    cispo,
+    decoupled_ppo,
+    dppo,
+    gmpo,
+    gppo,
+    gspo,
+    luspo,
+    opmd,
+    sapo,
+    topr,
+    vespo,
+)
+from rlprims.algorithms.presets._reinforce import asymre, gpg, maxrl, opo, pkpo, reinforce, remax, rloo, w_reinforce
+
+__all__ = [
+    "asymre",
+    "cispo",
+    "dapo",
+    "decoupled_ppo",
+    "dppo",
+    "dr_grpo",
+    "gdpo",
+    "gmpo",
+    "gpg",
+    "gppo",
+    "grpo",
+    "gspo",
+    "lite_ppo",
+    "luspo",
+    "maxrl",
+    "opmd",
+    "opo",
+    "pass_at_k",
+    "pkpo",
+    "ppo",
+    "quantile",
+    "reinforce",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "rloo",
+    "sapo",
+    "topr",
+    "vespo",
+    "w_reinforce",
+]

@@ -1,0 +1,110 @@
+"""What a library calls by the same name: the knobs on which its numbers differ from ours.
+
+Each entry changes the preset so that advantages and loss are the library's, for batches on which the two do not differ
+by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped.
+Ways of running (filters, penalties, group sizes) are not dialect, but where the library has none. What a library has
+under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, and
+TRL's RLOO clips the product of a response's ratios.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from rlprims import losses
+from rlprims.algorithms._algorithm import Algorithm
+
+Dialect: TypeAlias = Literal[
+    "verl-0.9", "trl-1.16", "openrlhf-0.11", "nemo-rl-2026.08", "skyrl-2026.08", "slime-2026.08", "areal-2026.05"
+]
+Changes: TypeAlias = Mapping[str, Any]
+
+_VERL_RATIO: Changes = {
+    "policy_loss": {"fn": losses.clipped_surrogate, "dual_clip": 3.0},
+    "aggregation": losses.token_mean,
+}
+_VERL_GROUP: Changes = {"advantage": {"singleton": "raw"}}
+_TRL_GROUP: Changes = {"advantage": {"eps": 1e-4}}
+_SKYRL_GROUP: Changes = {"advantage": {"singleton": "raw"}, "aggregation": losses.token_mean}
+_TOKEN_MEAN: Changes = {"aggregation": losses.token_mean}
+_PPO_LOSS: Changes = {"policy_loss": losses.clipped_surrogate, "aggregation": losses.token_mean}
+_NARROW_CISPO: Changes = {"policy_loss": {"w_min": 0.8, "w_max": 1.2}}
+
+_DIALECTS: Mapping[str, Mapping[str, Changes]] = {
+    "verl-0.9": {
+        "ppo": {**_VERL_RATIO, "value_loss": {"clip": 0.5}},
+        "grpo": {**_VERL_GROUP, **_VERL_RATIO},
+        "dr_grpo": {**_VERL_GROUP, "policy_loss": {"dual_clip": 3.0}},
+        "dapo": {**_VERL_GROUP, "policy_loss": {"dual_clip": 3.0}},
+        "rloo": _VERL_RATIO,
+        "remax": _VERL_RATIO,
+        "reinforce_pp": _VERL_RATIO,
+        "reinforce_pp_baseline": {**_VERL_GROUP, **_VERL_RATIO},
+        "opo": {**_VERL_GROUP, **_VERL_RATIO},
+        "gpg": {"advantage": {"singleton": "raw", "informative": "nonzero_reward"}},
+        "pass_at_k": {"advantage": {"normalize_std": True}, **_VERL_RATIO},
+        "gdpo": {"advantage": {"singleton": "raw", "whiten_over": "tokens", "whiten_eps": 1e-8}, **_VERL_RATIO},
+        "gspo": _VERL_GROUP,
+        "cispo": {**_VERL_GROUP, **_NARROW_CISPO},
+        "sapo": _VERL_GROUP,
+        "gmpo": _VERL_GROUP,
+    },
+    "trl-1.16": {
+        "grpo": _TRL_GROUP,
+        "dr_grpo": {},
+        "dapo": {**_TRL_GROUP, "filter": None},
+        "lite_ppo": _TRL_GROUP,
+        "gdpo": {"advantage": {"eps": 1e-4, "whiten_eps": 1e-4}, **_TOKEN_MEAN},
+        "gspo": _TRL_GROUP,
+        "luspo": _TRL_GROUP,
+        "cispo": _TRL_GROUP,
+        "sapo": _TRL_GROUP,
+    },
+    "openrlhf-0.11": {
+        "ppo": {"advantage": {"lam": 1.0}, "normalization": {"ddof": 0}, "value_loss": {"clip": 0.5}},
+        "grpo": {"advantage": {"eps": 1e-9}, **_TOKEN_MEAN},
+        "dr_grpo": _TOKEN_MEAN,
+        "rloo": _PPO_LOSS,
+        "reinforce_pp": {"advantage": {"ddof": 0}},
+        "reinforce_pp_baseline": {"advantage": {"ddof": 0}},
+    },
+    "nemo-rl-2026.08": {
+        "dapo": {},
+        "gspo": {"policy_loss": {"clip_low": 0.2, "clip_high": 0.2}},
+        "cispo": _NARROW_CISPO,
+    },
+    "skyrl-2026.08": {
+        "grpo": _SKYRL_GROUP,
+        "dapo": _SKYRL_GROUP,
+        "gspo": {"advantage": {"singleton": "raw"}, "policy_loss": {"clip_low": 0.2, "clip_high": 0.2}},
+        "sapo": {"advantage": {"singleton": "raw"}},
+        "cispo": _SKYRL_GROUP,
+        "dppo": {**_SKYRL_GROUP, "policy_loss": {"threshold_low": 0.2, "threshold_high": 0.2}},
+    },
+    "slime-2026.08": {
+        "grpo": {},
+        "cispo": _NARROW_CISPO,
+    },
+    "areal-2026.05": {
+        "grpo": {"advantage": {"eps": 1e-5}, "policy_loss": losses.decoupled_ppo, **_TOKEN_MEAN},
+        "sapo": {"advantage": {"eps": 1e-5}, **_TOKEN_MEAN},
+    },
+}
+
+DIALECTS = {name: tuple(presets) for name, presets in _DIALECTS.items()}
+"""Every dialect, and the presets that it has."""
+
+
+def in_dialect(algorithm: Algorithm, dialect: Dialect | None) -> Algorithm:
+    """The algorithm with a library's choices.
+
+    Raises:
+        ValueError: a dialect that does not exist, or that has no such preset.
+    """
+    if dialect is None:
+        return algorithm
+    if dialect not in _DIALECTS:
+        raise ValueError(f"unknown dialect {dialect!r}: choose one of {', '.join(_DIALECTS)}")
+    presets = _DIALECTS[dialect]
+    if algorithm.name not in presets:
+        raise ValueError(f"{algorithm.name} has no dialect {dialect!r}; that one has {', '.join(presets)}")
+    return algorithm.replace(**presets[algorithm.name])
