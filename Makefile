@@ -7,11 +7,15 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo compare test test-slow test-peers lint bench clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray lint bench clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
 	$(BIN)/rlprims train examples/words/dapo.yaml run_dir=runs/words-dapo-$$(date +%Y%m%d-%H%M%S)
+
+demo-ray: $(VENV)/.train .venv-ray/.ready ## the same job on Ray, FSDP2 and vLLM, all on this machine
+	$(BIN)/python examples/words/warm_up.py
+	.venv-ray/bin/rlprims train examples/words/ray.yaml run_dir=runs/words-ray-$$(date +%Y%m%d-%H%M%S)
 
 compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about ten minutes
 	$(BIN)/python examples/words/warm_up.py
@@ -25,6 +29,9 @@ test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
+
+test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
+	.venv-ray/bin/python -m pytest -q -m ray tests/execution
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -51,7 +58,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt torch
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl math-verify
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e .
 	@touch $@
 
@@ -61,5 +68,14 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 	@touch $@
 
+# The CPU build; where there is a GPU: pip install 'rlprims[ray]' vllm
+install-ray: .venv-ray/.ready
+
+.venv-ray/.ready: pyproject.toml constraints/ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -q --no-deps -r constraints/ray.txt
+	.venv-ray/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-ray build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

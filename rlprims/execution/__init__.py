@@ -3,7 +3,7 @@
 ``rlprims.execution.local`` is imported by name only, as it loads transformers.
 """
 
-from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
-from rlprims.execution._protocol import Execution, UpdateReport
+from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution._protocol import Execution, ExecutionError, UpdateReport
 
-__all__ = ["Execution", "ModelConfig", "OptimizerConfig", "Sampling", "UpdateReport"]
+__all__ = ["Execution", "ExecutionError", "ModelConfig", "OptimizerConfig", "RayConfig", "Sampling", "UpdateReport"]

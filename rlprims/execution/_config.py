@@ -37,6 +37,25 @@ class ModelConfig(_Config):
     max_rows_per_generation: int = Field(512, ge=1, description="responses sampled at once")
 
 
+class RayConfig(_Config):
+    """The cluster that ``execution: ray`` runs on, and who does what there."""
+
+    address: str | None = Field(None, description="of a running cluster, or auto; null: start one on this machine")
+    training_workers: int = Field(1, ge=1, description="ranks that share the policy, its reference and its critic")
+    rollout_workers: int = Field(1, ge=1, description="engines that sample")
+    engine: Literal["vllm", "hf"] = Field("vllm", description="what samples: vLLM, or the model's own forward")
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0, description="below 1 colocates: two workers with 0.5 share a device")
+    kv_cache_bytes: int | None = Field(None, ge=1, description="of each engine; null: the engine decides")
+    start_timeout: float = Field(300.0, gt=0, description="seconds until every worker is placed and ready")
+    call_timeout: float = Field(1800.0, gt=0, description="seconds until a worker that does not answer is given up")
+    max_replacements: int = Field(3, ge=0, description="of rollout workers that died, over the run")
+    mixed_precision: Literal["bfloat16"] | None = Field(None, description="of forward and backward; weights keep dtype")
+    activation_checkpointing: bool = Field(False, description="recompute layers in the backward: less memory, slower")
+    cpu_offload: bool = Field(False, description="weights and optimizer live on the CPU between their uses")
+
+
 class OptimizerConfig(_Config):
     """AdamW with a warm-up and a decay of the learning rate."""
 

@@ -11,6 +11,10 @@ from rlprims.execution._config import Sampling
 from rlprims.types import Metrics
 
 
+class ExecutionError(RuntimeError):
+    """What runs the models has failed or is lost; a run can go on from its newest checkpoint."""
+
+
 class UpdateReport(NamedTuple):
     """One optimizer step."""
 
@@ -42,6 +46,10 @@ class Execution(Protocol):
         """(B, T), of the policy as it is or of the frozen reference."""
         ...
 
+    def entropies(self, batch: DataProto) -> Tensor:
+        """(B, T), of the policy as it is."""
+        ...
+
     def values(self, batch: DataProto) -> Tensor:
         """(B, T), of the critic as it is."""
         ...
@@ -56,6 +64,10 @@ class Execution(Protocol):
 
     def sync_weights(self) -> None:
         """The sampler uses the policy's weights from here on."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; nothing is asked of it afterwards."""
         ...
 
     def save(self, directory: Path) -> None:

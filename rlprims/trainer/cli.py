@@ -1,8 +1,9 @@
-"""The command line: ``rlprims train | resume | eval | plot | rollouts | algorithms``."""
+"""The command line: ``rlprims train | resume | eval | plot | rollouts | algorithms | doctor``."""
 
 import argparse
 import inspect
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rlprims import algorithms
 from rlprims.algorithms import PRESETS, Algorithm
 
 _RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "optimizer",
-              "algorithm.filter", "model.max_")  # fmt: skip
+              "algorithm.filter", "model.max_", "ray")  # fmt: skip
 """What may change on resume: the rest would make another run of it."""
 
 
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     presets.add_argument("names", nargs="*", metavar="NAME", help="one to show it, two to compare them")
     presets.add_argument("--yaml", action="store_true", help="as a config would write it")
     presets.set_defaults(run=_algorithms)
+
+    doctor = commands.add_parser(
+        "doctor", help="what is installed and works", description="Try what is installed; say what mends the rest."
+    )
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
@@ -105,7 +111,9 @@ def _evaluate(options: argparse.Namespace, console: Console) -> int:
     else:
         config = load_config(options.what, options.overrides)
         weights = config.model.path
-    metrics = evaluate_parts(config, build(config, console, weights=weights))
+    parts = build(config, console, weights=weights)
+    with closing(parts.execution):
+        metrics = evaluate_parts(config, parts)
     table = Table("metric", "value", title=f"{weights} on {config.data.eval}")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4g}")
@@ -149,6 +157,13 @@ def _algorithms(options: argparse.Namespace, console: Console) -> int:
                 console.print(algorithm.to_yaml(), markup=False, highlight=False)
             else:
                 console.print(_described(name, algorithm), markup=False, highlight=False)
+    return 0
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> int:
+    from rlprims.trainer.doctor import examine, table
+
+    console.print(table(examine()))
     return 0
 
 

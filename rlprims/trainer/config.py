@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
-from rlprims.execution import ModelConfig, OptimizerConfig, Sampling
+from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, Sampling
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
@@ -46,6 +46,17 @@ class DataConfig(_Section):
         return template
 
 
+class ScoringConfig(_Section):
+    """Where and within what limits the verifier runs; the limits hold in worker processes."""
+
+    workers: int = Field(0, ge=0, description="processes; 0: the trainer's own, without limits")
+    seconds: float = Field(10.0, gt=0, description="wall time of one response")
+    cpu_seconds: float | None = Field(None, gt=0, description="CPU time of one response; null: no limit of its own")
+    memory_mb: int | None = Field(2048, ge=1, description="address space of a worker beyond its start; null: no limit")
+    recycle_after: int = Field(100_000, ge=1, description="responses after which a worker is replaced")
+    preload: tuple[str, ...] = Field((), description="modules that the verifier imports when it first runs")
+
+
 class CriticConfig(_Section):
     """The critic's own training, where the algorithm has one."""
 
@@ -77,12 +88,14 @@ class Config(_Section):
     model: ModelConfig
     data: DataConfig
     verifier: Use = Field(default=use(rewards.verifiers.gsm8k), description="(response, answer) to a score")
+    scoring: ScoringConfig = ScoringConfig()
     sampling: Sampling = Sampling()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    execution: Literal["local"] = "local"
+    execution: Literal["local", "ray"] = Field("local", description="ray: a cluster, by the extra [ray]")
+    ray: RayConfig = RayConfig()
     record_rollouts: bool = Field(True, description="write every sample to rollouts/")
     replay: Path | None = Field(None, description="a run whose rollouts are used instead of sampling")
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="beside metrics.jsonl")
@@ -120,6 +133,8 @@ class Config(_Section):
         unknown = sorted(self.algorithm.needs - _PRODUCED)
         if unknown:
             found.append(f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return it")
+        if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
+            found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
         if self.sampling.top_p < 1 or self.sampling.top_k:
             found.append("top_p and top_k make the sampler another policy than the one trained: see mismatch_max")
         return found

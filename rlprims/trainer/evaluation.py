@@ -9,6 +9,7 @@ import torch
 from rlprims.algorithms import Use
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, Sampling
+from rlprims.trainer.config import ScoringConfig
 from rlprims.trainer.data import Example
 from rlprims.trainer.rollout import prompt_rows, respond, verify
 
@@ -22,6 +23,7 @@ def evaluate(
     examples: Sequence[Example],
     *,
     verifier: Use,
+    scoring: ScoringConfig,
     sampling: Sampling,
     samples: int,
     seed: int,
@@ -35,7 +37,7 @@ def evaluate(
     def respond_to_all(copies: int, how: Sampling) -> DataProto:
         rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=0)
         rows = respond(execution, tokenizer, rows, how, seed=seed + _SEED_OFFSET, prompt_width=width)
-        return verify(verifier, rows)
+        return verify(verifier, rows, scoring)
 
     greedy = _describe(respond_to_all(1, sampling.greedy()), 1)
     sampled = _describe(respond_to_all(samples, sampling), samples)

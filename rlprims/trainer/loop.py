@@ -3,14 +3,16 @@
 Everything else about a run (evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from rlprims import diagnostics
-from rlprims.algorithms import estimate_advantages
+from rlprims.algorithms import estimate_advantages, weigh_tokens
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
 from rlprims.divergence import estimate_kl
@@ -64,6 +66,7 @@ class Trainer:
         self.groups = 0
         self.generated_tokens = 0
         self.sampled_scores: list[float] = []
+        self.failures: Counter[str] = Counter()
 
     def step(self) -> Step:
         """One step: a full batch of kept groups, and the updates on it."""
@@ -72,6 +75,7 @@ class Trainer:
         dropped: list[tuple[DataProto, str]] = []
         before, first_group = self.generated_tokens, self.groups
         self.sampled_scores.clear()
+        self.failures.clear()
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._sampling_metrics(self.generated_tokens - before)
@@ -98,14 +102,15 @@ class Trainer:
         with clock("generate"):
             rows = self._respond(examples, groups, copies=size)
         with clock("score"):
-            rows = verify(config.verifier, rows)
+            rows = verify(config.verifier, rows, config.scoring)
         scores = rows["scores"]
+        self.failures.update(failure.partition(": ")[0] for failure in rows["failure"] if failure is not None)
         self.sampled_scores += scores[scores.isfinite()].tolist()
         if "baseline_scores" in self.algorithm.needs:
             with clock("generate"):
                 greedy = self._respond(examples, groups, copies=1, greedy=True)
             with clock("score"):
-                greedy = verify(config.verifier, greedy)
+                greedy = verify(config.verifier, greedy, config.scoring)
             rows = with_baseline(rows, greedy, size)
             dropped.append((greedy, "greedy baseline"))
         kept, reasons = split_groups(self.algorithm, rows)
@@ -154,9 +159,22 @@ class Trainer:
                     if self.algorithm.value_loss is not None:
                         critic.append(self.execution.update_critic(mini, self.algorithm))
                     if self.step_number > self.config.critic.warmup_steps or not critic:
-                        policy.append(self.execution.update(mini, self.algorithm))
+                        weighed = self._weigh(mini, update=len(policy))
+                        policy.append(self.execution.update(weighed, self.algorithm))
         metrics = summarize(policy) | {f"critic/{name}": value for name, value in summarize(critic).items()}
         return metrics | {"skipped_updates": float(sum(report.skipped for report in policy + critic))}
+
+    def _weigh(self, batch: DataProto, *, update: int) -> DataProto:
+        """Corrections and token selections of one update, made of all its tokens and the policy before it."""
+        needs, data = self.algorithm.weighing_needs, dict(batch.batch.items())
+        if "log_probs" in needs:
+            data["log_probs"] = self.execution.log_probs(batch) if update else batch["old_log_probs"]
+        if "entropies" in needs:
+            data["entropies"] = self.execution.entropies(batch)
+        draw = 2**62 + self.step_number * self.algorithm.updates_per_batch + update  # a quarter that is nobody else's
+        key = np.array([self.config.seed, draw], dtype=np.uint64)
+        generator = torch.Generator().manual_seed(int(np.random.Philox(key=key).random_raw()) >> 1)
+        return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
         count, size = self.algorithm.mini_batches, self.algorithm.group_size
@@ -180,11 +198,9 @@ class Trainer:
         metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
         if "old_log_probs" in batch:
             metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
-        values = {name: float(metric.value()) for name, metric in metrics.items()}
         if "returns" in batch:
-            explained = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
-            values["explained_variance"] = float(explained)
-        return values
+            metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
+        return {name: float(metric.value()) for name, metric in metrics.items()}
 
     def _sampling_metrics(self, generated: int) -> dict[str, float]:
         sampling, controller = self.sampling, self.kl_controller
@@ -199,6 +215,7 @@ class Trainer:
             "generated_tokens": generated,
             "generated_tokens_total": self.generated_tokens,
         }
+        metrics |= {f"failures/{cause}": count for cause, count in self.failures.items()}
         return metrics | ({"kl_coef": controller.value} if controller else {})
 
     def state_dict(self) -> dict[str, Any]:

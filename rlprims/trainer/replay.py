@@ -64,6 +64,9 @@ class Replay:
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         return self.execution.log_probs(batch, reference=reference)
 
+    def entropies(self, batch: DataProto) -> Tensor:
+        return self.execution.entropies(batch)
+
     def values(self, batch: DataProto) -> Tensor:
         return self.execution.values(batch)
 
@@ -75,6 +78,9 @@ class Replay:
 
     def sync_weights(self) -> None:
         self.execution.sync_weights()
+
+    def close(self) -> None:
+        self.execution.close()
 
     def save(self, directory: Path) -> None:
         self.execution.save(directory)

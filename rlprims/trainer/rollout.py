@@ -1,16 +1,19 @@
 """Prompts to scored groups: sample, decode, verify, and the greedy baseline where the algorithm compares with it."""
 
-import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlprims.algorithms import Algorithm, Use, assess_groups, shape_scores
+from rlprims.algorithms import Algorithm, Use, assess_groups, component_scores, shape_scores
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
+from rlprims.rewards.pool import Pool
+from rlprims.rewards.scoring import naive
+from rlprims.trainer.config import ScoringConfig
 from rlprims.trainer.data import Example
 
 
@@ -47,30 +50,39 @@ def respond(
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": _column(texts)}))
 
 
-def verify(verifier: Use, rows: DataProto) -> DataProto:
+def verify(verifier: Use, rows: DataProto, scoring: ScoringConfig | None = None) -> DataProto:
     """The rows with ``scores`` and every number that the verifier returned, as columns.
 
-    A verifier that raises, or whose score is not a number, costs that sample its score: it becomes NaN, and the column
-    ``failure`` says why.
+    A verifier that raises, or whose score is not a number, or that a limit ended, costs that sample its score: it
+    becomes NaN, and the column ``failure`` says why.
     """
-    results, failures = [], []
-    options = dict(verifier.bound)
-    for response, answer in zip(rows["response"], rows["answer"], strict=True):
-        try:
-            result = verifier.fn(response, answer, **options)
-            result = dict(result) if isinstance(result, Mapping) else {"score": result}
-            numbers = {name: float(value) for name, value in result.items()}
-            failure = None if math.isfinite(numbers["score"]) else f"{verifier.path} returned {numbers['score']}"
-        except Exception as error:
-            numbers, failure = {"score": math.nan}, f"{verifier.path} raised {type(error).__name__}: {error}"
-        results.append(numbers)
-        failures.append(failure)
-    names = sorted({name for numbers in results for name in numbers} - {"score"})
-    columns = {name: torch.tensor([numbers.get(name, math.nan) for numbers in results]) for name in names}
-    scores = torch.tensor([numbers["score"] for numbers in results])
-    return rows.union(
-        DataProto.from_dict(tensors={"scores": scores, **columns}, non_tensors={"failure": _column(failures)})
-    )
+    columns = {name: column.tolist() for name, column in rows.non_tensor_batch.items()}
+    if scoring is not None and scoring.workers:
+        scored = _pool(verifier, scoring)(columns["response"], columns["answer"], columns)
+    else:
+        scored = naive(verifier.fn, columns["response"], columns["answer"], columns, **dict(verifier.bound))
+    for cause, example in scored.causes.items():
+        if (verifier.path, cause) not in _REPORTED:
+            _REPORTED.add((verifier.path, cause))
+            said = columns["response"][example.first][:200]
+            warnings.warn(
+                f"{verifier.path} {cause}: {example.detail}; of {said!r}. Later ones are counted", stacklevel=2
+            )
+    failures = [failure and str(failure) for failure in scored.failures]
+    tensors = {"scores": scored.scores, **scored.columns}
+    return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": _column(failures)}))
+
+
+_REPORTED: set[tuple[str, str]] = set()
+_POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
+
+
+def _pool(verifier: Use, scoring: ScoringConfig) -> Pool:
+    """One for each verifier and its limits, for the life of the process: starting one costs seconds."""
+    key = (verifier.model_dump_json(), scoring)
+    if key not in _POOLS:
+        _POOLS[key] = Pool(verifier.fn, dict(verifier.bound), **scoring.model_dump())
+    return _POOLS[key]
 
 
 def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:
@@ -81,6 +93,8 @@ def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:
 
 def split_groups(algorithm: Algorithm, rows: DataProto) -> tuple[list[DataProto], list[str | None]]:
     """The rows with shaped scores, as whole groups, and for each why it is dropped or None."""
-    rows = rows.union(DataProto.from_dict(tensors=shape_scores(algorithm, dict(rows.batch.items()))))
-    reasons = assess_groups(algorithm, {**dict(rows.batch.items()), "group_ids": dense_ids(rows["group"])})
+    columns = {**dict(rows.batch.items()), "group_ids": dense_ids(rows["group"])}
+    made = {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
+    rows = rows.union(DataProto.from_dict(tensors=made))
+    reasons = assess_groups(algorithm, {**columns, **made})
     return rows.split(algorithm.group_size), reasons[:: algorithm.group_size]

@@ -4,7 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution
+from rlprims.execution import Execution, ExecutionError
 from rlprims.filters import SamplingExhausted
 from rlprims.trainer.checkpoint import load_random_state, newest_checkpoint, save_checkpoint, save_random_state
 from rlprims.trainer.config import Config
@@ -40,8 +40,6 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging
 
-    from rlprims.execution.local import LocalExecution
-
     torch.set_num_threads(config.threads)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -60,20 +58,32 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
         )
     training = _load(config.data.train, config, tokenizer, limit, console)
     evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
-    upc = config.algorithm.updates_per_batch
-    execution: Execution = LocalExecution(
-        config.model.model_copy(update={"path": path}),
-        config.optimizer,
-        algorithm=config.algorithm,
-        tokenizer=tokenizer,
-        temperature=config.sampling.temperature,
-        updates=max(1, config.steps - config.critic.warmup_steps) * upc,
-        critic_optimizer=config.critic.optimizer,
-        critic_updates=config.steps * upc,
-    )
+    execution = _execution(config, path, tokenizer)
     if config.replay is not None:
         execution = Replay(execution, config.replay, seed=config.seed)
     return Parts(tokenizer, training, evaluation, execution)
+
+
+def _execution(config: Config, path: str, tokenizer: Any) -> Execution:
+    upc = config.algorithm.updates_per_batch
+    model = config.model.model_copy(update={"path": path})
+    options: dict[str, Any] = {
+        "algorithm": config.algorithm,
+        "tokenizer": tokenizer,
+        "temperature": config.sampling.temperature,
+        "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
+        "critic_optimizer": config.critic.optimizer,
+        "critic_updates": config.steps * upc,
+    }
+    if config.execution == "local":
+        from rlprims.execution.local import LocalExecution
+
+        return LocalExecution(model, config.optimizer, **options)
+    try:
+        from rlprims.execution.ray import RayExecution
+    except ModuleNotFoundError as error:
+        raise ValueError(f"execution: ray needs {error.name}: rlprims doctor says how to install it") from None
+    return RayExecution(config.ray, model, config.optimizer, **options)
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
@@ -93,6 +103,7 @@ def evaluate_parts(config: Config, parts: Parts) -> dict[str, float]:
         parts.tokenizer,
         parts.evaluation.rows[: config.evaluation.limit],
         verifier=config.verifier,
+        scoring=config.scoring,
         sampling=config.sampling,
         samples=config.evaluation.samples,
         seed=config.seed,
@@ -104,7 +115,8 @@ def start(config: Config, console: Console) -> int:
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow")
     parts = build(config, console)
-    return _Session(config, RunDirectory.create(config), parts, console).run()
+    with closing(parts.execution):
+        return _Session(config, RunDirectory.create(config), parts, console).run()
 
 
 def resume(run: RunDirectory, config: Config, console: Console) -> int:
@@ -112,10 +124,12 @@ def resume(run: RunDirectory, config: Config, console: Console) -> int:
     run.lock()
     checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
     parts = build(config, console)
-    session = _Session(config, run, parts, console)
-    session.load(checkpoint)
-    console.print(f"resuming {run.path} after step {session.trainer.step_number} of {config.steps}", highlight=False)
-    return session.run()
+    with closing(parts.execution):
+        session = _Session(config, run, parts, console)
+        session.load(checkpoint)
+        done = session.trainer.step_number
+        console.print(f"resuming {run.path} after step {done} of {config.steps}", highlight=False)
+        return session.run()
 
 
 class _Session:
@@ -141,6 +155,11 @@ class _Session:
                 self._save()
                 raise ValueError(
                     f"step {trainer.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
+                ) from None
+            except ExecutionError as error:
+                raise ValueError(
+                    f"step {trainer.step_number}: {error}\nthe run goes on from its newest checkpoint by: "
+                    f"rlprims resume {self.run_directory.path}"
                 ) from None
         if stop.signal is not None:
             self._save()

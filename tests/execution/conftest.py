@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from execution_contract import BACKENDS, LIMIT, SAMPLING, WIDTH, prompts
+from execution_contract import BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, prompts
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
@@ -22,7 +22,13 @@ def plain(model_path):
     return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="session", params=BACKENDS.values(), ids=BACKENDS)
+@pytest.fixture(
+    scope="session",
+    params=[
+        *(pytest.param(backend, id=name) for name, backend in BACKENDS.items()),
+        *(pytest.param(backend, id=name, marks=pytest.mark.ray) for name, backend in CLUSTERS.items()),
+    ],
+)
 def build(request, model_path):
     torch.set_num_threads(1)
     return partial(request.param, model_path)

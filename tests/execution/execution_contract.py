@@ -1,8 +1,9 @@
 """What the contract's tests build and ask. Another implementation is one more line in ``BACKENDS``."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, ModelConfig, OptimizerConfig, Sampling
+from rlprims.execution import Execution, ModelConfig, OptimizerConfig, RayConfig, Sampling
 from tests import tiny
 
 QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7", "a+b=?", "<answer>5</answer>", "0-0=", "90 + 1 = 91?")
@@ -45,7 +46,47 @@ def local(
     )
 
 
+def cluster(
+    path: Path,
+    algorithm: Algorithm,
+    *,
+    training_workers: int = 1,
+    rollout_workers: int = 1,
+    engine: Literal["vllm", "hf"] = "hf",
+    temperature: float = 1.0,
+    updates: int = 10,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    critic_optimizer: OptimizerConfig | None = None,
+    cluster: dict[str, Any] | None = None,
+    **model: Any,
+) -> Execution:
+    from rlprims.execution.ray import RayExecution
+    from rlprims.execution.ray._cluster import connect
+
+    connect(None, cpus=64)  # logical ones: several executions live at once
+    return RayExecution(
+        RayConfig(
+            training_workers=training_workers,
+            rollout_workers=rollout_workers,
+            engine=engine,
+            **{"kv_cache_bytes": 64 << 20, "call_timeout": 120.0, "start_timeout": 240.0, **(cluster or {})},
+        ),
+        ModelConfig(path=str(path), device="cpu", **model),
+        optimizer,
+        algorithm=algorithm,
+        tokenizer=tiny.tokenizer(),
+        temperature=temperature,
+        updates=updates,
+        critic_optimizer=critic_optimizer,
+    )
+
+
 BACKENDS: dict[str, Callable[..., Execution]] = {"local": local}
+CLUSTERS: dict[str, Callable[..., Execution]] = {
+    "ray": partial(cluster, training_workers=2),
+    "ray-vllm": partial(cluster, rollout_workers=2, engine="vllm"),
+}
+"""Run by the marker ``ray``, where Ray and vLLM are installed."""
 
 
 def prompts(texts: Sequence[str] = QUESTIONS, sample_ids: Sequence[int] | None = None) -> DataProto:

@@ -7,8 +7,8 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 from rlprims import algorithms
 from rlprims.execution import ModelConfig, OptimizerConfig
+from rlprims.execution.hf._learner import learning_rate
 from rlprims.execution.local import LocalExecution
-from rlprims.execution.local._learner import learning_rate
 from tests import tiny
 
 SMALL = {"vocab_size": 32, "max_position_embeddings": 64}

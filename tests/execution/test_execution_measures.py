@@ -77,7 +77,7 @@ def test_a_model_that_no_signature_asked_for_is_not_there(execution, sampled):
     with pytest.raises(ValueError, match="no critic was loaded"):
         execution.values(sampled)
     with pytest.raises(ValueError, match="no critic was loaded"):
-        execution.update_critic(sampled, algorithms.ppo())
+        execution.update_critic(with_columns(sampled, group_ids=torch.arange(len(sampled))), algorithms.ppo())
 
 
 def assert_same(actual, expected):

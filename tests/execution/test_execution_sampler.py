@@ -3,30 +3,30 @@
 import pytest
 import torch
 
-from rlprims.execution.local._sampler import _choose, uniforms
+from rlprims.execution.hf._sampler import choose, uniforms
 
 PROBABILITIES = torch.tensor([0.4, 0.0, 0.05, 0.25, 0.3, 0.0])
 LOGITS = PROBABILITIES.log()
 COUNT = 20_000
 
 
-def choose(*u):
-    return _choose(LOGITS.expand(len(u), -1), torch.tensor(u, dtype=torch.float64)).tolist()
+def drawn(*u):
+    return choose(LOGITS.expand(len(u), -1), torch.tensor(u, dtype=torch.float64)).tolist()
 
 
 def test_a_token_has_the_quantiles_of_its_probability():
-    assert choose(0.0, 0.39, 0.41, 0.44, 0.46, 0.69, 0.71, 0.99) == [0, 0, 2, 2, 3, 3, 4, 4]
+    assert drawn(0.0, 0.39, 0.41, 0.44, 0.46, 0.69, 0.71, 0.99) == [0, 0, 2, 2, 3, 3, 4, 4]
 
 
 def test_a_banned_token_is_never_chosen_even_at_the_ends():
     logits = torch.tensor([[-torch.inf, 2.0, -torch.inf, 1.0, -torch.inf]])
     below_one = 1 - 2.0**-53
-    chosen = _choose(logits.expand(2, -1), torch.tensor([0.0, below_one], dtype=torch.float64))
+    chosen = choose(logits.expand(2, -1), torch.tensor([0.0, below_one], dtype=torch.float64))
     assert chosen.tolist() == [1, 3]
 
 
 def test_without_a_draw_it_is_the_likeliest():
-    assert _choose(torch.stack([LOGITS, LOGITS.flip(0)]), None).tolist() == [0, 5]
+    assert choose(torch.stack([LOGITS, LOGITS.flip(0)]), None).tolist() == [0, 5]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def draws():
 def test_frequencies_are_the_probabilities(draws):
     """Pearson's statistic with 3 degrees of freedom is below 16.3 in 999 of 1000 cases; the seed is fixed."""
     for position in range(3):
-        chosen = _choose(LOGITS.expand(COUNT, -1), draws[:, position])
+        chosen = choose(LOGITS.expand(COUNT, -1), draws[:, position])
         counts = torch.bincount(chosen, minlength=6)
         assert counts[PROBABILITIES == 0].sum() == 0
         expected = COUNT * PROBABILITIES

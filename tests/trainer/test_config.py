@@ -27,7 +27,7 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
         ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' does not fit"),
         ("algorithm.group_size=1", "group_size is 1: every advantage would be 0"),
         ("algorithm.mini_batches=3", "not divisible by algorithm.mini_batches=3"),
-        ("algorithm.preset=dapp", "did you mean 'dapo'?"),
+        ("algorithm.preset=dap", "did you mean 'dapo'?"),
         ("algorithm.advantage=rlprims.advantage.nothing", "cannot import 'rlprims.advantage.nothing'"),
         ("sampling.temperature=0", "greedy"),
         ("verifier=no.such.function", "cannot import 'no.such.function'"),

@@ -126,7 +126,7 @@ def test_mini_batches_are_whole_groups_and_count_as_updates(
     for part in parts:
         _, counts = part["group"].unique(return_counts=True)
         assert counts.tolist() == [3, 3]
-    assert trainer.execution.policy.update == 6  # type: ignore[attr-defined]
+    assert trainer.execution.training.policy.update == 6  # type: ignore[attr-defined]
     assert step.metrics["ratio_max"] > 1
 
 
@@ -148,7 +148,7 @@ def test_critic_warmup_leaves_the_policy_alone(
 ) -> None:
     config = load(settings | {"algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 2}, "steps": 3})
     trainer = trainer_of(config, console)
-    policy = trainer.execution.policy.module  # type: ignore[attr-defined]
+    policy = trainer.execution.training.policy.module  # type: ignore[attr-defined]
     before = [p.clone() for p in policy.parameters()]
     for number in (1, 2, 3):
         step = trainer.step()

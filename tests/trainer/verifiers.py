@@ -20,3 +20,11 @@ def raises_on_some(response: str, answer: str) -> float:
 
 def always_right(response: str, answer: str) -> dict[str, float]:
     return {"score": 1.0, "acc": 1.0}
+
+
+def raises_or_hangs(response: str, answer: str) -> float:
+    if response.startswith(("a", "b")):
+        raise RuntimeError("cannot read this")
+    while response.startswith(("c", "d")):
+        pass
+    return float(len(response) % 3)

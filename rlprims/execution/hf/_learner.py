@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rlprims.execution._config import OptimizerConfig
-from rlprims.execution.local._models import restore
+from rlprims.execution.hf._models import restore
 
 
 def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
@@ -39,7 +40,8 @@ class Learner:
 
         A norm that is not finite leaves weights and moments untouched: one such step would poison both.
         """
-        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.config.max_grad_norm))
+        total = nn.utils.clip_grad_norm_(self.module.parameters(), self.config.max_grad_norm)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         lr = learning_rate(self.config, self.update, self.updates)
         skipped = not math.isfinite(norm)
         if not skipped:

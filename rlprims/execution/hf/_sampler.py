@@ -27,7 +27,7 @@ def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
     return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, count, dtype=torch.float64)
 
 
-def _processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
+def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
     """Logits to the logits that are sampled from."""
     steps: list[Any] = []
     if sampling.temperature not in (0.0, 1.0):
@@ -45,7 +45,7 @@ def _processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
     return process
 
 
-def _choose(logits: Tensor, u: Tensor | None) -> Tensor:
+def choose(logits: Tensor, u: Tensor | None) -> Tensor:
     """The token at quantile ``u`` of each row's distribution, or the likeliest."""
     if u is None:
         return logits.argmax(-1)
@@ -70,7 +70,7 @@ def sample(
     """Responses to left-padded ``prompts`` (B, P), token t of row i drawn at quantile ``u[i, t]``."""
     rows, limit = len(prompts), sampling.max_new_tokens
     device = prompts.device
-    process = _processed(sampling)
+    process = processed(sampling)
     u = u.to(device)
     tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
     mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
@@ -91,7 +91,7 @@ def sample(
             logits_to_keep=1,
         )
         logits = process(output.logits[:, -1].float())
-        chosen = _choose(logits, u[alive, t] if sampling.temperature > 0 else None)
+        chosen = choose(logits, u[alive, t] if sampling.temperature > 0 else None)
         tokens[alive, t] = chosen
         mask[alive, t] = True
         log_probs[alive, t] = torch.log_softmax(logits, -1).gather(1, chosen[:, None])[:, 0]

@@ -1,0 +1,106 @@
+"""See :class:`Generation`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprims.data_proto import DataProto
+from rlprims.execution._config import Sampling
+from rlprims.execution.hf._sampler import Responses, sample, uniforms
+
+
+class Generation:
+    """Responses of a model in this process."""
+
+    def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int) -> None:
+        self.module = module
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
+
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+        ids = prompt_ids(prompts, prompt_width)
+        padded, mask = left_padded(ids, max(map(len, ids), default=0), self.pad_token_id)
+        u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
+        device = next(self.module.parameters()).device
+        parts = [
+            sample(
+                self.module,
+                padded[rows].to(device),
+                mask[rows].to(device),
+                sampling,
+                u=u[rows],
+                end_ids=torch.tensor(self.end_ids, device=device),
+                pad_id=self.pad_token_id,
+                ends_text=self._ends_text(sampling),
+            )
+            for rows in (slice(start, start + self.max_rows) for start in range(0, max(1, len(ids)), self.max_rows))
+        ]
+        responses = Responses(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+        return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+
+    def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
+        if not sampling.stop:
+            return None
+        longest = max(map(len, sampling.stop))
+
+        def ends(tokens: list[int]) -> bool:
+            # A token is at least a byte, so the last `longest` tokens hold any stop text that the newest one completes.
+            text = self.tokenizer.decode(tokens[-4 * longest :])
+            return any(stop in text for stop in sampling.stop)
+
+        return ends
+
+
+def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
+    """The prompts' tokens.
+
+    Raises:
+        ValueError: one is longer than the width.
+    """
+    ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
+    longest = max(map(len, ids), default=0)
+    if longest > prompt_width:
+        raise ValueError(f"a prompt has {longest} tokens, more than prompt_width={prompt_width}: raise the width")
+    return ids
+
+
+def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """(B, width): the tokens at the right end of each row, and where they are."""
+    padded = torch.full((len(ids), width), pad_token_id, dtype=torch.int64)
+    mask = torch.zeros(len(ids), width, dtype=torch.bool)
+    for i, row in enumerate(ids):
+        padded[i, width - len(row) :] = torch.tensor(row, dtype=torch.int64)
+        mask[i, width - len(row) :] = True
+    return padded, mask
+
+
+def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: int, pad_token_id: int) -> DataProto:
+    """The prompts' rows with their responses, in the columns of the contract."""
+    padded, mask = left_padded(prompt_ids(prompts, prompt_width), prompt_width, pad_token_id)
+    sampled = DataProto.from_dict(
+        tensors={
+            "prompts": padded,
+            "responses": responses.tokens,
+            "attention_mask": torch.cat([mask, responses.mask], 1),
+            "response_mask": responses.mask,
+            "rollout_log_probs": responses.log_probs,
+            "truncated": responses.truncated,
+        }
+    )
+    return prompts.union(sampled)
+
+
+def special_ids(settings: Any, tokenizer: Any) -> tuple[int, list[int]]:
+    """The padding token, and the tokens that end a response by the model's ``generation_config``.
+
+    Raises:
+        ValueError: the model has no token that ends a response.
+    """
+    ends = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
+    if ends is None:
+        raise ValueError("the model has no end-of-sequence token: set eos_token_id in its generation_config.json")
+    ends = list(ends) if isinstance(ends, list) else [ends]
+    return (tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]), ends

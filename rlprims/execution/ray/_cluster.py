@@ -1,0 +1,63 @@
+"""A cluster to run on: started on this machine, or joined; and room reserved in it."""
+
+import os
+from typing import Any
+
+from rlprims.execution._protocol import ExecutionError
+
+WORKER_ENVIRONMENT = {
+    # The engine in the worker's own process: no children to orphan, and a schedule that repeats.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+CPU_ENVIRONMENT = {
+    # On a CPU: no C++ compiler behind the engine's first answer, one thread each, and nothing beyond loopback.
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+_DRIVER_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on loopback alone
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # else any process of the machine can get a worker killed
+}
+
+
+def connect(address: str | None, *, cpus: float) -> None:
+    """Join the cluster at ``address``, or start one of this machine, with at least so many (logical) CPUs."""
+    if address is None:
+        for name, value in _DRIVER_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        return
+    if address is None:
+        ray.init(num_cpus=max(int(cpus) + 1, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+    else:
+        ray.init(address=address, log_to_driver=False)
+
+
+def reserve(count: int, *, cpus: float, gpus: float, strategy: str, timeout: float) -> Any:
+    """A placement group with a bundle for each of ``count`` workers.
+
+    Raises:
+        ExecutionError: the cluster has no room for it; says what was asked for and what there is.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+    group = placement_group([bundle] * count, strategy=strategy)
+    if not group.wait(timeout):  # an impossible group waits forever and raises nothing
+        remove_placement_group(group)
+        raise ExecutionError(
+            f"no room for {count} workers of {bundle} ({strategy}) within {timeout:g} s; the cluster has "
+            f"{ray.cluster_resources()}, of which {ray.available_resources()} are free"
+        )
+    return group

@@ -1,0 +1,123 @@
+"""A model over ranks by FSDP2: sharded weights, gradients and optimizer; sharded checkpoints without pickle."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rlprims.execution._config import RayConfig
+from rlprims.execution.hf import Ranks
+from rlprims.execution.hf._learner import Learner
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def join(rank: int, size: int, address: str, *, device: str, timeout: float) -> None:
+    """Meet the other ranks; one that dies or hangs is noticed within the timeout."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=limit)
+
+
+def ranks(config: RayConfig, size: int, device: str) -> Ranks:
+    """How this process shares a model with the others that have joined."""
+    mesh = init_device_mesh(device, (size,))
+    mixed = getattr(torch, config.mixed_precision) if config.mixed_precision else None
+    precision = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32 if mixed else None)
+    offload = CPUOffloadPolicy() if config.cpu_offload and device != "cpu" else OffloadPolicy()
+
+    def shard(module: nn.Module) -> nn.Module:
+        blocks = [m for m in module.modules() if type(m).__name__ in _block_names(module)]
+        if config.activation_checkpointing:
+            kinds = tuple({type(block) for block in blocks})
+            apply_activation_checkpointing(module, check_fn=lambda m: isinstance(m, kinds))
+        for block in blocks:
+            fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        return module
+
+    def largest(number: int) -> int:
+        numbers = torch.tensor([number], device=device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
+
+    return Ranks(size, shard, largest)
+
+
+def _block_names(module: nn.Module) -> set[str]:
+    return set(getattr(module, "_no_split_modules", None) or ())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of all ranks on each of them, on the CPU."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+
+
+def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
+    """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it."""
+    save_shards(
+        _weights(learner),
+        storage_writer=HuggingFaceStorageWriter(str(directory / f"{name}_shards"), save_distributed=True),
+    )
+    save_shards(
+        _slots(learner),
+        storage_writer=HuggingFaceStorageWriter(str(directory / f"{name}_optimizer_shards"), save_distributed=True),
+    )
+    full = get_model_state_dict(learner.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        learner.module.save_pretrained(directory / name, state_dict=full)  # type: ignore[operator]
+        (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": learner.update}))
+    dist.barrier()
+
+
+def load(learner: Learner, directory: Path, name: str) -> None:
+    """What :func:`save` wrote, on any number of ranks."""
+    weights = _weights(learner)
+    load_shards(weights, storage_reader=HuggingFaceStorageReader(str(directory / f"{name}_shards")))
+    set_model_state_dict(learner.module, weights, options=StateDictOptions(strict=False))  # a tied weight is there once
+    learner.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
+    slots = _slots(learner)
+    if slots and learner.update:
+        load_shards(slots, storage_reader=HuggingFaceStorageReader(str(directory / f"{name}_optimizer_shards")))
+        for key in (k for k in slots if k.endswith(".step")):
+            slots[key] = slots[key].reshape(())
+        everything: dict[str, Any] = {
+            **get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT),
+            **slots,
+        }
+        set_optimizer_state_dict(learner.module, learner.optimizer, everything, options=_FLAT)
+
+
+def _weights(learner: Learner) -> dict[str, Any]:
+    """The model's shards on this rank; of tied weights the first name."""
+    once: dict[int, str] = {}
+    state: dict[str, Any] = get_model_state_dict(learner.module)
+    for name, x in state.items():
+        local = x.to_local() if isinstance(x, DTensor) else x
+        once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)
+    return {name: state[name] for name in once.values()}
+
+
+def _slots(learner: Learner) -> dict[str, Tensor]:
+    """The optimizer's tensors by name: its state begins to exist where there was none."""
+    state: Any = get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT)
+    tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+    return {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}

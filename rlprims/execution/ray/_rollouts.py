@@ -1,0 +1,95 @@
+"""See :class:`Rollouts`."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from rlprims.data_proto import DataProto
+from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch, reason_of
+
+log = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """Rollout workers that may die. The driver keeps the list of what is asked for, and the newest weights.
+
+    A worker that dies or hangs is replaced, gets the newest weights, and its prompts are run again: as a sample is a
+    function of (weights, seed, sample id), the batch is the one that would have been.
+    """
+
+    def __init__(self, start: Callable[[int], Any], count: int, *, timeout: float, max_replacements: int) -> None:
+        self.start = start
+        self.timeout = timeout
+        self.max_replacements = max_replacements
+        self.replacements = 0
+        self.weights: tuple[Any, int] | None = None
+        self.check: Callable[[Sequence[float]], str | None] = lambda scores: None
+        self.probe: list[int] = []
+        self.workers = [start(rank) for rank in range(count)]
+
+    def sync(
+        self, weights: Any, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]
+    ) -> None:
+        """The same weights to every worker, each verified by its scores of the probe; one that fails is replaced.
+
+        Raises:
+            WorkerLost: replacements fail as well.
+        """
+        self.weights, self.probe, self.check = (weights, version), probe, check
+        loading = [worker.load.remote(weights, version) for worker in self.workers]
+        for rank, ref in enumerate(loading):
+            try:
+                fetch(ref, self._who(rank), self.timeout)
+                self._verify(rank)
+            except (WorkerError, WorkerLost) as error:
+                self._replace(rank, str(error))
+
+    def generate(self, prompts: DataProto, *args: Any) -> DataProto:
+        """Every prompt's response, in the prompts' order."""
+        chunks = [chunk for chunk in prompts.split(-(-len(prompts) // len(self.workers))) if len(chunk)]
+        done: dict[int, DataProto] = {}
+        running = {self.workers[i].generate.remote(chunk, *args): i for i, chunk in enumerate(chunks)}
+        while running:
+            ready, _ = ray.wait(list(running), timeout=self.timeout)
+            failed: dict[int, str] = {} if ready else dict.fromkeys(running.values(), "no answer in time")
+            for ref in ready:
+                i = running.pop(ref)
+                try:
+                    done[i] = ray.get(ref)
+                except RayActorError as error:
+                    failed[i] = reason_of(error)
+                except ray.exceptions.RayTaskError as error:
+                    raise WorkerError(f"{self._who(i)} raised:\n{error}") from None
+            running = {ref: i for ref, i in running.items() if i not in failed}
+            for i, reason in failed.items():
+                self._replace(i, reason)
+                running[self.workers[i].generate.remote(chunks[i], *args)] = i
+        return DataProto.concat([done[i] for i in range(len(chunks))])
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            ray.kill(worker)
+
+    def _verify(self, rank: int) -> None:
+        scores = fetch(self.workers[rank].score.remote(self.probe), self._who(rank), self.timeout)
+        wrong = self.check(scores)
+        if wrong is not None:
+            raise WorkerError(f"{self._who(rank)} does not have the weights it was sent: {wrong}")
+
+    def _replace(self, rank: int, reason: str) -> None:
+        """A new worker in the place of a lost one, ready only with the newest weights."""
+        if self.replacements == self.max_replacements:
+            raise WorkerLost(f"{self._who(rank)}: {reason}; {self.replacements} were replaced already")
+        self.replacements += 1
+        log.warning("%s: %s; it is replaced", self._who(rank), reason)
+        ray.kill(self.workers[rank])
+        self.workers[rank] = self.start(rank)
+        if self.weights is not None:
+            fetch(self.workers[rank].load.remote(*self.weights), self._who(rank), self.timeout)
+            self._verify(rank)
+
+    def _who(self, rank: int) -> str:
+        return f"rollout worker {rank} of {len(self.workers)}"

@@ -1,0 +1,319 @@
+"""Scoring in processes that can be ended: see :class:`Pool`."""
+
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from rlprims.rewards._outcome import Failure, Outcome, columns_of
+from rlprims.rewards._pool_server import IDLE
+from rlprims.rewards.scoring import Scores, to_rows, to_scores
+from rlprims.rewards.verifiers._by_source import imported
+
+__all__ = ["Pool"]
+
+_CHUNK_SECONDS = 0.02
+_LARGEST_CHUNK = 256
+
+
+class Pool:
+    """Workers that score rows by a verifier, each row within limits that truly end it.
+
+    A row that takes longer than ``seconds`` costs its worker, which is killed and replaced, and its own score; so does
+    one whose worker dies (out of memory, a crash in C). No other row is lost, and the order is kept. Rows go in batches
+    to workers that live on, so that a cheap verifier stays cheap. A new worker is forked from a server that has
+    imported everything, in milliseconds.
+
+    The verifier must be importable (a function of a module, not of a notebook's cell), for it runs elsewhere; answers
+    and options must be JSON, and JSON is all that comes back. When the trainer ends, in whatever way, all end.
+
+    Args:
+        verifier: function or import path: (response, answer, further columns by name, *, options).
+        options: the verifier's.
+        workers: processes.
+        seconds: wall time of one row.
+        cpu_seconds: CPU time of one row, to the next whole second; None: no limit of its own.
+        memory_mb: address space that a worker may take beyond what it starts with; None: no limit.
+        recycle_after: rows after which a worker is replaced: what leaks is given back.
+        preload: modules that the verifier imports when it first runs, such as ``math_verify``: imported once.
+
+    Raises:
+        ValueError: the verifier cannot be imported there.
+
+    >>> from rlprims.rewards import verifiers
+    >>> with Pool(verifiers.gsm8k, {"strict": True}, workers=1) as pool:  # doctest: +SKIP
+    ...     pool(["#### 72", "72"], ["72", "72"]).scores
+    tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        verifier: Callable[..., Any] | str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        seconds: float = 10.0,
+        cpu_seconds: float | None = None,
+        memory_mb: int | None = 2048,
+        recycle_after: int = 100_000,
+        preload: Sequence[str] = (),
+    ) -> None:
+        if workers < 1 or seconds <= 0:
+            raise ValueError(f"workers={workers} must be at least 1, and seconds={seconds} above 0")
+        path = verifier if isinstance(verifier, str) else _path(verifier)
+        self._columns = columns_of(imported(path))
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._chunk = 8
+        self._workers: list[_Worker | None] = [None] * workers
+        job = {
+            "verifier": path,
+            "options": dict(options or {}),
+            "preload": list(preload),
+            "cpu_seconds": cpu_seconds,
+            "memory_mb": memory_mb,
+            "recycle_after": recycle_after,
+        }
+        self._server = _Server(json.dumps(job, default=_path))
+        self._finalizer = weakref.finalize(self, _Server.close, self._server)
+
+    def __call__(
+        self, responses: Sequence[str], answers: Sequence[Any], extra: Mapping[str, Sequence[Any]] | None = None
+    ) -> Scores:
+        """Score a batch; of ``extra`` the verifier gets the columns that it names.
+
+        Raises:
+            ValueError: columns of different lengths, or one that the verifier needs is missing; the pool is closed.
+            RuntimeError: workers cannot be started.
+        """
+        rows = to_rows(self._columns, responses, answers, extra)
+        with self._lock:
+            if not self._finalizer.alive:
+                raise ValueError("the pool is closed")
+            try:
+                return to_scores(self._score(rows))
+            except BaseException:  # an interrupt: nobody may go on with rows that nobody waits for
+                for slot in range(len(self._workers)):
+                    self._end(slot)
+                raise
+
+    def close(self) -> None:
+        """End every process of the pool."""
+        self._finalizer()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _score(self, rows: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+        outcomes: list[Outcome | None] = [None] * len(rows)
+        todo: deque[tuple[int, bytes]] = deque()
+        for index, row in enumerate(rows):
+            try:
+                todo.append((index, json.dumps([index, *row], default=_plain).encode()))
+            except (TypeError, ValueError, RecursionError) as error:
+                outcomes[index] = Failure("not JSON", str(error))
+        barren = 0
+        while todo or any(worker and worker.pending for worker in self._workers):
+            for slot in range(len(self._workers)):
+                worker = self._workers[slot]
+                if todo and (worker is None or not worker.pending):
+                    if worker is None:
+                        worker = self._workers[slot] = _Worker(self._server)
+                    chunk = [todo.popleft() for _ in range(min(self._chunk, -(-len(todo) // len(self._workers))))]
+                    worker.give(chunk, self._seconds)
+            for slot, cause in self._wait():
+                worker = self._workers[slot]
+                assert worker is not None
+                barren = 0 if worker.take(outcomes, self._seconds) else barren
+                if cause is None and not worker.ended:
+                    if not worker.pending:
+                        self._chunk = _next_size(self._chunk, worker.given, worker.elapsed)
+                    continue
+                failure, lost = self._bury(slot, cause, outcomes)
+                todo.extendleft(reversed(lost))
+                barren = 0 if failure else barren + 1
+                if barren > 3 + len(self._workers):
+                    raise RuntimeError("workers end before they score anything: is memory_mb too small?")
+        return cast(list[Outcome], outcomes)  # nothing is left to do: each row has one
+
+    def _wait(self) -> list[tuple[int, str | None]]:
+        """The workers that have something to say, and with a cause those whose time is over."""
+        busy = {slot: worker for slot, worker in enumerate(self._workers) if worker and worker.pending}
+        if not busy:
+            return []
+        with selectors.DefaultSelector() as selector:
+            for slot, worker in busy.items():
+                selector.register(worker.connection, selectors.EVENT_READ, slot)
+            left = min(worker.deadline for worker in busy.values()) - time.monotonic()
+            ready = {key.data for key, _ in selector.select(max(0.0, left))}
+        now = time.monotonic()
+        overdue = {slot for slot, worker in busy.items() if slot not in ready and worker.deadline <= now}
+        return [(slot, None) for slot in ready] + [(slot, "timeout") for slot in overdue]
+
+    def _bury(
+        self, slot: int, cause: str | None, outcomes: list[Outcome | None]
+    ) -> tuple[bool, list[tuple[int, bytes]]]:
+        """End a worker; the row that it was at fails, and the rest of its rows come back to be given again."""
+        worker = self._workers[slot]
+        assert worker is not None
+        status = self._end(slot)
+        worker.take(outcomes, self._seconds)  # what it had sent before it ended
+        index = worker.at()
+        blamed = index in worker.pending
+        if blamed:
+            outcomes[index] = _failure(cause, status, self._seconds)
+            del worker.pending[index]
+        worker.connection.close()
+        return blamed, list(worker.pending.items())
+
+    def _end(self, slot: int) -> int:
+        worker, self._workers[slot] = self._workers[slot], None
+        return 0 if worker is None else int(self._server.ask({"end": worker.pid})["status"])
+
+
+class _Server:
+    """The trainer's end of the server."""
+
+    def __init__(self, job: str) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlprims.rewards._pool_server", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                start_new_session=True,  # Ctrl-C is the trainer's
+            )
+        self._answers = self._control.makefile("rb")
+        self._control.sendall(job.encode() + b"\n")
+        try:
+            if problem := self._answer().get("error"):
+                raise ValueError(f"the verifier cannot be imported in another process: {problem}")
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError("the pool's server process has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self._answers.close()
+        self._control.close()  # it ends the workers and itself
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Worker:
+    """The trainer's end of a worker."""
+
+    def __init__(self, server: _Server) -> None:
+        self.connection, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as file, theirs:
+            file.truncate(8)
+            self._progress = mmap.mmap(file.fileno(), 8)
+            self._progress[:] = struct.pack("q", IDLE)
+            self.pid: int = server.ask({}, [theirs.fileno(), file.fileno()])["pid"]
+        self.pending: dict[int, bytes] = {}
+        self.ended = False
+        self.given = 0
+        self.elapsed = 0.0
+        self.deadline = 0.0
+        self._started = 0.0
+        self._unread = b""
+
+    def give(self, chunk: list[tuple[int, bytes]], seconds: float) -> None:
+        self.pending = dict(chunk)
+        self.given = len(chunk)
+        self.connection.settimeout(seconds)
+        with suppress(OSError):  # it has ended: the next read says so
+            self.connection.sendall(b"[" + b",".join(self.pending.values()) + b"]\n")
+        self._started = time.monotonic()
+        self.deadline = self._started + seconds
+
+    def take(self, outcomes: list[Outcome | None], seconds: float) -> bool:
+        """Read what is there; whether any row was done. Results restart the clock: the next row has begun."""
+        any_done = False
+        self.connection.settimeout(0)
+        while not self.ended:
+            try:
+                part = self.connection.recv(1 << 20)
+            except BlockingIOError:
+                break
+            except OSError:
+                part = b""
+            self.ended = not part
+            *lines, self._unread = (self._unread + part).split(b"\n")
+            for line in lines:
+                for index, outcome in json.loads(line):
+                    outcomes[index] = Failure(*outcome) if isinstance(outcome, list) else outcome
+                    self.pending.pop(index, None)
+                    any_done = True
+        if any_done:
+            now = time.monotonic()
+            self.deadline, self.elapsed = now + seconds, now - self._started
+        return any_done
+
+    def at(self) -> int:
+        """The row that it works on."""
+        index: int = struct.unpack("q", self._progress[:])[0]
+        return index
+
+
+def _failure(cause: str | None, status: int, seconds: float) -> Failure:
+    if cause == "timeout":
+        return Failure("timeout", f"took more than {seconds:g} s")
+    if status == -signal.SIGXCPU:
+        return Failure("CPU limit", "took more CPU time than cpu_seconds")
+    if status < 0:
+        name = signal.Signals(-status).name
+        return Failure(f"killed by {name}", "out of memory?" if name == "SIGKILL" else "a crash in compiled code?")
+    return Failure("worker exited", f"with code {status}")
+
+
+def _next_size(size: int, given: int, elapsed: float) -> int:
+    """Chunks of about 20 ms: long enough to cost nothing, short enough that the workers end together."""
+    fits = int(given * _CHUNK_SECONDS / max(elapsed, 1e-6))
+    return max(1, min(fits, 2 * size, _LARGEST_CHUNK))
+
+
+def _path(verifier: Any) -> str:
+    name = getattr(verifier, "__qualname__", None)
+    if name is None:
+        raise TypeError(f"{type(verifier).__name__} is not JSON")
+    path = f"{verifier.__module__}.{name}"
+    if verifier.__module__ == "__main__" or imported(path) is not verifier:
+        raise ValueError(f"{path} cannot be imported in another process: define the function in a module")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy, torch
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,0 +1,239 @@
+"""The parent's end of one sandboxed program."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_SETUP = Path(__file__).with_name("_setup.py")
+_LONGEST_START = 30.0
+
+
+class IsolationError(RuntimeError):
+    """The walls cannot be built here."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may take."""
+
+    seconds: float = 5.0
+    """wall time; CPU time of each process too, to the next second"""
+    memory_mb: int = 512
+    """address space of each process"""
+    processes: int = 16
+    """at once, threads too"""
+    disk_mb: int = 64
+    """of its temporary directory, which is memory"""
+    output_bytes: int = 2**20
+    """of stdout, and of stderr"""
+
+
+class Result(NamedTuple):
+    """How a program ended."""
+
+    status: str
+    """``finished``, ``signal``, ``timeout`` or ``output limit``"""
+    code: int | None
+    """exit code, or number of the signal"""
+    stdout: str
+    stderr: str
+    isolation: str
+    """``namespaces`` or ``none``"""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "finished" and self.code == 0
+
+
+@cache
+def isolation() -> str:
+    """What this machine offers: ``namespaces``, or ``none`` and why. Found out by starting one program."""
+    try:
+        guest = Guest({"main.py": ""}, Limits(), isolate=True)
+    except OSError as error:
+        return f"none: {error}"
+    with guest:
+        try:
+            result = guest.wait()
+        except IsolationError as error:
+            return f"none: {error}"
+    # A Python that does not start inside would score every program 0.
+    return "namespaces" if result.ok else f"none: Python does not start inside: {result.stderr.strip() or result.code}"
+
+
+def choose(allow_unisolated: bool) -> bool:
+    """Whether to isolate; what cannot be isolated is refused unless allowed."""
+    found = isolation()
+    if found != "namespaces" and not allow_unisolated:
+        raise IsolationError(
+            f"model-written code is not run without isolation, and there is {found}. Allow user namespaces (Linux 5.14 "
+            "or later; in a container: seccomp and AppArmor profiles that let unshare and mount pass), use a "
+            "SandboxFusion server, or say allow_unisolated=True"
+        )
+    return found == "namespaces"
+
+
+class Guest:
+    """A program that runs. ``wait`` until it ends; leaving the context ends it, with all that it started."""
+
+    def __init__(
+        self,
+        files: Mapping[str, str],
+        limits: Limits,
+        *,
+        isolate: bool,
+        main: str = "main.py",
+        stdin: str = "",
+        channel: socket.socket | None = None,
+    ) -> None:
+        self._limits, self._isolate = limits, isolate
+        self._folder = None if isolate else tempfile.mkdtemp(prefix="rlprims-sandbox-")
+        self._status, theirs = os.pipe()
+        python = os.path.realpath(sys.executable)
+        job = {
+            "parent": os.getpid(),
+            "status": theirs,
+            "channel": channel and channel.fileno(),
+            "isolate": isolate,
+            "folder": self._folder,
+            "files": dict(files),
+            "main": main,
+            "stdin": stdin,
+            "python": python,
+            "readable": _readable(),
+            "cpu_seconds": int(limits.seconds) + 1,
+            **{name: asdict(limits)[name] for name in ("memory_mb", "processes", "disk_mb")},
+        }
+        try:
+            self._process = subprocess.Popen(
+                [python, "-I", "-S", "-B", str(_SETUP)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs] if channel is None else [theirs, channel.fileno()],
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._status)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            pipe.write(json.dumps(job).encode())
+        self._texts: dict[int, bytearray] = {
+            fd: bytearray() for fd in (self._process.stdout.fileno(), self._process.stderr.fileno(), self._status)
+        }
+        self._open = set(self._texts)
+        self.deadline = time.monotonic() + _LONGEST_START
+        self.ready = False
+        self._stopped: str | None = None
+
+    @property
+    def files(self) -> set[int]:
+        """Descriptors to wait for."""
+        return self._open
+
+    def step(self, ready: Sequence[int] | set[int]) -> bool:
+        """Read what is there; whether it has ended, or been stopped by a limit."""
+        for fd in self._open & set(ready):
+            part = os.read(fd, 1 << 16)
+            self._texts[fd] += part
+            if not part:
+                self._open.discard(fd)
+            if fd != self._status and len(self._texts[fd]) > self._limits.output_bytes:
+                self._stopped = "output limit"
+        if not self.ready and b"ready\n" in self._texts[self._status]:
+            self.ready = True
+            self.deadline = time.monotonic() + self._limits.seconds
+        # The program may have given its stdout away to a process that it left behind: the status is what counts.
+        ended = self._status not in self._open or self._said() is not None
+        if self._stopped is None and not ended and time.monotonic() >= self.deadline:
+            self._stopped = "timeout"
+        return ended or self._stopped is not None
+
+    def wait(self) -> Result:
+        while not self.step(wait_for(self)):
+            pass
+        return self.result()
+
+    def result(self) -> Result:
+        """How it ended; what still runs is ended now."""
+        self._end()
+        stdout, stderr = (
+            bytes(self._texts[fd][: self._limits.output_bytes]).decode("utf-8", "replace")
+            for fd in list(self._texts)[:2]
+        )
+        if not self.ready:
+            said = self._texts[self._status].decode("utf-8", "replace").strip().removeprefix("error ")
+            raise IsolationError(said or stderr.strip() or "the sandbox did not start")
+        kind = "namespaces" if self._isolate else "none"
+        if self._stopped is not None:
+            return Result(self._stopped, None, stdout, stderr, kind)
+        how, code = self._said() or ("signal", int(signal.SIGKILL))
+        return Result("finished" if how == "exit" else "signal", code, stdout, stderr, kind)
+
+    def _said(self) -> tuple[str, int] | None:
+        for line in self._texts[self._status].decode("utf-8", "replace").splitlines(keepends=True):
+            how, _, code = line.partition(" ")
+            if how in ("exit", "signal") and line.endswith("\n"):
+                return how, int(code)
+        return None
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()  # it ends the tree, and then itself
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL) if self._process.poll() is None else None
+        self._process.wait()
+        for fd in list(self._open):  # what was written before the end
+            os.set_blocking(fd, False)
+            with contextlib.suppress(OSError):
+                while len(self._texts[fd]) <= self._limits.output_bytes and (part := os.read(fd, 1 << 16)):
+                    self._texts[fd] += part
+            self._open.discard(fd)
+
+    def __enter__(self) -> "Guest":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        os.close(self._status)
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe
+            pipe.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def wait_for(*guests: Guest) -> set[int]:
+    """The descriptors of the guests on which something can be read, waiting until the first deadline at most."""
+    left = min(guest.deadline for guest in guests) - time.monotonic()
+    return set(select.select([fd for guest in guests for fd in guest.files], [], [], max(0.0, left))[0])
+
+
+@cache
+def _readable() -> list[str]:
+    """The system's libraries, and Python."""
+    paths = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache"]
+    prefix = os.path.realpath(sys.base_prefix)
+    return paths if prefix == "/usr" or prefix.startswith("/usr/") else [*paths, prefix]

@@ -1,0 +1,250 @@
+"""Run by ``python -I -S`` in a process of its own: builds the walls, starts the program inside, says how it ended.
+
+It reads a job (JSON) from stdin and writes lines to the descriptor ``job["status"]``: ``ready``, then ``exit N`` or
+``signal N``; or ``error ...``. The program inherits neither. Imports only the standard library.
+
+The walls are Linux namespaces: a user of its own (nobody, who may do nothing outside), a root of its own (an empty
+tmpfs with the system's libraries and Python bound read-only), no network, and a process tree of its own that the kernel
+ends with its first process. Nothing of them needs root.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+PDEATHSIG, SUBREAPER, NO_NEW_PRIVS = 1, 36, 38
+NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
+"""Mounts, users, processes, network, IPC, host name, cgroups."""
+NOSUID, NODEV, BIND, RECURSIVE, PRIVATE, DETACH = 2, 4, 4096, 16384, 1 << 18, 2
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_READ_ONLY, ATTR_NOSUID = 442, -100, 0x8000, 1, 2
+NOBODY = 65534
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    check(
+        libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),
+        f"mount {target}",
+    )
+
+
+def separate() -> None:
+    """Enter the namespaces; a child from before writes who is who, as only the outside may."""
+    uid, gid, me = os.geteuid(), os.getegid(), os.getpid()
+    entered, enter = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        os.close(enter)
+        os.read(entered, 1)
+        try:
+            write_maps(me, uid, gid)
+        except OSError as error:
+            os.write(2, f"user map: {error}".encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(entered)
+    check(libc.unshare(NEW_NAMESPACES), "unshare")
+    os.write(enter, b".")
+    os.close(enter)
+    if os.waitpid(mapper, 0)[1] != 0:
+        raise OSError("the user map cannot be written")
+
+
+def write_maps(process: int, uid: int, gid: int) -> None:
+    """Root outside keeps root inside for the mounts and nobody for the program; others are nobody from the start.
+
+    The kernel does not limit the processes of the real root, so that the program must not be it.
+    """
+
+    def write(name: str, text: str) -> None:
+        with open(f"/proc/{process}/{name}", "w") as file:
+            file.write(text)
+
+    if uid == 0:
+        try:
+            write("uid_map", f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            write("gid_map", f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            return
+        except OSError:
+            pass  # a container in which there is no nobody
+    write("setgroups", "deny")
+    write("uid_map", f"{NOBODY} {uid} 1\n")
+    write("gid_map", f"{NOBODY} {gid} 1\n")
+
+
+def build_root(job: dict[str, Any]) -> None:
+    mount("none", "/", "", RECURSIVE | PRIVATE)
+    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, "size=16m,mode=755")
+    os.mkdir("/tmp/.old")
+    number = PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"pivot_root: unknown machine {os.uname().machine}")
+    check(libc.syscall(number, b"/tmp", b"/tmp/.old"), "pivot_root")
+    os.chdir("/")
+    for path in job["readable"]:
+        old = "/.old" + path
+        if os.path.islink(old):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(os.readlink(old), path)
+        elif os.path.exists(old):
+            bind(old, path)
+            attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY | ATTR_NOSUID, 0, 0, 0)
+            check(
+                libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, attributes, 32), f"read-only {path}"
+            )
+    for device in ("null", "zero", "random", "urandom"):
+        bind(f"/.old/dev/{device}", f"/dev/{device}")
+    write_files(job, "/box")
+    os.mkdir("/tmp")
+    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, f"size={job['disk_mb']}m,mode=1777")
+    # No namespaces inside: they would give the program capabilities of its own, and more of the kernel to try.
+    with suppress(OSError), open("/.old/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+    check(libc.umount2(b"/.old", DETACH), "umount")
+    os.rmdir("/.old")
+    attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY, 0, 0, 0)
+    check(libc.syscall(MOUNT_SETATTR, AT_FDCWD, b"/", 0, attributes, 32), "read-only /")
+
+
+def bind(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    mount(source, target, "", BIND | RECURSIVE)
+
+
+def write_files(job: dict[str, Any], folder: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    os.chmod(folder, 0o755)
+    for name, text in job["files"].items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+
+def become(job: dict[str, Any], folder: str, writable: str) -> None:
+    """The program, from here on; never returns."""
+    os.setsid()
+    limits = {
+        resource.RLIMIT_AS: job["memory_mb"] * 2**20,
+        resource.RLIMIT_CPU: job["cpu_seconds"],
+        resource.RLIMIT_FSIZE: job["disk_mb"] * 2**20,
+        resource.RLIMIT_NPROC: job["processes"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+    }
+    if os.geteuid() == 0 and job["isolate"]:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)  # all capabilities go with it
+    for limit, most in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    given = os.memfd_create("stdin")
+    os.write(given, job["stdin"].encode("utf-8", "replace"))
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
+    first = 3
+    if job["channel"] is not None:
+        if job["channel"] != first:
+            os.dup2(job["channel"], first)
+        os.set_inheritable(first, True)
+        first += 1
+    os.closerange(first, 4096)
+    for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # an interpreter that starts finds them as usual
+    os.chdir(writable)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": writable, "TMPDIR": writable, "LANG": "C.UTF-8"}
+    whose = f"trainer={job['parent']}"  # for whoever looks at the list of processes
+    arguments = ["python", "-I", "-S", "-B", "-X", whose, os.path.join(folder, job["main"])]
+    os.execve(job["python"], arguments, environment)
+
+
+def in_own_tree(job: dict[str, Any], folder: str, writable: str) -> None:
+    """The first process of the new tree: starts the program and waits for it; what remains ends with this one."""
+    libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    program = os.fork()
+    if program == 0:
+        try:
+            become(job, folder, writable)
+        finally:
+            os._exit(127)
+    say(job, "ready")
+    while True:
+        process, status = os.wait()
+        if process == program:
+            code = os.waitstatus_to_exitcode(status)
+            say(job, f"exit {code}" if code >= 0 else f"signal {-code}")
+            return
+
+
+def say(job: dict[str, Any], line: str) -> None:
+    os.write(job["status"], line.encode("utf-8", "replace") + b"\n")
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.buffer.read())
+    libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != job["parent"]:
+        return
+    try:
+        if job["isolate"]:
+            separate()
+            build_root(job)
+        else:
+            libc.prctl(SUBREAPER, 1, 0, 0, 0)
+            write_files(job, job["folder"])
+    except OSError as error:
+        say(job, f"error {error}")
+        return
+    folder, writable = ("/box", "/tmp") if job["isolate"] else (job["folder"], job["folder"])
+    first = os.fork()
+    if first == 0:
+        try:
+            in_own_tree(job, folder, writable)
+        finally:
+            os._exit(0)
+
+    def end(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    os.waitpid(first, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not job["isolate"]:
+        end_the_rest()
+
+
+def end_the_rest() -> None:
+    """Without a tree of their own, processes that were left behind come to this one."""
+    me = os.getpid()
+    while True:
+        with open(f"/proc/self/task/{me}/children") as file:
+            children = file.read().split()
+        if not children:
+            return
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        for child in children:
+            os.waitpid(int(child), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""See :func:`f1`."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rlprims.rewards.verifiers._exact import normalize, read
+
+
+def f1(response: str, answer: str | Sequence[str], *, tag: str | None = "answer") -> dict[str, float]:
+    """The best F1 of normalized words over the answers (SQuAD); ``em`` is the normalized exact match, and ``acc`` too.
+
+    Words count as often as they occur. ``tag``: only what the last ``<tag>...</tag>`` holds is read; without one the
+    score is 0. For Search-R1's reward, which is the exact match, use :func:`exact`.
+
+    >>> f1("<answer>the tower of Eiffel</answer>", ["Eiffel Tower", "Tour Eiffel"])
+    {'score': 0.8, 'em': 0.0, 'acc': 0.0, 'format': 1.0}
+    """
+    said, golds = read(response, answer, tag)
+    words = normalize(said or "").split()
+    best = max((_f1(words, normalize(gold).split()) for gold in golds), default=0.0) if said is not None else 0.0
+    em = float(said is not None and normalize(said) in {normalize(gold) for gold in golds})
+    return {"score": best, "em": em, "acc": em, "format": float(said is not None)}
+
+
+def _f1(said: list[str], gold: list[str]) -> float:
+    if not said or not gold:
+        return float(said == gold)
+    common = sum((Counter(said) & Counter(gold)).values())
+    return 2 * common / (len(said) + len(gold))

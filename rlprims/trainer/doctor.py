@@ -1,0 +1,110 @@
+"""What is installed, what works here, and the command that mends what does not."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+
+class Finding(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    ok: bool
+    found: str
+    mend: str
+
+
+_TRAIN = "pip install 'rlprims[train]'"
+_CLUSTER = "make install-ray, or see docs/execution.md"
+_PACKAGES = (
+    ("torch", "everything", "pip install torch"),
+    ("tensordict", "DataProto", "pip install tensordict"),
+    ("transformers", "execution: local", _TRAIN),
+    ("safetensors", "checkpoints", _TRAIN),
+    ("matplotlib", "rlprims plot", _TRAIN),
+    ("ray", "execution: ray", _CLUSTER),
+    ("vllm", "ray.engine: vllm", _CLUSTER),
+    ("math_verify", "verifiers.math", "pip install 'rlprims[rewards]'"),
+    ("tensorboard", "log_to: [tensorboard]", "pip install tensorboard"),
+    ("wandb", "log_to: [wandb]", "pip install wandb"),
+)
+_BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""vLLM's CPU build pulls them in; they are linked against CUDA, and then transformers cannot be imported."""
+
+
+def examine() -> list[Finding]:
+    """Every check, each by trying it."""
+    checks: list[Callable[[], Finding]] = [
+        *(
+            lambda name=name, purpose=purpose, mend=mend: _package(name, purpose, mend)
+            for name, purpose, mend in _PACKAGES
+        ),
+        _accelerator,
+        _foreign_packages,
+        _ranks,
+        _memory,
+    ]
+    return [check() for check in checks]
+
+
+def table(findings: list[Finding]) -> Table:
+    """For a terminal."""
+    shown = Table("", "what", "found", "to mend it", title="rlprims doctor")
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
+        shown.add_row(mark, escape(finding.what), escape(finding.found), "" if finding.ok else escape(finding.mend))
+    return shown
+
+
+def _package(name: str, purpose: str, mend: str) -> Finding:
+    what = f"{name} ({purpose})"
+    if importlib.util.find_spec(name) is None:
+        return Finding(what, False, "not installed", mend)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # whatever its own imports raise
+        return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", mend)
+    return Finding(what, True, str(getattr(module, "__version__", "installed")), mend)
+
+
+def _accelerator() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("accelerator", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}", "")
+    return Finding("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
+
+
+def _foreign_packages() -> Finding:
+    import torch
+
+    present = [name for name in _BREAKS_CPU_TORCH if importlib.util.find_spec(name) is not None]
+    harmful = bool(present) and torch.version.cuda is None
+    return Finding(
+        "no CUDA-linked extras beside CPU torch",
+        not harmful,
+        ", ".join(present) or "none",
+        f"pip uninstall -y {' '.join(present)}",
+    )
+
+
+def _ranks() -> Finding:
+    import torch.distributed as dist
+
+    found = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
+    return Finding(
+        "torch.distributed (training ranks)", bool(found), ", ".join(found) or "no backend", "pip install torch"
+    )
+
+
+def _memory() -> Finding:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    enough = free > 2
+    return Finding(
+        "memory", enough, f"{free:.1f} GiB free", "a rank takes 0.5 GiB and an engine 0.8 GiB before the model"
+    )

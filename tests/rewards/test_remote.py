@@ -1,0 +1,190 @@
+"""Scores and programs by HTTP, from a server that is really there and misbehaves."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rlprims.rewards import sandbox_fusion
+from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards.remote import remote
+from rlprims.rewards.scoring import Cause
+from rlprims.rewards.verifiers import code_stdin
+
+Reply = tuple[int, Any, dict[str, str]]
+
+
+class Server:
+    """Answers by ``reply(request)``; remembers what it was asked, and when."""
+
+    def __init__(self) -> None:
+        self.reply: Callable[[Any], Reply] = lambda request: (200, {}, {})
+        self.requests: list[Any] = []
+        self.times: list[float] = []
+        self.headers: list[dict[str, str]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.times.append(time.monotonic())
+                server.requests.append(request)
+                server.headers.append(dict(self.headers))
+                status, answer, headers = server.reply(request)
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/score"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def lengths(request: Any) -> Reply:
+    return 200, {"results": [{"score": len(r), "acc": len(r) > 1} for r in request["responses"]]}, {}
+
+
+def test_rows_keep_their_order(server: Server) -> None:
+    server.reply = lengths
+    responses = ["x" * n for n in range(50)]
+    scores = remote(server.url, responses, [""] * 50, {"data_source": ["a"] * 50}, rows_per_request=7)
+    assert scores.scores.tolist() == list(range(50))
+    assert scores.columns["acc"].tolist() == [0, 0] + [1] * 48
+    assert len(server.requests) == 8
+    assert all(set(request) == {"responses", "answers", "data_source"} for request in server.requests)
+
+
+def test_a_server_that_recovers(server: Server) -> None:
+    replies = iter([(503, {}, {}), (429, {}, {"Retry-After": "0"}), (500, b"oh", {})])
+    server.reply = lambda request: next(replies, None) or lengths(request)
+    scores = remote(server.url, ["ab"], [""], backoff=0.01, headers={"Authorization": "Bearer canary"})
+    assert scores.scores.tolist() == [2]
+    assert len(server.requests) == 4
+    assert server.headers[0]["Authorization"] == "Bearer canary"
+
+
+def test_a_request_that_fails_costs_its_rows(server: Server) -> None:
+    server.reply = lambda request: (400, {}, {}) if "bad" in request["responses"] else lengths(request)
+    scores = remote(server.url, ["a", "bc", "bad", "d"], [""] * 4, rows_per_request=2)
+    assert scores.scores[:2].tolist() == [1, 2]
+    assert scores.scores[2:].isnan().all()
+    assert scores.causes["no answer"].rows == 2
+    assert "HTTP 400, after 1 attempts" in scores.causes["no answer"].detail
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ({"results": [1.0]}, Cause(2, 0, "1 results for 2 rows")),
+        ({"scores": [1.0, 2.0]}, Cause(2, 0, "KeyError: 'results'")),
+        ([1.0, 2.0], Cause(2, 0, "TypeError: list indices must be integers or slices, not str")),
+    ],
+)
+def test_answers_that_do_not_fit(server: Server, answer: Any, cause: Cause) -> None:
+    server.reply = lambda request: (200, answer, {})
+    assert list(remote(server.url, ["a", "b"], ["", ""]).causes.values()) == [cause]
+
+
+def test_results_that_are_no_scores(server: Server) -> None:
+    server.reply = lambda request: (200, b'{"results": [1, null, NaN, "1", {"acc": 1}]}', {})
+    scores = remote(server.url, ["a"] * 5, [""] * 5)
+    assert [f.cause if f else None for f in scores.failures] == [
+        None, "returned None", "returned nan", "returned str", "returned no score"
+    ]  # fmt: skip
+
+
+def test_no_json_is_not_asked_again(server: Server) -> None:
+    server.reply = lambda request: (200, b"<html>", {})
+    assert "no JSON" in remote(server.url, ["a"], [""]).causes["no answer"].detail
+    assert len(server.requests) == 1
+
+
+def test_no_server_and_no_answer_in_time(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        scores = remote(url, ["a"], [""], timeout=0.1, retries=1, backoff=0.01)
+        assert "after 2 attempts" in scores.causes["no answer"].detail
+    assert remote(url, ["a"], [""], timeout=0.1, retries=0).causes["no answer"].rows == 1
+
+
+def test_waiting_doubles_and_is_asked_for(server: Server) -> None:
+    server.reply = lambda request: (503, {}, {})
+    waits: list[float] = []
+    with pytest.raises(RemoteError, match="HTTP 503, after 4 attempts"):
+        post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.append)
+    assert all(0.5 * 8 * 2**k <= wait <= 1.5 * 8 * 2**k for k, wait in enumerate(waits))
+    assert len(waits) == 3
+    server.reply = lambda request: (429, {}, {"Retry-After": "7"})
+    with pytest.raises(RemoteError):
+        post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.append)
+    assert waits[3:] == [7.0]
+
+
+def test_the_rate_is_bounded(server: Server) -> None:
+    server.reply = lengths
+    remote(server.url, ["a"] * 11, [""] * 11, rows_per_request=1, requests_per_second=20)
+    assert max(server.times) - min(server.times) > 0.4  # ten gaps of 50 ms, less what the first was late
+
+
+def test_settings(server: Server) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        remote(server.url, ["a"], [""], requests_per_second=-1)
+    with pytest.raises(ValueError, match="answers has 1 rows"):
+        remote(server.url, ["a", "b"], [""])
+    assert remote(server.url, [], []).scores.shape == (0,)
+
+
+def fusion(request: Any) -> Reply:
+    """As SandboxFusion's run_code answers."""
+    assert set(request) == {
+        "code", "stdin", "language", "compile_timeout", "run_timeout", "memory_limit_MB", "files", "fetch_files"
+    }  # fmt: skip
+    assert request["language"] == "python"
+    match request["code"]:
+        case "double":
+            run = {"status": "Finished", "return_code": 0, "stdout": f"{2 * int(request['stdin'])}\n", "stderr": ""}
+        case "hang":
+            run = {"status": "TimeLimitExceeded", "return_code": None, "stdout": "", "stderr": ""}
+        case "raise":
+            run = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": "Error"}
+        case _:
+            return 200, {"status": "SandboxError", "message": "no room"}, {}
+    ok = run["return_code"] == 0
+    return 200, {"status": "Success" if ok else "Failed", "message": "", "compile_result": None, "run_result": run}, {}
+
+
+def test_programs_at_a_sandbox_fusion_server(server: Server) -> None:
+    server.reply = fusion
+    assert sandbox_fusion.run(server.url, "double", stdin="4")[:3] == ("finished", 0, "8\n")
+    assert sandbox_fusion.run(server.url, "hang").status == "timeout"
+    failed = sandbox_fusion.run(server.url, "raise")
+    assert not failed.ok
+    assert failed.stderr == "Error"
+    with pytest.raises(RemoteError, match="the sandbox has failed: no room"):
+        sandbox_fusion.run(server.url, "else")
+
+
+def test_code_verified_at_a_server(server: Server) -> None:
+    server.reply = fusion
+    answer = {"inputs": ["1", "2", "4"], "outputs": ["2", "4", "9"]}
+    assert code_stdin("double", answer, server=server.url, partial=True)["passed"] == pytest.approx(2 / 3)
+    assert code_stdin("hang", answer, server=server.url)["score"] == 0

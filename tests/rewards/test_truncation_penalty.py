@@ -1,0 +1,49 @@
+"""What a response that did not end by itself loses."""
+
+import pytest
+import torch
+
+from rlprims.rewards import truncation_penalty
+
+SCORES = torch.tensor([1.0, 1.0, 0.0, -2.0])
+TRUNCATED = torch.tensor([False, True, True, True])
+
+
+def shaped(**hyperparameters: float) -> list[float]:
+    return (SCORES + truncation_penalty(SCORES, TRUNCATED, **hyperparameters)).tolist()
+
+
+def test_a_constant_for_the_missing_end() -> None:
+    assert shaped(penalty=1.0) == [1, 0, -1, -3]
+
+
+def test_a_factor_takes_from_right_answers_only() -> None:
+    assert shaped(scale=0.25) == [1, 0.25, 0, -0.5]
+
+
+def test_an_override() -> None:
+    assert shaped(scale=0.0, penalty=1.0) == [1, -1, -1, -1]
+
+
+def test_an_unknown_score_stays_unknown_only_where_it_is() -> None:
+    got = truncation_penalty(torch.tensor([torch.nan, torch.nan]), TRUNCATED[:2], scale=0.5)
+    assert got.isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "blamed"),
+    [
+        ({}, "change nothing"),
+        ({"scale": -0.5}, "scale=-0.5"),
+        ({"scale": 1.5}, "scale"),
+        ({"penalty": -1.0}, "penalty"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, float], blamed: str) -> None:
+    with pytest.raises(ValueError, match=blamed):
+        shaped(**wrong)
+
+
+def test_a_flag_must_be_bool() -> None:
+    with pytest.raises(ValueError, match="truncated"):
+        truncation_penalty(SCORES, TRUNCATED.float(), penalty=1.0)
