@@ -31,7 +31,7 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m ray tests/execution
+	.venv-ray/bin/python -m pytest -q -m ray tests/execution tests/trainer
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
