@@ -4,11 +4,19 @@
 >>> mine = algorithms.grpo(kl_coef=0.0).replace(name="mine", aggregation=losses.token_mean)
 >>> algorithms.diff(algorithms.grpo(kl_coef=0.0), mine)["aggregation.fn"]
 ('rlprims.losses.seq_mean_token_mean', 'rlprims.losses.token_mean')
+
+Corrections of the sampler's gap, and gates on it, are multiplied into the policy loss of any algorithm:
+
+>>> from rlprims import corrections
+>>> corrected = algorithms.dapo().replace(corrections=[corrections.tis, corrections.geometric])
+>>> "rollout_log_probs" in corrected.needs
+True
 """
 
 from collections.abc import Callable
 
 from rlprims.algorithms import presets
+from rlprims.algorithms._adapters import kl_to_old, solved
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._stages import (
@@ -42,11 +50,13 @@ __all__ = [
     "diff",
     "estimate_advantages",
     "import_path",
+    "kl_to_old",
     "knobs",
     "merge",
     "parse",
     "policy_objective",
     "shape_scores",
+    "solved",
     "use",
     "value_objective",
     "weigh_tokens",

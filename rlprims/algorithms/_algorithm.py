@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims import controllers, filters, losses
 from rlprims.algorithms._use import Use, use
@@ -13,15 +13,24 @@ from rlprims.algorithms._use import Use, use
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # which would pass for the number 1
+            raise ValueError(f"{value} is a switch, and no field is one")
+        return value
+
 
 class GroupFilter(_Spec):
     """Dynamic sampling: which groups are trained on."""
 
     metric: str = Field(
         "acc",
-        description="the column that is looked at: scores, shaped_scores, or any that a verifier returned, such as acc",
+        description="the column that keep reads as scores: scores, shaped_scores, or any that a verifier returned",
     )
-    keep: Use = Field(default=use(filters.nonzero_range), description="(scores, group_ids) to keep or drop")
+    keep: Use = Field(
+        default=use(filters.nonzero_range), description="(scores, group_ids), or other columns, to keep or drop"
+    )
     max_generation_batches: int | None = Field(
         10, ge=1, description="generation batches per training batch; null: no limit"
     )

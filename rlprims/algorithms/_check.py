@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from rlprims import advantage, losses, rewards
+from rlprims import advantage, corrections, filters, losses, rewards
+from rlprims.algorithms._adapters import kl_to_old
 from rlprims.algorithms._algorithm import Algorithm
 
 
@@ -14,8 +15,28 @@ class Finding(NamedTuple):
     message: str
 
 
-_WHITENED = (advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
-"""Estimators that normalize over the batch themselves."""
+_NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
+"""Estimators whose advantages have a scale of their own, beside those with ``normalize_std``."""
+
+_UNSCALED = (advantage.clip, advantage.positive_negative)
+"""What may stand in the place of a normalization and is none."""
+
+_RATES = (advantage.maxrl, advantage.beta_normalized)
+"""Estimators that take a group's mean for the share of right answers."""
+
+_IMPORTANCE = (
+    corrections.icepop,
+    corrections.importance_weights,
+    corrections.mis,
+    corrections.seq_mask_tis,
+    corrections.tis,
+)
+"""Corrections that account for the gap between sampler and trainer; the others are gates."""
+
+_OF_ROWS = (filters.max_variance, filters.policy_filtration)
+"""Filters that answer for single rows."""
+
+_SEQUENCE_RATIO = (losses.gspo, losses.gspo_token)
 
 
 def check(algorithm: Algorithm) -> list[Finding]:
@@ -44,21 +65,45 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
         yield error(f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic")
     if a.value_loss is not None and "values" not in a.advantage.needs:
         yield error(f"value_loss trains a critic that {_short(a.advantage.path)} does not read: remove it")
+    if a.filter and a.filter.keep.fn in _OF_ROWS:
+        yield error(f"filter drops whole groups, and {_short(a.filter.keep.path)} chooses rows within them")
+    if not a.components and any("component_scores" in part.needs for _, part in a.uses()):
+        yield error("component_scores are read and components is empty: name the verifier's columns there")
+    weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
+    if len(weights) > 1:
+        names = " and ".join(_short(part.path) for part in weights)
+        yield error(f"corrections: {names} account for the same gap: keep one of them, and multiply by gates only")
+    if weights and "rollout_log_probs" in a.policy_loss.needs:
+        yield error(
+            f"{_short(a.policy_loss.path)} has its ratio to the policy that sampled, and {_short(weights[0].path)} "
+            "corrects for the same gap again: remove the correction, or use clipped_surrogate"
+        )
+    if a.token_selection and a.token_selection.fn is filters.kl_cov:
+        yield error(
+            "filters.kl_cov chooses the tokens to hold back, and token_selection those to train on: give it to the "
+            "tokens of a loss term, as in algorithms.kl_cov()"
+        )
 
 
 def _warnings(a: Algorithm) -> Iterator[Finding]:
     def warning(message: str) -> Finding:
         return Finding("warning", message)
 
-    kl_terms = [term for term in a.loss_terms if term.loss.fn is losses.kl]
-    if a.kl_in_reward and kl_terms:
+    if a.kl_in_reward and any("ref_log_probs" in term.loss.needs for term in a.loss_terms):
         yield warning("the KL is in the reward and in the loss: it is paid twice")
-    for term in kl_terms:
+    for i, term in enumerate(a.loss_terms):
         knobs = term.loss.hyperparameters
-        if (knobs["gradient"] or knobs["value"]) == "k1":
+        if term.loss.fn is losses.kl and (knobs["gradient"] or knobs["value"]) == "k1":
             yield warning("k1 as a loss has an expected gradient of 0 and regularizes nothing: use gradient='k2'")
-    scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _WHITENED
-    if scales and a.normalization is not None:
+        if term.tokens and term.tokens.fn is filters.clip_cov:
+            yield warning(f"loss_terms.{i} is on all tokens but those of filters.clip_cov: it is a token_selection")
+        if term.loss.fn is kl_to_old and a.updates_per_batch == 1:
+            yield warning(
+                f"loss_terms.{i} is the distance to the old policy, which in the only update of a batch is the policy "
+                "itself: it does nothing before a second one"
+            )
+    scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
+    if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
         yield warning("the advantages are divided by a std and normalized over the batch again")
     overlong = any(part.fn is rewards.overlong_penalty for part in a.score_shaping)
     if overlong and scales and a.filter is None:
@@ -71,11 +116,25 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
             f"the filter looks at {a.filter.metric}, which holds the overlong penalty, so groups that are wrong "
             "throughout pass by their lengths: filter on acc or scores"
         )
-    if a.policy_loss.fn in (losses.gspo, losses.gmpo) and a.aggregation.fn is losses.token_mean:
-        name = _short(a.policy_loss.path)
+    if a.advantage.fn is advantage.gdpo and a.filter and "scores" in a.filter.keep.needs:
+        yield warning(
+            f"advantage.gdpo learns from every component, and the filter sees {a.filter.metric} alone, which drops "
+            "groups that differ in another: keep filters.varied_components"
+        )
+    lowered = "score_shaping" if a.score_shaping else "kl_in_reward" if a.kl_in_reward else None
+    if a.advantage.fn in _RATES and lowered:
+        yield warning(
+            f"{_short(a.advantage.path)} takes the group's mean reward for a share of right answers, and {lowered} "
+            "makes it something else, even negative"
+        )
+    name = _short(a.policy_loss.path)
+    if a.policy_loss.fn in (*_SEQUENCE_RATIO, losses.gmpo) and a.aggregation.fn is losses.token_mean:
         yield warning(f"{name} with token_mean weighs a response by its length: use seq_mean_token_mean")
-    if a.policy_loss.fn is losses.gspo and a.policy_loss.hyperparameters["clip_high"] >= 0.1:
-        yield warning("gspo clips a mean over the response, which clip_high >= 0.1 never does: the paper has 4e-4")
+    for side in ("clip_low", "clip_high"):
+        if a.policy_loss.fn in _SEQUENCE_RATIO and a.policy_loss.hyperparameters[side] >= 0.1:
+            yield warning(
+                f"{name} clips a mean over the response, which {side} >= 0.1 hardly ever does: the paper has 4e-4"
+            )
     if a.policy_loss.fn is losses.reinforce and a.updates_per_batch > 1:
         yield warning("losses.reinforce corrects nothing after the first update of a batch: use clipped_surrogate")
 

@@ -42,20 +42,26 @@ def component_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 
 
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
-    """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter."""
+    """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter.
+
+    The filter's ``scores`` are its metric's column; one that asks for other columns has no metric.
+    """
     scores, group_ids = data["scores"], data["group_ids"]
     reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
     if algorithm.filter is None or None not in reasons:
         return reasons
-    metric = algorithm.filter.metric
-    if metric not in data:
+    metric, keep = algorithm.filter.metric, algorithm.filter.keep
+    if "scores" not in keep.needs:
+        kept, whys = keep(data).tolist(), [f"does not pass {keep}"] * len(scores)
+    elif metric not in data:
         raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
-    keep = algorithm.filter.keep
-    kept = keep({**data, "scores": data[metric]}).tolist()
-    whys = [
-        f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
-        for value, constant in zip(data[metric].tolist(), is_constant(data[metric], group_ids).tolist(), strict=True)
-    ]
+    else:
+        column = data[metric]
+        kept = keep({**data, "scores": column}).tolist()
+        whys = [
+            f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
+            for value, constant in zip(column.tolist(), is_constant(column, group_ids).tolist(), strict=True)
+        ]
     return [reason or (None if ok else why) for reason, ok, why in zip(reasons, kept, whys, strict=True)]
 
 

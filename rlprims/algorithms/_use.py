@@ -56,10 +56,13 @@ class Use(BaseModel):
                 known = f"did you mean {near[0]!r}?" if near else f"it takes {sorted(hints) or 'none'}"
                 raise ValueError(f"{self.path} has no hyperparameter {name!r}: {known}")
             try:
-                checked.append((name, TypeAdapter(hints[name]).validate_python(value)))
+                fitting = TypeAdapter(hints[name]).validate_python(value)
             except ValidationError as error:
                 reason = error.errors()[0]["msg"]
                 raise ValueError(f"{self.path}: {name}={value!r} does not fit: {reason}") from None
+            if isinstance(value, bool) and not isinstance(fitting, bool):
+                raise ValueError(f"{self.path}: {name}={value!r} does not fit: a switch, and it takes a number")
+            checked.append((name, fitting))
         object.__setattr__(self, "bound", tuple(sorted(checked)))
         return self
 
@@ -92,6 +95,15 @@ class Use(BaseModel):
     def unbound(self) -> frozenset[str]:
         """Hyperparameters that have neither a default nor a bound value."""
         return frozenset(_hyperparameters(self.fn)) - frozenset(self.hyperparameters)
+
+    def __eq__(self, other: object) -> bool:
+        """The same function with the same values, spelt out or by default."""
+        if not isinstance(other, Use):
+            return NotImplemented
+        return self.fn == other.fn and self.hyperparameters == other.hyperparameters
+
+    def __hash__(self) -> int:
+        return hash((self.fn, frozenset(self.hyperparameters.items())))
 
     def __call__(self, data: Mapping[str, Any], **hyperparameters: Any) -> Any:
         """Call it with what it names of ``data``."""

@@ -53,6 +53,11 @@ class TestReplace:
             ({"policy_loss": {"cliphigh": 1}}, "policy_loss: .*did you mean 'clip_high'"),
             ({"policy_loss": {"clip_high": "x"}}, "policy_loss: .*clip_high='x' does not fit"),
             ({"policy_loss": "rlprims.losses.nothing"}, "policy_loss: cannot import 'rlprims.losses.nothing'"),
+            ({"group_size": True}, "group_size: True is a switch, and no field is one"),
+            (
+                {"loss_terms": [{"coefficient": True, "loss": losses.kl}]},
+                r"loss_terms\.0\.coefficient: True is a switch",
+            ),
             ({"group_size": 0}, "group_size: .*greater than or equal to 1"),
             ({"epochs": 1.5}, "epochs: "),
             ({"filter": {"at_limit": "shrug"}}, "filter.at_limit: "),
@@ -119,6 +124,7 @@ class TestDiff:
     def test_a_default_that_is_spelt_out_is_no_difference(self):
         grpo = algorithms.grpo()
         assert diff(grpo, grpo.replace(advantage={"ddof": 1})) == {}
+        assert grpo == grpo.replace(advantage={"ddof": 1})
 
     def test_a_knob_that_one_lacks_is_none_there(self):
         found = diff(algorithms.ppo(), algorithms.ppo().replace(policy_loss=losses.reinforce))

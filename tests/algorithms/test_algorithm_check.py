@@ -1,8 +1,11 @@
 """Each lint speaks in its case and is silent one step beside it."""
 
-import pytest
+import inspect
 
-from rlprims import advantage, algorithms, losses
+import pytest
+import torch
+
+from rlprims import advantage, algorithms, corrections, filters, losses
 from rlprims.algorithms import LossTerm, check, use
 
 KL_IN_LOSS = LossTerm(coefficient=0.1, loss=use(losses.kl, value="k3", gradient="k2"))
@@ -44,6 +47,12 @@ CASES = {
         algorithms.grpo().replace(kl_in_reward={}, loss_terms=[KL_IN_LOSS]),
         algorithms.grpo().replace(loss_terms=[KL_IN_LOSS]),
     ),
+    "another KL paid twice": (
+        "warning",
+        "in the reward and in the loss",
+        algorithms.grpo(dialect="trl-1.16").replace(kl_in_reward={}),
+        algorithms.grpo(dialect="trl-1.16"),
+    ),
     "k1 as a loss": ("warning", "regularizes nothing", kl_term(value="k1"), kl_term(value="k1", gradient="k2")),
     "k1's gradient under another value": (
         "warning",
@@ -68,6 +77,80 @@ CASES = {
         "filter on acc or scores",
         algorithms.dapo(metric="shaped_scores"),
         algorithms.dapo(metric="scores"),
+    ),
+    "clipped advantages are not normalized": (
+        "warning",
+        "normalized over the batch again",
+        algorithms.grpo().replace(normalization=advantage.whiten),
+        algorithms.grpo().replace(normalization=use(advantage.clip, low=-2.0, high=2.0)),
+    ),
+    "two corrections of one gap": (
+        "error",
+        "corrections.tis and corrections.icepop account for the same gap",
+        algorithms.dapo().replace(corrections=[corrections.tis, corrections.icepop]),
+        algorithms.dapo().replace(corrections=[corrections.tis, corrections.veto, corrections.geometric]),
+    ),
+    "a gap that the loss corrects for itself": (
+        "error",
+        "losses.dppo has its ratio to the policy that sampled, and corrections.tis corrects for the same gap again",
+        algorithms.dppo().replace(corrections=[corrections.tis]),
+        algorithms.dppo().replace(corrections=[corrections.veto]),
+    ),
+    "the same of three policies": (
+        "error",
+        "losses.decoupled_ppo has its ratio to the policy that sampled",
+        algorithms.decoupled_ppo().replace(corrections=[corrections.mis]),
+        algorithms.decoupled_ppo(dialect="areal-2026.05"),
+    ),
+    "rows are chosen where groups are dropped": (
+        "error",
+        "filters.max_variance chooses rows within them",
+        algorithms.dapo().replace(filter={"keep": use(filters.max_variance, keep=4)}),
+        algorithms.dapo().replace(filter={"keep": filters.solve_rate}),
+    ),
+    "no columns for the components": (
+        "error",
+        "name the verifier's columns there",
+        algorithms.gdpo(components=()),
+        algorithms.gdpo(),
+    ),
+    "KL-Cov as a selection": (
+        "error",
+        "filters.kl_cov chooses the tokens to hold back",
+        algorithms.grpo().replace(token_selection=filters.kl_cov),
+        algorithms.kl_cov(),
+    ),
+    "Clip-Cov as the tokens of a term": (
+        "warning",
+        "it is a token_selection",
+        algorithms.grpo().replace(
+            loss_terms=[LossTerm(coefficient=1, loss=use(losses.kl), tokens=use(filters.clip_cov))]
+        ),
+        algorithms.clip_cov(),
+    ),
+    "held to the policy itself": (
+        "warning",
+        "does nothing before a second one",
+        algorithms.kl_cov().replace(mini_batches=1),
+        algorithms.kl_cov().replace(mini_batches=1, epochs=2),
+    ),
+    "GDPO behind a filter of one column": (
+        "warning",
+        "the filter sees acc alone",
+        algorithms.gdpo().replace(filter={}),
+        algorithms.gdpo().replace(filter={"keep": filters.varied_components}),
+    ),
+    "a success rate that is penalized": (
+        "warning",
+        "advantage.maxrl takes the group's mean reward for a share of right answers, and score_shaping",
+        algorithms.maxrl().replace(score_shaping=OVERLONG),
+        algorithms.grpo().replace(score_shaping=OVERLONG),
+    ),
+    "a success rate less a KL": (
+        "warning",
+        "advantage.beta_normalized takes the group's mean reward for a share of right answers, and kl_in_reward",
+        algorithms.bnpo().replace(kl_in_reward={}),
+        algorithms.bnpo(),
     ),
     "no correction after the first update": (
         "warning",
@@ -106,9 +189,28 @@ def test_dapo_as_published_has_no_finding_at_all():
     ("spec", "expected"),
     [
         (algorithms.gspo().replace(aggregation=losses.token_mean), "weighs a response by its length"),
-        (algorithms.gspo().replace(policy_loss={"clip_high": 0.2}), "never does"),
+        (algorithms.gspo().replace(policy_loss={"clip_high": 0.2}), "hardly ever does"),
+        (algorithms.gspo(dialect="verl-0.9").replace(policy_loss={"clip_low": 0.2}), "gspo_token clips a mean"),
+        (algorithms.bnpo().replace(normalization=advantage.whiten), "normalized over the batch again"),
+        (
+            algorithms.pass_at_k(dialect="verl-0.9").replace(normalization=advantage.whiten),
+            "normalized over the batch again",
+        ),
         (algorithms.reinforce_pp().replace(normalization=advantage.whiten), "normalized over the batch again"),
     ],
 )
 def test_what_a_sequence_ratio_and_a_whitened_advantage_do_not_bear(spec: algorithms.Algorithm, expected: str) -> None:
     assert any(expected in finding.message for finding in check(spec))
+
+
+@pytest.mark.parametrize("name", corrections.__all__)
+def test_the_corrections_that_count_as_such_are_those_that_account_for_a_gap(name: str) -> None:
+    """What the lint lists is what ``Weights`` says."""
+    correction, mask = getattr(corrections, name), torch.ones(1, 1, dtype=torch.bool)
+    data = dict.fromkeys(("log_probs", "old_log_probs", "rollout_log_probs", "advantages"), torch.zeros(1, 1))
+    if name in ("Weights", "batch_normalized"):
+        return  # these take weights
+    part = use(correction, delta=0.1) if "delta" in inspect.signature(correction).parameters else use(correction)
+    accounts = bool(part({**data, "response_mask": mask}).corrected)
+    found = [finding.message for finding in check(algorithms.dapo().replace(corrections=[part, part]))]
+    assert any("account for the same gap" in message for message in found) == accounts

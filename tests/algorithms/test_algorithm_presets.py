@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlprims import advantage, algorithms, controllers, losses
+from rlprims import advantage, algorithms, controllers, corrections, filters, losses
 from rlprims.algorithms import PRESETS, LossTerm, use
 
 MEASURED = {"values", "old_log_probs", "ref_log_probs", "baseline_scores", "entropies"}
@@ -31,6 +31,12 @@ def best_of_both(rewards, values, baseline_scores, response_mask, rollout_log_pr
         (algorithms.ppo().replace(kl_in_reward={}), {"values", "old_log_probs", "ref_log_probs"}),
         (algorithms.dapo().replace(loss_terms=[ENTROPY_BONUS]), {"old_log_probs", "entropies"}),
         (algorithms.reinforce().replace(advantage=best_of_both), {"values", "baseline_scores"}),
+        (algorithms.vapo(), {"values", "old_log_probs"}),
+        (algorithms.clip_cov(), {"old_log_probs"}),
+        (algorithms.kl_cov(), {"old_log_probs"}),
+        (algorithms.m2po(), {"old_log_probs"}),
+        (algorithms.high_entropy(), {"old_log_probs", "entropies"}),
+        (algorithms.reinforce().replace(corrections=[corrections.tis]), {"old_log_probs"}),
     ],
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
@@ -83,6 +89,30 @@ def test_ppo_as_published():
     assert algorithms.ppo(lam=1.0).advantage.hyperparameters["lam"] == 1.0
 
 
+def test_vapo_as_published():
+    """arXiv:2504.05118: alpha 0.05, the critic's lambda 1, clip 0.2 and 0.28, 16 samples, imitation 0.1."""
+    vapo = algorithms.vapo()
+    assert vapo.advantage == use(advantage.length_adaptive_gae, alpha=0.05)
+    assert vapo.value_target == use(advantage.td_lambda, lam=1.0)
+    assert vapo.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28)
+    (imitated,) = vapo.loss_terms
+    assert (imitated.coefficient, imitated.loss.fn, imitated.tokens.fn) == (0.1, losses.nll, algorithms.solved)
+    assert algorithms.vapo(imitation=0).loss_terms == ()
+
+
+def test_the_presets_that_choose_tokens_as_published():
+    """arXiv:2505.22617, arXiv:2506.01939, arXiv:2510.01161."""
+    clip_cov, kl_cov = algorithms.clip_cov(), algorithms.kl_cov()
+    assert clip_cov.token_selection == use(filters.clip_cov, fraction=2e-4, low=1.0, high=5.0)
+    (held,) = kl_cov.loss_terms
+    assert (held.coefficient, held.loss.hyperparameters["value"]) == (1.0, "abs")
+    assert held.tokens == use(filters.kl_cov, fraction=2e-3)
+    assert kl_cov.updates_per_batch > 1
+    assert algorithms.high_entropy().replace(name="dapo", token_selection=None) == algorithms.dapo()
+    assert algorithms.high_entropy().token_selection == use(filters.high_entropy, fraction=0.2)
+    assert algorithms.m2po().token_selection == use(filters.m2po, tau=0.04)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_named_as_its_function_and_has_no_lint_error(name):
     preset = PRESETS[name]()
@@ -90,8 +120,9 @@ def test_a_preset_is_named_as_its_function_and_has_no_lint_error(name):
     assert [f for f in algorithms.check(preset) if f.severity == "error"] == []
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PRESETS.keys() - {"vapo"})
 def test_a_preset_has_a_group_exactly_if_it_compares_within_one(name):
+    """VAPO takes 16 samples of a prompt, and its critic is the baseline."""
     preset = PRESETS[name]()
     assert (preset.group_size > 1) == ("group_ids" in preset.advantage.needs)
 
@@ -108,3 +139,40 @@ def test_a_controller_is_a_stage_too():
     assert isinstance(controller, controllers.AdaptiveKL)
     assert controller.target == 2.0
     assert dict(ppo.uses())["kl_in_reward"].fn is controllers.AdaptiveKL
+
+
+def test_what_is_asked_of_the_policy_before_each_update_and_of_the_losses():
+    dapo = algorithms.dapo()
+    assert dapo.weighing_needs == frozenset()
+    assert "entropies" in algorithms.high_entropy().weighing_needs
+    assert "entropies" not in algorithms.high_entropy().loss_needs
+    assert "log_probs" in algorithms.clip_cov().weighing_needs
+    corrected = dapo.replace(corrections=[corrections.tis])
+    assert corrected.weighing_needs == {"old_log_probs", "rollout_log_probs", "response_mask"}
+    assert corrected.loss_needs == dapo.loss_needs == {"log_probs", "old_log_probs", "advantages", "response_mask"}
+    assert "entropies" in dapo.replace(loss_terms=[ENTROPY_BONUS]).loss_needs
+    assert "scores" in algorithms.vapo().weighing_needs
+
+
+def test_a_selection_by_log_probs_asks_for_the_old_ones():
+    """Before the first update of a batch they are the same."""
+    chosen = algorithms.reinforce().replace(token_selection=filters.kl_cov)
+    assert "old_log_probs" in chosen.needs
+    assert "old_log_probs" not in algorithms.reinforce().replace(token_selection=filters.high_entropy).needs
+
+
+def test_kl_to_old_is_the_distance_to_the_old_policy():
+    now, old, mask = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    assert torch.equal(algorithms.kl_to_old(now, old, mask), torch.tensor([[0.5, 1.0]]))
+    torch.testing.assert_close(algorithms.kl_to_old(now, old, mask, value="k2"), torch.tensor([[0.125, 0.5]]))
+    leaf = now.clone().requires_grad_()
+    algorithms.kl_to_old(leaf, old, mask, value="abs", gradient="k2").sum().backward()
+    torch.testing.assert_close(leaf.grad, now - old)
+
+
+def test_solved_tokens_are_those_of_the_positive_scores_padded_and_packed():
+    scores, mask = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([[True, False], [True, True], [True, True]])
+    assert algorithms.solved(scores, mask).tolist() == [[True, False], [False, False], [False, False]]
+    assert algorithms.solved(scores, mask, above=-0.5).tolist() == [[True, False], [True, True], [False, False]]
+    packed = algorithms.solved(scores, mask[mask], torch.tensor([0, 1, 3, 5]))
+    assert packed.tolist() == [True, False, False, False, False]

@@ -7,8 +7,18 @@ import pytest
 import torch
 from torch import nan
 
-from rlprims import advantage, algorithms, losses, rewards
-from rlprims.algorithms import LossTerm, assess_groups, estimate_advantages, policy_objective, shape_scores, use
+from rlprims import advantage, algorithms, corrections, filters, losses, rewards
+from rlprims.algorithms import (
+    LossTerm,
+    assess_groups,
+    component_scores,
+    estimate_advantages,
+    policy_objective,
+    shape_scores,
+    use,
+    weigh_tokens,
+)
+from rlprims.types import Totals
 
 MASK = torch.tensor([[True, True], [True, False]])
 
@@ -74,6 +84,174 @@ class TestPolicyObjective:
     def test_missing_data_is_named(self):
         with pytest.raises(ValueError, match=r"losses.kl needs \['ref_log_probs'\]"):
             policy_objective(algorithms.grpo(), self.data)
+
+
+def weights_of(trainer, sampler):
+    """Log-probs whose importance weights are trainer / sampler."""
+    return {"old_log_probs": torch.tensor(trainer).log(), "rollout_log_probs": torch.tensor(sampler).log()}
+
+
+class TestWeighTokens:
+    """On policy, so that the loss of a token is −A: −1, −1 and 2; the fourth token is padding."""
+
+    data: ClassVar = {
+        **weights_of([[0.8, 0.2], [0.3, nan]], [[0.4, 0.4], [0.2, nan]]),  # weights 2, 1/2 and 3/2
+        "log_probs": torch.tensor([[0.8, 0.2], [0.3, nan]]).log(),
+        "ref_log_probs": torch.tensor([[0.8, 0.2], [0.3, nan]]).log() - 1,
+        "entropies": torch.tensor([[0.1, 0.3], [0.2, nan]]),
+        "advantages": torch.tensor([[1.0, 1.0], [-2.0, nan]]),
+        "response_mask": MASK,
+        "scores": torch.tensor([1.0, 0.0]),
+        "group_ids": torch.tensor([0, 0]),
+    }
+    algorithm = algorithms.grpo(kl_coef=0).replace(aggregation=losses.token_sum)
+    K1: ClassVar = LossTerm(coefficient=0.1, loss=use(losses.kl, value="k1"))  # 1 on every token
+
+    def objective(self, data=None, **changes):
+        algorithm, data = self.algorithm.replace(**changes), data or self.data
+        return policy_objective(algorithm, {**data, **weigh_tokens(algorithm, data)})
+
+    def test_nothing_to_weigh_makes_nothing(self):
+        assert weigh_tokens(self.algorithm, self.data) == {}
+        close(self.objective(), 0.0)
+
+    def test_a_correction_multiplies_the_policy_loss(self):
+        close(self.objective(corrections=[corrections.tis]), -2.0 - 0.5 + 3.0)
+        close(self.objective(corrections=[use(corrections.tis, high=1.5)]), -1.5 - 0.5 + 3.0)
+
+    def test_and_no_added_term(self):
+        close(self.objective(corrections=[corrections.tis], loss_terms=[self.K1]), 0.5 + 0.3)
+
+    def test_gates_multiply_with_a_correction(self):
+        gate = use(corrections.rejection, estimator="k1", level="token", low=0.6, high=1.7)
+        weighed = weigh_tokens(self.algorithm.replace(corrections=[corrections.tis, gate]), self.data)
+        close(weighed["loss_weights"], [[0.0, 0.0], [1.5, 0.0]])
+
+    def test_two_corrections_of_the_same_gap_raise(self):
+        twice = self.algorithm.replace(corrections=[corrections.tis, corrections.icepop])
+        with pytest.raises(ValueError, match="correcting twice: both factors account for rollout->old"):
+            weigh_tokens(twice, self.data)
+
+    def test_a_selection_leaves_the_other_tokens_without_a_policy_loss(self):
+        half = use(filters.high_entropy, fraction=0.5)  # the entropies 0.3 and 0.2
+        close(self.objective(token_selection=half), -1.0 + 2.0)
+        close(self.objective(token_selection=half, loss_terms=[self.K1]), 1.0 + 0.3)
+        close(self.objective(token_selection=half, corrections=[corrections.tis]), -0.5 + 3.0)
+
+    def test_a_token_of_weight_0_counts_in_the_mean(self):
+        half = use(filters.high_entropy, fraction=0.5)
+        close(self.objective(token_selection=half, aggregation=losses.token_mean), 1.0 / 3)
+
+    def test_a_term_on_chosen_tokens(self):
+        term = self.K1.model_copy(update={"tokens": use(algorithms.solved)})
+        close(self.objective(loss_terms=[term]), 0.1 * 2)
+        close(self.objective(loss_terms=[self.K1, term]), 0.1 * 3 + 0.1 * 2)
+        weighed = weigh_tokens(self.algorithm.replace(loss_terms=[self.K1, term]), self.data)
+        assert {name: chosen.tolist() for name, chosen in weighed.items()} == {
+            "loss_terms.1.tokens": [[True, True], [False, False]]
+        }
+
+    def test_no_gradient_passes_through_a_weight(self):
+        log_probs = self.data["log_probs"].nan_to_num().requires_grad_()
+        data = {**self.data, "log_probs": log_probs}
+        chosen = self.algorithm.replace(corrections=[corrections.tis, use(corrections.opsm, delta=9.0)])
+        weighed = weigh_tokens(chosen, data)
+        assert not weighed["loss_weights"].requires_grad
+        policy_objective(chosen, {**data, **weighed}).backward()
+        close(log_probs.grad, [[-2.0, -0.5], [3.0, 0.0]])
+
+    def test_weights_that_were_not_made_are_asked_for(self):
+        corrected = self.algorithm.replace(corrections=[corrections.tis])
+        with pytest.raises(ValueError, match=r"the batch has no loss_weights: add weigh_tokens\(algorithm, data\)"):
+            policy_objective(corrected, self.data)
+        restricted = self.algorithm.replace(loss_terms=[self.K1.model_copy(update={"tokens": use(algorithms.solved)})])
+        with pytest.raises(ValueError, match=r"the batch has no loss_terms.0.tokens"):
+            policy_objective(restricted, self.data)
+
+    def test_missing_data_is_named(self):
+        with pytest.raises(ValueError, match=r"filters.high_entropy needs \['entropies'\]"):
+            weigh_tokens(algorithms.high_entropy(), {"response_mask": MASK})
+
+
+class TestWeighingAWholeUpdate:
+    """64 tokens of 8 responses; half of the candidates of Clip-Cov are drawn."""
+
+    random = torch.Generator().manual_seed(0)
+    mask = torch.arange(8) < torch.randint(1, 9, (8, 1), generator=random)
+    data: ClassVar = {
+        "log_probs": -torch.rand(8, 8, generator=random),
+        "old_log_probs": -torch.rand(8, 8, generator=random),
+        "rollout_log_probs": -torch.rand(8, 8, generator=random),
+        "advantages": torch.randn(8, 8, generator=random),
+        "response_mask": mask,
+        "group_ids": torch.arange(8) // 2,
+    }
+    algorithm = algorithms.clip_cov().replace(
+        corrections=[corrections.tis],
+        token_selection={"fraction": 0.2, "low": -9.0, "high": 9.0},
+        loss_terms=algorithms.kl_cov(fraction=0.3).loss_terms,
+    )
+
+    def weigh(self, seed):
+        return weigh_tokens(self.algorithm, self.data, generator=torch.Generator().manual_seed(seed))
+
+    def test_a_draw_is_the_generators(self):
+        drawn = [(self.weigh(seed)["loss_weights"] == 0) & self.mask for seed in (1, 1, 2)]
+        assert int(drawn[0].sum()) == int(0.2 * self.mask.sum())
+        assert torch.equal(drawn[0], drawn[1])
+        assert not torch.equal(drawn[0], drawn[2])
+
+    def test_a_draw_needs_a_generator(self):
+        with pytest.raises(ValueError, match="generator"):
+            weigh_tokens(self.algorithm, self.data)
+
+    def test_the_parts_of_a_weighed_batch_add_up_to_it(self):
+        whole = {**self.data, **self.weigh(1)}
+        assert int(whole["loss_terms.0.tokens"].sum()) == math.ceil(0.3 * self.mask.sum())
+        totals = Totals(tokens=int(self.mask.sum()), sequences=8, groups=4)
+        for cuts in ([3, 5], [2, 2, 4], [1] * 8):
+            parts = zip(*(tensor.split(cuts) for tensor in whole.values()), strict=True)
+            loss = sum(
+                policy_objective(self.algorithm, {**dict(zip(whole, part, strict=True)), "totals": totals})
+                for part in parts
+            )
+            torch.testing.assert_close(loss, policy_objective(self.algorithm, whole), rtol=1e-6, atol=1e-7)
+
+    def test_and_would_not_if_each_part_were_weighed_alone(self):
+        halves = [{name: tensor[rows] for name, tensor in self.data.items()} for rows in (slice(4), slice(4, None))]
+        chosen = [
+            weigh_tokens(self.algorithm, half, generator=torch.Generator().manual_seed(1))["loss_terms.0.tokens"]
+            for half in halves
+        ]
+        assert not torch.equal(torch.cat(chosen), self.weigh(1)["loss_terms.0.tokens"])
+
+
+class TestComponentScores:
+    data: ClassVar = {"correct": torch.tensor([1.0, 0.0]), "format": torch.tensor([0.0, 1.0])}
+
+    def test_columns_in_the_order_of_their_names(self):
+        made = component_scores(algorithms.gdpo(components=("format", "correct")), self.data)
+        close(made["component_scores"], [[0.0, 1.0], [1.0, 0.0]])
+
+    def test_none_are_named_and_none_are_made(self):
+        assert component_scores(algorithms.grpo(), self.data) == {}
+
+    def test_a_column_that_is_not_there(self):
+        with pytest.raises(ValueError, match=r"components has \['length'\]; the columns are \['correct', 'format'\]"):
+            component_scores(algorithms.gdpo(components=("correct", "length")), self.data)
+
+    def test_gdpo_reads_them(self):
+        """One leads by the first reward and one by the second: alike, where the sum of scores has nothing to say."""
+        gdpo = algorithms.gdpo(weights=(1.0, 0.5))
+        data = {
+            **component_scores(gdpo, self.data),
+            "shaped_scores": torch.ones(2),
+            "group_ids": torch.tensor([0, 0]),
+            "response_mask": MASK,
+        }
+        # z = ±√½, weighted 1 − ½: x = ±√½ / 2, whitened over the two: ±√½
+        half = math.sqrt(0.5)
+        close(estimate_advantages(gdpo, data)["advantages"], [[half, half], [-half, 0.0]], rtol=1e-5, atol=1e-5)
 
 
 class TestValueObjective:
@@ -144,6 +322,17 @@ class TestAssessGroups:
         data = {**self.data, "scores": torch.zeros(8)}
         assert assess_groups(algorithms.dapo(), data)[6:] == ["acc does not pass filters.nonzero_range"] * 2
 
+    def test_a_filter_of_other_columns_has_no_metric(self):
+        components = torch.tensor([[1, 0], [0, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [0, 1]], dtype=torch.float32)
+        data = {"scores": torch.ones(8), "group_ids": self.data["group_ids"], "component_scores": components}
+        gdpo = algorithms.gdpo().replace(filter={"keep": filters.varied_components})
+        assert assess_groups(gdpo, data)[::2] == [
+            None, *["does not pass filters.varied_components"] * 2, None
+        ]  # fmt: skip
+        complete = algorithms.dapo().replace(filter={"keep": filters.completed})
+        data["truncated"] = torch.tensor([False] * 5 + [True] + [False] * 2)
+        assert assess_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
+
     def test_a_missing_metric_names_the_columns(self):
         with pytest.raises(ValueError, match=r"filter.metric is 'format'; the columns are \['acc', 'group_ids', 'sc"):
             assess_groups(algorithms.dapo(metric="format"), self.data)
@@ -180,6 +369,14 @@ class TestEstimateAdvantages:
         torch.testing.assert_close(
             plain["advantages"] + self.data["values"].nan_to_num() * MASK, plain["returns"], rtol=0, atol=1e-6
         )
+
+    def test_a_value_target_of_its_own(self):
+        """VAPO's critic learns the return; the policy's advantages of one or two tokens are one-step ones."""
+        estimated = estimate_advantages(algorithms.vapo().replace(normalization=None), self.data)
+        close(estimated["returns"], [[1.0, 1.0], [0.0, 0.0]])
+        close(estimated["advantages"], [[0.25 - 0.5, 1 - 0.25], [-0.2, 0.0]])
+        other = algorithms.vapo().replace(value_target={"lam": 0.0})
+        close(estimate_advantages(other, self.data)["returns"], [[0.25, 1.0], [0.0, 0.0]])
 
     @pytest.mark.parametrize(
         ("estimator", "distances"),

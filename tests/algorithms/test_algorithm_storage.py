@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rlprims import advantage, algorithms, losses, rewards
+from rlprims import advantage, algorithms, corrections, filters, losses, rewards
 from rlprims.algorithms import PRESETS, Algorithm, LossTerm, use
 
 
@@ -33,6 +33,15 @@ CHANGED = {
     ),
     "no upper bound": lambda: algorithms.ppo().replace(policy_loss={"clip_high": math.inf}),
     "a small number": lambda: algorithms.grpo().replace(advantage={"eps": 1e-9}),
+    "corrections": lambda: algorithms.dapo().replace(
+        corrections=[use(corrections.tis, high=3.0), corrections.veto], token_selection=filters.high_entropy
+    ),
+    "a term on some tokens": lambda: algorithms.grpo().replace(
+        loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.nll), tokens=use(algorithms.solved, above=0.5))]
+    ),
+    "a critic's own target": lambda: algorithms.ppo().replace(value_target=use(advantage.td_lambda, lam=0.5)),
+    "components": lambda: algorithms.gdpo(components=("a", "b", "c"), weights=(1, 2, 3)),
+    "a dialect": lambda: algorithms.kl_cov(dialect="verl-0.9"),
     "other loops": lambda: algorithms.ppo().replace(name="naïve: yes", epochs=3, mini_batches=2),
 }
 ALL = {**PRESETS, **CHANGED}

@@ -47,6 +47,9 @@ class TestTypes:
             (advantage.grpo, {"ddof": 0.5}),
             (advantage.grpo, {"normalize_std": "perhaps"}),
             (controllers.AdaptiveKL, {"target": "low"}),
+            (losses.clipped_surrogate, {"clip_high": True}),
+            (losses.clipped_surrogate, {"dual_clip": True}),
+            (advantage.grpo, {"ddof": False}),
         ],
     )
     def test_a_value_of_the_wrong_type_names_the_argument(self, fn, wrong):
@@ -130,6 +133,19 @@ class TestCall:
 def test_it_is_written_as_a_call():
     assert str(use(losses.clipped_surrogate, clip_low=0.1)) == "losses.clipped_surrogate(clip_low=0.1)"
     assert str(use(losses.reinforce)) == "losses.reinforce"
+
+
+def test_a_default_that_is_spelt_out_is_the_same_value():
+    spelt, plain = use(losses.kl, value="k3"), use(losses.kl)
+    assert spelt == plain
+    assert hash(spelt) == hash(plain)
+    assert spelt != use(losses.kl, value="k2")
+    assert plain != use(losses.reinforce)
+    assert plain != "rlprims.losses.kl"
+
+
+def test_a_switch_stays_one():
+    assert use(advantage.grpo, normalize_std=False).hyperparameters["normalize_std"] is False
 
 
 def test_bound_values_are_the_same_in_any_order_and_frozen():

@@ -1,8 +1,8 @@
-"""The contract of ``log_probs`` and ``values``: they belong to the tokens, not to the batch."""
+"""The contract of ``log_probs``, ``entropies`` and ``values``: they belong to the tokens, not to the batch."""
 
 import pytest
 import torch
-from execution_contract import LIMIT, widened, with_columns
+from execution_contract import LIMIT, plain_logits, responses, widened, with_columns
 
 from rlprims import algorithms
 
@@ -24,6 +24,7 @@ def trained_critic(build, sampled):
 MEASURES = {
     "log_probs": lambda execution, batch: execution.log_probs(batch),
     "reference": lambda execution, batch: execution.log_probs(batch, reference=True),
+    "entropies": lambda execution, batch: execution.entropies(batch),
     "values": lambda execution, batch: execution.values(batch),
 }
 
@@ -55,6 +56,21 @@ class TestATokensMeasure:
 def test_micro_batches_do_not_change_log_probs(build, execution, sampled, tokens):
     small = build(algorithms.reinforce(), max_tokens_per_micro_batch=tokens)
     assert_same(small.log_probs(sampled), execution.log_probs(sampled))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropies_are_those_of_the_plain_model_at_the_samplers_temperature(build, plain, sampled, temperature):
+    measured = build(algorithms.reinforce(), temperature=temperature).entropies(sampled)
+    for row, tokens in enumerate(responses(sampled)):
+        expected = torch.distributions.Categorical(logits=plain_logits(plain, sampled, row) / temperature).entropy()
+        assert_same(measured[row, : len(tokens)], expected.detach())
+        assert (measured[row, len(tokens) :] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [40, 100])
+def test_micro_batches_do_not_change_entropies(build, execution, sampled, tokens):
+    small = build(algorithms.reinforce(), max_tokens_per_micro_batch=tokens)
+    assert_same(small.entropies(sampled), execution.entropies(sampled))
 
 
 def test_a_row_beyond_the_budget_is_named(build, sampled):

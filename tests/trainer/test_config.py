@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlprims import algorithms
 from rlprims.trainer.config import Config, load_config
 
 
@@ -104,3 +105,40 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
 def test_an_override_needs_a_value(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"'model\.device': write key\.subkey=value"):
         load(settings, "model.device")
+
+
+def test_a_preset_in_a_librarys_dialect(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    algorithm = {"preset": "grpo", "dialect": "verl-0.9", "group_size": 4, "policy_loss": {"clip_high": 0.3}}
+    config = load(settings | {"algorithm": algorithm})
+    assert config.algorithm == algorithms.grpo(dialect="verl-0.9").replace(group_size=4, policy_loss={"clip_high": 0.3})
+    assert config.algorithm.policy_loss.hyperparameters["dual_clip"] == 3.0
+    assert load(yaml.safe_load(config.to_yaml())) == config
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({"preset": "grpo", "dialect": "verl-1"}, "unknown dialect 'verl-1': choose one of verl-0.9, trl-1.16"),
+        ({"preset": "remax", "dialect": "trl-1.16"}, "remax has no dialect 'trl-1.16'; that one has grpo, dr_grpo"),
+        ({"preset": "gdpo", "components": []}, "name the verifier's columns there"),
+        ({"preset": "dppo", "corrections": ["rlprims.corrections.tis"]}, "corrects for the same gap again"),
+        ({"preset": "grpo", "group_size": True}, "True is a switch"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    load: Callable[..., Config], settings: dict[str, Any], algorithm: dict[str, Any], expected: str
+) -> None:
+    assert expected in message(load, settings | {"algorithm": algorithm})
+
+
+def test_data_that_nobody_makes_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    made = [
+        {"preset": "gdpo", "components": ["acc", "format"]},
+        {"preset": "dapo", "max_length": 8, "filter": {"keep": "rlprims.filters.completed"}},
+        {"preset": "ppo", "score_shaping": [{"fn": "rlprims.rewards.truncation_penalty"}]},
+    ]
+    for algorithm in made:
+        assert not [line for line in load(settings | {"algorithm": algorithm}).warnings() if "does not make" in line]
+    token_baseline = {"preset": "opo", "advantage": "rlprims.advantage.optimal_token_baseline"}
+    (warning,) = load(settings | {"algorithm": token_baseline}).warnings()
+    assert "needs ['sum_pi_squared'], which the trainer does not make: the verifier must return them" in warning

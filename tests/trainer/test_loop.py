@@ -7,6 +7,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlprims.algorithms import Algorithm
+from rlprims.data_proto import DataProto
+from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Step, Trainer, train
@@ -192,3 +195,98 @@ def test_a_prompt_that_fills_the_window(
         build(load(settings, "sampling.max_new_tokens=128"), console)
     with pytest.raises(ValueError, match="all 20 prompts are longer than 2 tokens"):
         build(load(settings, "sampling.max_new_tokens=126"), console)
+
+
+WEIGHED = {
+    "preset": "dapo",
+    "group_size": 3,
+    "max_length": 8,
+    "buffer_length": 4,
+    "filter": {"max_generation_batches": 50},
+    "corrections": ["rlprims.corrections.tis", "rlprims.corrections.veto"],
+    "token_selection": {"fn": "rlprims.filters.clip_cov", "fraction": 0.2, "low": -9.0, "high": 9.0},
+    "loss_terms": [
+        {"coefficient": 0.01, "loss": "rlprims.losses.entropy", "tokens": "rlprims.filters.high_entropy"},
+    ],
+}
+
+
+def test_a_run_with_corrections_and_selections_trains_and_repeats(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    def history(*overrides: str) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+        trainer = trainer_of(load(settings | {"algorithm": WEIGHED}, "steps=2", *overrides), console)
+        policy = trainer.execution.training.policy.module  # type: ignore[attr-defined]
+        before = [p.clone() for p in policy.parameters()]
+        metrics = [trainer.step().metrics for _ in range(2)]
+        assert all(line["skipped_updates"] == 0 and line["grad_norm"] > 0 for line in metrics)
+        assert any(not torch.equal(p, q) for p, q in zip(policy.parameters(), before, strict=True))
+        plain = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in metrics]
+        return plain, [p.detach().clone() for p in policy.parameters()]
+
+    first, again = history(), history()
+    assert first[0] == again[0]
+    assert all(torch.equal(p, q) for p, q in zip(first[1], again[1], strict=True))
+    everything, _ = history("algorithm.token_selection=null")
+    assert everything[0]["loss"] != first[0][0]["loss"]
+
+
+def test_what_weighs_an_update_is_of_the_policy_before_it(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    """Six updates of a batch: one pass for the old log-probs, and one before each update but the first."""
+    config = load(
+        settings | {"algorithm": WEIGHED}, "algorithm.mini_batches=2", "algorithm.epochs=3", "optimizer.lr=0.05"
+    )
+    trainer = trainer_of(config, console)
+    execution, seen = trainer.execution, list[tuple[int, torch.Tensor, torch.Tensor]]()
+    log_probs, asked = execution.log_probs, list[torch.Tensor]()
+
+    def counted(batch: DataProto, *, reference: bool = False) -> torch.Tensor:
+        asked.append(log_probs(batch, reference=reference))
+        return asked[-1]
+
+    def update(batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        seen.append((len(asked), log_probs(batch), batch["old_log_probs"]))
+        assert {"loss_weights", "loss_terms.0.tokens"} <= set(batch.batch.keys())
+        return original(batch, algorithm)
+
+    original = execution.update
+    execution.log_probs, execution.update = counted, update  # type: ignore[method-assign]
+    trainer.step()
+    assert [count for count, *_ in seen] == [1, 2, 3, 4, 5, 6]
+    for number, now, old in seen:
+        expected = old if number == 1 else asked[number - 1]
+        torch.testing.assert_close(now, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(seen[-1][1], seen[-1][2], atol=1e-3), "the policy has moved by the last update"
+
+
+def test_without_a_selection_by_log_probs_none_are_measured_before_an_update(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    trainer = trainer_of(load(settings, "algorithm.mini_batches=2"), console)
+    calls = list[int]()
+    log_probs = trainer.execution.log_probs
+    trainer.execution.log_probs = lambda batch: calls.append(len(batch)) or log_probs(batch)  # type: ignore[method-assign, assignment, func-returns-value]
+    trainer.step()
+    assert calls == [12]
+
+
+def test_gdpo_learns_from_the_columns_of_the_verifier(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    algorithm = {
+        "preset": "gdpo",
+        "group_size": 3,
+        "components": ["acc", "short"],
+        "filter": {"keep": "rlprims.filters.varied_components"},
+    }
+    verifier = "tests.trainer.verifiers.a_digit_and_short"
+    config = load(settings | {"algorithm": algorithm, "verifier": verifier, "steps": 1})
+    assert config.warnings() == []
+    _, (step,) = run(config, console)
+    columns = torch.stack([step.batch["acc"], step.batch["short"]], 1)
+    torch.testing.assert_close(step.batch["component_scores"], columns)
+    assert all(reason == "does not pass filters.varied_components" for _, reason in step.dropped)
+    spread = columns.reshape(4, 3, 2).amax(1) - columns.reshape(4, 3, 2).amin(1)
+    assert (spread > 0).any(1).all()

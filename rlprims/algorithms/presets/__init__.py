@@ -4,10 +4,11 @@ What a paper leaves open, or a run decides (group size, learning rate), is a par
 numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS`` says which has which.
 """
 
-from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline
+from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline, vapo
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
-from rlprims.algorithms.presets._group import dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
+from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
 from rlprims.algorithms.presets._ratio import (
+    aspo,
     cispo,
     decoupled_ppo,
     dppo,
@@ -21,10 +22,14 @@ from rlprims.algorithms.presets._ratio import (
     vespo,
 )
 from rlprims.algorithms.presets._reinforce import asymre, gpg, maxrl, opo, pkpo, reinforce, remax, rloo, w_reinforce
+from rlprims.algorithms.presets._selected import clip_cov, high_entropy, kl_cov, m2po
 
 __all__ = [
+    "aspo",
     "asymre",
+    "bnpo",
     "cispo",
+    "clip_cov",
     "dapo",
     "decoupled_ppo",
     "dppo",
@@ -35,8 +40,11 @@ __all__ = [
     "gppo",
     "grpo",
     "gspo",
+    "high_entropy",
+    "kl_cov",
     "lite_ppo",
     "luspo",
+    "m2po",
     "maxrl",
     "opmd",
     "opo",
@@ -51,6 +59,7 @@ __all__ = [
     "rloo",
     "sapo",
     "topr",
+    "vapo",
     "vespo",
     "w_reinforce",
 ]

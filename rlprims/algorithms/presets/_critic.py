@@ -1,7 +1,8 @@
 """Presets with a critic, or with the batch as the baseline."""
 
 from rlprims import advantage, losses
-from rlprims.algorithms._algorithm import Algorithm
+from rlprims.algorithms._adapters import solved
+from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
 from rlprims.algorithms.presets._dialects import Dialect, in_dialect
 
@@ -19,6 +20,30 @@ def ppo(*, lam: float = 0.95, dialect: Dialect | None = None) -> Algorithm:
             normalization=use(advantage.whiten),
             policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
             value_loss=use(losses.value, clip=0.2),
+        ),
+        dialect,
+    )
+
+
+def vapo(*, alpha: float = 0.05, imitation: float = 0.1, dialect: Dialect | None = None) -> Algorithm:
+    """VAPO (Yue et al. 2025, arXiv:2504.05118): PPO with a critic that copes with long responses.
+
+    The policy's λ is 1 − 1/(α·length), the critic's is 1; the clip is 0.2 and 0.28, the loss a mean over tokens, and 16
+    samples of a prompt are taken although none are compared. ``imitation`` weighs the log-likelihood of the responses
+    with a positive score; its mean is over all tokens here, where the paper's is over theirs, so that it counts for
+    less while few are right. The critic's pretraining is a setting of the run, ``critic.warmup_steps``.
+    """
+    imitated = LossTerm(coefficient=imitation, loss=use(losses.nll), tokens=use(solved))
+    return in_dialect(
+        Algorithm(
+            name="vapo",
+            group_size=16,
+            advantage=use(advantage.length_adaptive_gae, alpha=alpha),
+            normalization=use(advantage.whiten),
+            policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28),
+            loss_terms=(imitated,) if imitation else (),
+            value_target=use(advantage.td_lambda, lam=1.0),
+            value_loss=use(losses.value),
         ),
         dialect,
     )

@@ -3,15 +3,18 @@
 Each entry changes the preset so that advantages and loss are the library's, for batches on which the two do not differ
 by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped.
 Ways of running (filters, penalties, group sizes) are not dialect, but where the library has none. What a library has
-under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, and
-TRL's RLOO clips the product of a response's ratios.
+under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, TRL's
+RLOO clips the product of a response's ratios, and verl's Clip-Cov spares the tokens that PPO clips. SkyRL has
+the mean of a KL over responses, whatever the loss takes; its thresholds of DPPO are within what its numbers say.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from rlprims import losses
-from rlprims.algorithms._algorithm import Algorithm
+from rlprims import corrections, filters, losses
+from rlprims.algorithms._adapters import kl_to_old
+from rlprims.algorithms._algorithm import Algorithm, LossTerm
+from rlprims.algorithms._use import use
 
 Dialect: TypeAlias = Literal[
     "verl-0.9", "trl-1.16", "openrlhf-0.11", "nemo-rl-2026.08", "skyrl-2026.08", "slime-2026.08", "areal-2026.05"
@@ -28,6 +31,9 @@ _SKYRL_GROUP: Changes = {"advantage": {"singleton": "raw"}, "aggregation": losse
 _TOKEN_MEAN: Changes = {"aggregation": losses.token_mean}
 _PPO_LOSS: Changes = {"policy_loss": losses.clipped_surrogate, "aggregation": losses.token_mean}
 _NARROW_CISPO: Changes = {"policy_loss": {"w_min": 0.8, "w_max": 1.2}}
+_AREAL_GROUP: Changes = {"advantage": {"eps": 1e-5}}
+_AREAL_WEIGHTS = use(corrections.importance_weights, action="mask")
+_VERL_KL_COV = LossTerm(coefficient=0.1, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=2e-4))
 
 _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
     "verl-0.9": {
@@ -43,10 +49,11 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
         "gpg": {"advantage": {"singleton": "raw", "informative": "nonzero_reward"}},
         "pass_at_k": {"advantage": {"normalize_std": True}, **_VERL_RATIO},
         "gdpo": {"advantage": {"singleton": "raw", "whiten_over": "tokens", "whiten_eps": 1e-8}, **_VERL_RATIO},
-        "gspo": _VERL_GROUP,
+        "gspo": {**_VERL_GROUP, "policy_loss": losses.gspo_token},
         "cispo": {**_VERL_GROUP, **_NARROW_CISPO},
         "sapo": _VERL_GROUP,
         "gmpo": _VERL_GROUP,
+        "kl_cov": {**_VERL_GROUP, "loss_terms": (_VERL_KL_COV,)},
     },
     "trl-1.16": {
         "grpo": _TRL_GROUP,
@@ -69,24 +76,29 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
     },
     "nemo-rl-2026.08": {
         "dapo": {},
+        "vapo": {},
         "gspo": {"policy_loss": {"clip_low": 0.2, "clip_high": 0.2}},
         "cispo": _NARROW_CISPO,
     },
     "skyrl-2026.08": {
         "grpo": _SKYRL_GROUP,
         "dapo": _SKYRL_GROUP,
-        "gspo": {"advantage": {"singleton": "raw"}, "policy_loss": {"clip_low": 0.2, "clip_high": 0.2}},
+        "gspo": {
+            "advantage": {"singleton": "raw"},
+            "policy_loss": {"fn": losses.gspo_token, "clip_low": 0.2, "clip_high": 0.2},
+        },
         "sapo": {"advantage": {"singleton": "raw"}},
         "cispo": _SKYRL_GROUP,
-        "dppo": {**_SKYRL_GROUP, "policy_loss": {"threshold_low": 0.2, "threshold_high": 0.2}},
+        "dppo": {**_SKYRL_GROUP, "policy_loss": {"threshold_low": 0.1, "threshold_high": 0.2}},
     },
     "slime-2026.08": {
         "grpo": {},
-        "cispo": _NARROW_CISPO,
+        "cispo": {**_NARROW_CISPO, "aggregation": losses.seq_mean_token_mean},
     },
     "areal-2026.05": {
-        "grpo": {"advantage": {"eps": 1e-5}, "policy_loss": losses.decoupled_ppo, **_TOKEN_MEAN},
-        "sapo": {"advantage": {"eps": 1e-5}, **_TOKEN_MEAN},
+        "grpo": {**_AREAL_GROUP, **_TOKEN_MEAN},
+        "decoupled_ppo": {**_AREAL_GROUP, "policy_loss": losses.clipped_surrogate, "corrections": (_AREAL_WEIGHTS,)},
+        "sapo": {**_AREAL_GROUP, **_TOKEN_MEAN},
     },
 }
 

@@ -6,22 +6,20 @@ from rlprims.algorithms._use import use
 from rlprims.algorithms.presets._dialects import Dialect, in_dialect
 
 
-def _kl_term(kl_coef: float) -> tuple[LossTerm, ...]:
-    return (LossTerm(coefficient=kl_coef, loss=use(losses.kl)),) if kl_coef else ()
-
-
 def grpo(*, kl_coef: float = 0.04, dialect: Dialect | None = None) -> Algorithm:
     """GRPO (Shao et al. 2024, arXiv:2402.03300): the group is the baseline; z-scores, KL in the loss.
 
     The paper's G is 64 and its KL is k3 with coefficient 0.04, eqs. 3 and 4. ``kl_coef=0`` needs no reference model.
     """
+    # TRL weighs its KL by the ratio, from 1.16 on.
+    kl = use(losses.weighted_kl if dialect == "trl-1.16" else losses.kl)
     return in_dialect(
         Algorithm(
             name="grpo",
             group_size=64,
             advantage=use(advantage.grpo),
             policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
-            loss_terms=_kl_term(kl_coef),
+            loss_terms=(LossTerm(coefficient=kl_coef, loss=kl),) if kl_coef else (),
             aggregation=use(losses.seq_mean_token_mean),
         ),
         dialect,
@@ -108,6 +106,15 @@ def quantile() -> Algorithm:
     )
 
 
+def bnpo() -> Algorithm:
+    """BNPO (Xiao et al. 2025, arXiv:2506.02864): centred rewards over the density of the prompts' pass rates.
+
+    The density is a Beta distribution's, fitted to the batch, so that the normalization follows what the policy has
+    learnt. The rewards are 0 or 1. What TRL calls bnpo is a mean over the tokens of a micro-batch.
+    """
+    return Algorithm(name="bnpo", group_size=16, advantage=use(advantage.beta_normalized))
+
+
 def gdpo(
     *,
     components: tuple[str, ...] = ("correct", "format"),
@@ -116,8 +123,8 @@ def gdpo(
 ) -> Algorithm:
     """GDPO (arXiv:2601.05242): several rewards, each normalized within the group before they are summed.
 
-    ``components`` are columns that the verifier returns beside its score. A filter must look at every one of them:
-    groups whose sums agree still teach.
+    ``components`` are columns that the verifier returns beside its score. A filter must look at every one of them,
+    ``filter={"keep": filters.varied_components}``: groups whose sums agree still teach.
     """
     return in_dialect(
         Algorithm(

@@ -127,14 +127,28 @@ def gppo() -> Algorithm:
     return Algorithm(name="gppo", group_size=8, advantage=use(advantage.grpo), policy_loss=use(losses.gppo))
 
 
-def decoupled_ppo(*, w_max: float | None = None) -> Algorithm:
+def aspo(*, w_max: float | None = None) -> Algorithm:
+    """ASPO (Wang et al. 2025, arXiv:2510.06062): good tokens weigh by the ratio upside down, bad ones as in PPO.
+
+    A good token that has become likely counts for less and one that was left behind for more. ``w_max`` is the paper's
+    soft dual clip, for which it gives no number.
+    """
+    return Algorithm(
+        name="aspo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.aspo, w_max=w_max)
+    )
+
+
+def decoupled_ppo(*, w_max: float | None = None, dialect: Dialect | None = None) -> Algorithm:
     """Decoupled PPO (arXiv:2110.00641; for language models AReaL, arXiv:2505.24298), of three policies.
 
     The clip is around the policy at the start of the step; a weight accounts for the older one that sampled.
     """
-    return Algorithm(
-        name="decoupled_ppo",
-        group_size=16,
-        advantage=use(advantage.grpo),
-        policy_loss=use(losses.decoupled_ppo, w_max=w_max),
+    return in_dialect(
+        Algorithm(
+            name="decoupled_ppo",
+            group_size=16,
+            advantage=use(advantage.grpo),
+            policy_loss=use(losses.decoupled_ppo, w_max=w_max),
+        ),
+        dialect,
     )

@@ -1,0 +1,36 @@
+"""Primitives under the names of other data, for the stages that have no other way to ask for it."""
+
+from rlprims import losses
+from rlprims.divergence import Estimator
+from rlprims.masking import to_tokens
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+
+def kl_to_old(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    value: Estimator = "abs",
+    gradient: Estimator | None = None,
+) -> PerToken:
+    """:func:`rlprims.losses.kl` to the policy at the start of the step, in the place of the reference.
+
+    >>> import torch
+    >>> kl_to_old(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    tensor([[0.5000, 1.0000]])
+    """
+    return losses.kl(log_probs, old_log_probs, response_mask, cu_seqlens, value=value, gradient=gradient)
+
+
+def solved(
+    scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, above: float = 0.0
+) -> TokenMask:
+    """The tokens of the responses whose score is above ``above``: what a :class:`LossTerm` may be restricted to.
+
+    >>> import torch
+    >>> solved(torch.tensor([1.0, 0.0]), torch.tensor([[True, False], [True, True]])).tolist()
+    [[True, False], [False, False]]
+    """
+    return to_tokens((scores > above).to(scores.dtype), response_mask, cu_seqlens) > 0
