@@ -30,7 +30,7 @@ response_mask = torch.arange(int(lengths.max())) < lengths[:, None]
 
 # %% Score the texts; shape the scores; place them on the last token; compare within the group
 scored = naive(verifiers.gsm8k, responses, answers)
-penalty = rewards.overlong_penalty(response_mask, max_length=MAX_LENGTH, buffer_length=BUFFER)
+penalty = rewards.overlong_penalty(response_mask, max_length=MAX_LENGTH, buffer_length=BUFFER) + 0.0  # no -0.0
 token_rewards = rewards.at_last_token(scored.scores + penalty, response_mask)
 advantages = advantage.grpo(token_rewards, group_ids, response_mask)
 

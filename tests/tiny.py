@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 VOCABULARY = (PAD, EOS, UNKNOWN, "<answer>", "</answer>", *"0123456789", *"+-= ?", *"abcdefghijkl")
@@ -66,6 +66,15 @@ def causal_lm(*, seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
 def save_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Model and tokenizer, as ``from_pretrained`` takes them."""
     causal_lm(seed=seed, **changes).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def save_classifier(directory: Path, *, seed: int = 0, labels: int = 1, **changes: Any) -> Path:
+    """A random reward model with the tokenizer, as ``from_pretrained`` takes them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen2ForSequenceClassification(config(num_labels=labels, **changes)).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Config(BaseModel):
@@ -30,11 +30,24 @@ class ModelConfig(_Config):
     path: str = Field(description="a Hugging Face causal language model: a directory, or a name of the hub")
     reference: str | None = Field(None, description="frozen reference; null: the model as it is at the start")
     critic: str | None = Field(None, description="what the critic starts from; null: the model, with a new value head")
+    reward: str | None = Field(None, description="a sequence classifier of one label, frozen; null: no reward model")
+    reward_template: str | None = Field(
+        None,
+        description="what it reads: null: the policy's tokens; chat: its own chat template; or text with {question} "
+        "and {response} in it",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     max_tokens_per_micro_batch: int = Field(16384, ge=1, description="rows x longest row of one forward and backward")
     max_rows_per_generation: int = Field(512, ge=1, description="responses sampled at once")
+
+    @field_validator("reward_template")
+    @classmethod
+    def _names_the_response(cls, template: str | None) -> str | None:
+        if template is not None and template != "chat" and "{response}" not in template:
+            raise ValueError("write chat, or text with {question} and {response} in it")
+        return template
 
 
 class RayConfig(_Config):

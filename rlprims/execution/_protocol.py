@@ -54,6 +54,11 @@ class Execution(Protocol):
         """(B, T), of the critic as it is."""
         ...
 
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        """(B,), of the reward model; NaN where it cannot read a row. For a template the batch has ``question`` and
+        ``response`` as text."""
+        ...
+
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         """One optimizer step of the policy on the whole batch."""
         ...

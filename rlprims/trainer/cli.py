@@ -12,7 +12,7 @@ from rich.table import Table
 from rlprims import algorithms
 from rlprims.algorithms import PRESETS, Algorithm
 
-_RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "optimizer",
+_RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "num_examine", "optimizer",
               "algorithm.filter", "model.max_", "ray")  # fmt: skip
 """What may change on resume: the rest would make another run of it."""
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options, console)
     except ValueError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -113,7 +113,7 @@ def _evaluate(options: argparse.Namespace, console: Console) -> int:
         weights = config.model.path
     parts = build(config, console, weights=weights)
     with closing(parts.execution):
-        metrics = evaluate_parts(config, parts)
+        metrics = evaluate_parts(config, parts, console)
     table = Table("metric", "value", title=f"{weights} on {config.data.eval}")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4g}")

@@ -16,7 +16,8 @@ from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, Sampling
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
-    *("response_mask", "group_ids", "group_tokens", "losses", "totals"),
+    *("prompts", "responses", "attention_mask", "response_mask", "truncated", "component_scores"),
+    *("group_ids", "group_tokens", "losses", "totals"),
 }
 
 
@@ -69,6 +70,7 @@ class EvaluationConfig(_Section):
     before_training: bool = True
     samples: int = Field(4, ge=1, description="sampled responses per question, beside the greedy one")
     limit: int | None = Field(None, ge=1, description="questions; null: all")
+    num_examine: int = Field(0, ge=0, description="greedy responses printed of each data source")
 
 
 class CheckpointConfig(_Section):
@@ -89,6 +91,15 @@ class Config(_Section):
     data: DataConfig
     verifier: Use = Field(default=use(rewards.verifiers.gsm8k), description="(response, answer) to a score")
     scoring: ScoringConfig = ScoringConfig()
+    score_weights: dict[str, float] | None = Field(
+        None,
+        min_length=1,
+        description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, or any of the "
+        "verifier's; null: the first two, as far as they are there, each 1",
+    )
+    unscored: Literal["drop_group", "leave_out"] = Field(
+        "drop_group", description="a response without a score: leave_out keeps the others of its group"
+    )
     sampling: Sampling = Sampling()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
@@ -97,7 +108,9 @@ class Config(_Section):
     execution: Literal["local", "ray"] = Field("local", description="ray: a cluster, by the extra [ray]")
     ray: RayConfig = RayConfig()
     record_rollouts: bool = Field(True, description="write every sample to rollouts/")
+    num_examine: int = Field(0, ge=0, description="samples printed of each data source in each step")
     replay: Path | None = Field(None, description="a run whose rollouts are used instead of sampling")
+    replay_scores: bool = Field(False, description="take the recorded scores too; rows without one are scored")
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="beside metrics.jsonl")
     threads: int = Field(1, ge=1, description="of torch on the CPU")
 
@@ -115,10 +128,34 @@ class Config(_Section):
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
+        if self.model.reward is None and "reward_model_scores" in self.weights:
+            raise ValueError("score_weights names reward_model_scores, and there is no reward model: set model.reward")
+        if self.unscored == "leave_out":
+            for part in (self.algorithm.advantage, self.algorithm.normalization):
+                if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
+                    raise ValueError(
+                        f"unscored: leave_out needs an estimator that takes valid_rows, and {part.path} does not: "
+                        "use drop_group"
+                    )
         errors = [message for severity, message in algorithms.check(self.algorithm) if severity == "error"]
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Columns that make the score."""
+        both = {"verifier_scores": 1.0} | ({"reward_model_scores": 1.0} if self.model.reward else {})
+        return both if self.score_weights is None else self.score_weights
+
+    @property
+    def score_parts(self) -> list[str]:
+        """Columns that are logged beside the score; none if it is what the verifier says."""
+        if self.model.reward is None and self.score_weights is None:
+            return []
+        return list(
+            dict.fromkeys(["verifier_scores", *(["reward_model_scores"] * bool(self.model.reward)), *self.weights])
+        )
 
     def warnings(self) -> list[str]:
         """What runs and may not mean what it seems to."""
@@ -132,7 +169,10 @@ class Config(_Section):
                 )
         unknown = sorted(self.algorithm.needs - _PRODUCED)
         if unknown:
-            found.append(f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return it")
+            found.append(
+                f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return them, one "
+                "number for each response"
+            )
         if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
         if self.sampling.top_p < 1 or self.sampling.top_k:

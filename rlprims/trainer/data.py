@@ -17,6 +17,8 @@ class Example(NamedTuple):
     prompt_ids: list[int]
     answer: str
     data_source: str
+    question: str = ""
+    """Without the template."""
 
 
 class Examples(NamedTuple):
@@ -51,7 +53,7 @@ def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_
                 continue
             truncated += 1
             ids = ids[-max_prompt_length:]
-        rows.append(Example(prompt, ids, answer, str(row.get(config.source, path.stem))))
+        rows.append(Example(prompt, ids, answer, str(row.get(config.source, path.stem)), question))
     if not rows:
         why = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
         raise ValueError(f"{path}: nothing to train on: {why}")

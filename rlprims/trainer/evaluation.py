@@ -1,7 +1,7 @@
 """How well the policy answers: one greedy response and several sampled ones to each question."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,12 @@ def evaluate(
     sampling: Sampling,
     samples: int,
     seed: int,
+    look: Callable[[DataProto], None] = lambda rows: None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
 
-    The accuracy is the verifier's column ``acc``, or its score. A response that could not be scored counts as wrong.
+    The accuracy is the verifier's column ``acc``, or its score, whatever else the training weighs. A response that
+    could not be scored counts as wrong. ``look`` is shown the greedy responses.
     """
     width = max(len(example.prompt_ids) for example in examples)
 
@@ -39,7 +41,9 @@ def evaluate(
         rows = respond(execution, tokenizer, rows, how, seed=seed + _SEED_OFFSET, prompt_width=width)
         return verify(verifier, rows, scoring)
 
-    greedy = _describe(respond_to_all(1, sampling.greedy()), 1)
+    greedy_rows = respond_to_all(1, sampling.greedy())
+    look(greedy_rows)
+    greedy = _describe(greedy_rows, 1)
     sampled = _describe(respond_to_all(samples, sampling), samples)
     return {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")} | {
         f"sampled/{k}": v for k, v in sampled.items()

@@ -3,7 +3,7 @@
 Everything else about a run (evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from rlprims.masking import sequence_sum
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
 from rlprims.trainer.measures import Clock, summarize
-from rlprims.trainer.rollout import prompt_rows, respond, split_groups, verify, with_baseline
+from rlprims.trainer.rollout import join, prompt_rows, respond, score, split_groups, with_baseline
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Trainer:
         self.samples = 0
         self.groups = 0
         self.generated_tokens = 0
-        self.sampled_scores: list[float] = []
+        self.sampled_scores: defaultdict[str, list[float]] = defaultdict(list)
         self.failures: Counter[str] = Counter()
 
     def step(self) -> Step:
@@ -79,9 +79,8 @@ class Trainer:
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._sampling_metrics(self.generated_tokens - before)
-        if self.sampled_scores:
-            metrics["score"] = float(np.mean(self.sampled_scores))
-        batch = DataProto.concat(self.sampling.take())
+        metrics |= {name: float(np.mean(values)) for name, values in self.sampled_scores.items() if values}
+        batch = join(self.sampling.take())
         batch = self._measure(batch, clock)
         batch = self._estimate(batch)
         metrics |= self._describe(batch)
@@ -102,18 +101,19 @@ class Trainer:
         with clock("generate"):
             rows = self._respond(examples, groups, copies=size)
         with clock("score"):
-            rows = verify(config.verifier, rows, config.scoring)
-        scores = rows["scores"]
+            rows = score(self.execution, config, rows)
         self.failures.update(failure.partition(": ")[0] for failure in rows["failure"] if failure is not None)
-        self.sampled_scores += scores[scores.isfinite()].tolist()
+        for name in {"scores", *config.score_parts} & rows.batch.keys():
+            metric = "score" if name == "scores" else f"score/{name}"
+            self.sampled_scores[metric] += rows[name][rows[name].isfinite()].tolist()
         if "baseline_scores" in self.algorithm.needs:
             with clock("generate"):
                 greedy = self._respond(examples, groups, copies=1, greedy=True)
             with clock("score"):
-                greedy = verify(config.verifier, greedy, config.scoring)
+                greedy = score(self.execution, config, greedy)
             rows = with_baseline(rows, greedy, size)
             dropped.append((greedy, "greedy baseline"))
-        kept, reasons = split_groups(self.algorithm, rows)
+        kept, reasons = split_groups(self.algorithm, rows, leave_out=config.unscored == "leave_out")
         self.sampling.add(kept, reasons)
         dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
 
@@ -192,7 +192,8 @@ class Trainer:
 
     def _describe(self, batch: DataProto) -> dict[str, float]:
         mask = batch["response_mask"]
-        metrics = diagnostics.responses(batch["scores"], mask)
+        scored = batch["scores"].isfinite()
+        metrics = diagnostics.responses(batch["scores"][scored], mask[scored])
         metrics["trained_score"] = metrics.pop("score")
         metrics["truncated"] = diagnostics.share(batch["truncated"])
         metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)

@@ -1,6 +1,7 @@
 """Recorded rollouts in the place of the sampler, to try an algorithm on the same samples."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ class Replay:
     """An execution that answers ``generate`` for the run's own seed from a recording, and passes all else on.
 
     Samples are found by their ids, so the run must ask in the recorded order: same data, seed and group size.
-    Evaluation has another seed and samples as ever.
+    Evaluation has another seed and samples as ever. With ``scores`` the recorded ones come along, as ``rm_scores``.
     """
 
-    def __init__(self, execution: Execution, run: Path, *, seed: int) -> None:
+    def __init__(self, execution: Execution, run: Path, *, seed: int, scores: bool = False) -> None:
         self.execution = execution
         self.run = run
         self.seed = seed
+        self.scores = scores
         self.pad_token_id = execution.pad_token_id
         self.context_window = execution.context_window
         self.samples = _read(run)
@@ -59,6 +61,8 @@ class Replay:
                 "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
             }
         )
+        if self.scores:
+            recorded["rm_scores"] = torch.tensor([_score(row) for row in rows])
         return prompts.union(recorded)
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
@@ -69,6 +73,9 @@ class Replay:
 
     def values(self, batch: DataProto) -> Tensor:
         return self.execution.values(batch)
+
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        return self.execution.reward_scores(batch)
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         return self.execution.update(batch, algorithm)
@@ -98,6 +105,12 @@ class Replay:
         if row["prompt_ids"] != prompt_ids:
             raise ValueError(f"{self.run}: sample {sample_id} answers another prompt: use the same data and seed")
         return row
+
+
+def _score(row: dict[str, Any]) -> float:
+    """NaN where none is recorded."""
+    score = row.get("score")
+    return math.nan if score is None else float(score)
 
 
 def _read(run: Path) -> dict[int, dict[str, Any]]:

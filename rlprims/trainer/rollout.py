@@ -1,4 +1,4 @@
-"""Prompts to scored groups: sample, decode, verify, and the greedy baseline where the algorithm compares with it."""
+"""Prompts to scored groups: sample, decode, score, and the greedy baseline where the algorithm compares with it."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlprims.algorithms import Algorithm, Use, assess_groups, component_scores, shape_scores
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, Sampling
-from rlprims.grouping import dense_ids
+from rlprims.grouping import dense_ids, group_count, group_mean
+from rlprims.masking import sequence_sum
+from rlprims.rewards import combine
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.scoring import naive
-from rlprims.trainer.config import ScoringConfig
+from rlprims.trainer.config import Config, ScoringConfig
 from rlprims.trainer.data import Example
 
 
@@ -27,6 +30,7 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
         },
         non_tensors={
             "prompt": _column([example.prompt for example, _ in rows]),
+            "question": _column([example.question for example, _ in rows]),
             "prompt_ids": _column([example.prompt_ids for example, _ in rows]),
             "answer": _column([example.answer for example, _ in rows]),
             "data_source": _column([example.data_source for example, _ in rows]),
@@ -48,6 +52,51 @@ def respond(
     tokens, mask = sampled["responses"], sampled["response_mask"]
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(tokens, mask, strict=True)]
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": _column(texts)}))
+
+
+def score(execution: Execution, config: Config, rows: DataProto) -> DataProto:
+    """The rows with what :func:`verify` adds, and ``scores`` weighed of that and of the reward model's.
+
+    Rows that came with ``rm_scores``, (B,) or (B, T), that are numbers have their score: nothing is run on them.
+    """
+    known = _known_scores(rows)
+    unknown = known.isnan()
+    if unknown.all():
+        return _weighed(execution, config, rows)
+    tensors, failures = {"scores": known}, np.full(len(rows), None, dtype=object)
+    if unknown.any():
+        scored = _weighed(execution, config, rows[unknown])
+        failures[unknown.numpy()] = scored["failure"]
+        for name in scored.batch.keys() - rows.batch.keys():
+            tensors[name] = tensors.get(name, torch.full_like(known, torch.nan)).masked_scatter(unknown, scored[name])
+    return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": failures}))
+
+
+def _known_scores(rows: DataProto) -> Tensor:
+    if "rm_scores" not in rows:
+        return torch.full((len(rows),), torch.nan)
+    given: Tensor = rows["rm_scores"].float()
+    return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
+
+
+def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto:
+    """A row that a weighed source could not score has none; a column that the verifier left out of a row counts 0."""
+    rows = verify(config.verifier, rows, config.scoring)
+    if not config.score_parts:
+        return rows
+    sources, weights, failures = {"verifier_scores": rows["scores"]}, config.weights, rows["failure"]
+    if config.model.reward is not None:
+        sources["reward_model_scores"] = read = execution.reward_scores(rows)
+        unread = "no reward model score: the text is longer than its window, or the score is not finite"
+        failures = _column([f or (None if ok else unread) for f, ok in zip(failures, read.isfinite(), strict=True)])
+    rows = rows.union(DataProto.from_dict(tensors=sources))
+    if missing := sorted(set(weights) - set(rows.batch.keys())):
+        raise ValueError(f"score_weights names {missing}; the columns are {sorted(rows.batch.keys())}")
+    scores = combine(torch.stack([rows[name] for name in weights], 1), weights=tuple(weights.values()))
+    for name in sources.keys() & weights.keys():
+        scores = torch.where(sources[name].isfinite(), scores, torch.nan)
+    rows["scores"], rows["failure"] = scores, failures
+    return rows
 
 
 def verify(verifier: Use, rows: DataProto, scoring: ScoringConfig | None = None) -> DataProto:
@@ -91,10 +140,36 @@ def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:
     return rows.union(DataProto.from_dict(tensors={"baseline_scores": scores}))
 
 
-def split_groups(algorithm: Algorithm, rows: DataProto) -> tuple[list[DataProto], list[str | None]]:
-    """The rows with shaped scores, as whole groups, and for each why it is dropped or None."""
-    columns = {**dict(rows.batch.items()), "group_ids": dense_ids(rows["group"])}
-    made = {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
-    rows = rows.union(DataProto.from_dict(tensors=made))
+def split_groups(
+    algorithm: Algorithm, rows: DataProto, *, leave_out: bool = False
+) -> tuple[list[DataProto], list[str | None]]:
+    """The rows with shaped scores, as whole groups, and for each why it is dropped or None.
+
+    With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, and the filter sees the
+    others' mean in its place, which changes neither their range nor their mean.
+    """
+    group_ids = dense_ids(rows["group"])
+    columns = {**dict(rows.batch.items()), "group_ids": group_ids}
+    made: dict[str, Tensor] = {}
+    if "baseline_scores" in columns:  # without a baseline there is nothing to compare with
+        columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)
+    if leave_out:
+        valid = made["valid_rows"] = columns["scores"].isfinite()
+        some = group_count(group_ids, valid) > 0
+        for name in {"scores", algorithm.filter.metric if algorithm.filter else "scores"} & columns.keys():
+            others = torch.where(some, group_mean(columns[name], group_ids, valid), torch.nan)
+            columns[name] = torch.where(valid, columns[name], others)
+    made |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
     reasons = assess_groups(algorithm, {**columns, **made})
+    rows = rows.union(DataProto.from_dict(tensors=made))
     return rows.split(algorithm.group_size), reasons[:: algorithm.group_size]
+
+
+def join(groups: Sequence[DataProto]) -> DataProto:
+    """Groups as one batch; a column of the verifier that some do not have is NaN there."""
+    names = {name: column.dtype for group in groups for name, column in group.batch.items() if column.dim() == 1}
+    whole = []
+    for group in groups:
+        lacking = {n: torch.full((len(group),), torch.nan, dtype=t) for n, t in names.items() if n not in group}
+        whole.append(group.union(DataProto.from_dict(tensors=lacking)) if lacking else group)
+    return DataProto.concat(whole)

@@ -19,10 +19,12 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.curves import draw_curves, read_metrics, summary_table
 from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.evaluation import evaluate
+from rlprims.trainer.examine import examine
 from rlprims.trainer.loggers import open_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer, train
 from rlprims.trainer.progress import ProgressHook
 from rlprims.trainer.replay import Replay
+from rlprims.trainer.rollout import join
 from rlprims.trainer.run_directory import RunDirectory
 
 
@@ -60,7 +62,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
     execution = _execution(config, path, tokenizer)
     if config.replay is not None:
-        execution = Replay(execution, config.replay, seed=config.seed)
+        execution = Replay(execution, config.replay, seed=config.seed, scores=config.replay_scores)
     return Parts(tokenizer, training, evaluation, execution)
 
 
@@ -94,8 +96,8 @@ def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Conso
     return examples
 
 
-def evaluate_parts(config: Config, parts: Parts) -> dict[str, float]:
-    """The evaluation split's metrics."""
+def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, float]:
+    """The evaluation split's metrics; some of its responses are printed, if the config says so."""
     if parts.evaluation is None:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
     return evaluate(
@@ -107,6 +109,7 @@ def evaluate_parts(config: Config, parts: Parts) -> dict[str, float]:
         sampling=config.sampling,
         samples=config.evaluation.samples,
         seed=config.seed,
+        look=lambda rows: examine(console, "evaluation", [rows], config.evaluation.num_examine),
     )
 
 
@@ -170,6 +173,8 @@ class _Session:
 
     def _log(self, trainer: Trainer, step: Step) -> None:
         self._write("train", step.number, step.metrics)
+        sampled = [step.batch, *(rows for rows, _ in step.dropped)]
+        examine(self.console, f"step {step.number}", sampled, self.config.num_examine)
         if self.config.record_rollouts:
             self.run_directory.write_rollouts(step, self.parts.tokenizer)
         self.boundary = self._state()
@@ -186,7 +191,7 @@ class _Session:
     def _evaluate(self) -> None:
         if self.parts.evaluation is None:
             return
-        metrics = evaluate_parts(self.config, self.parts)
+        metrics = evaluate_parts(self.config, self.parts, self.console)
         self._write(
             "eval", self.trainer.step_number, {**metrics, "generated_tokens_total": self.trainer.generated_tokens}
         )
@@ -211,7 +216,7 @@ class _Session:
             self.parts.execution.save(directory)
             save_random_state(directory)
             if surplus:
-                DataProto.concat(surplus).save(directory / "surplus")
+                join(surplus).save(directory / "surplus")
             (directory / "trainer.json").write_text(json.dumps(state))
 
         save_checkpoint(self.run_directory.checkpoints, state["step_number"], write, keep=self.config.checkpoint.keep)

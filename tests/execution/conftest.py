@@ -11,6 +11,12 @@ from rlprims import algorithms
 from tests import tiny
 
 
+def pytest_collection_modifyitems(items):
+    """vLLM samples and does not train, so it need not be started for what is about training."""
+    about_training = ("test_execution_update", "test_execution_critic", "test_execution_checkpoint")
+    items[:] = [item for item in items if not ("ray-vllm" in item.name and item.path.stem in about_training)]
+
+
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
     return tiny.save_model(tmp_path_factory.mktemp("model"))

@@ -36,13 +36,17 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def test_none_stalls_the_batch_and_none_costs_another_row(pool: Pool) -> None:
-    responses = [text for hostile in HOSTILE.values() for text in (r"\boxed{\frac{14}{2}}", hostile)]
+SOME = ("a tower of powers", "nested fractions", "a megabyte", "not UTF-8", "nothing")
+
+
+@pytest.mark.parametrize("names", [SOME, pytest.param(tuple(HOSTILE), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_none_stalls_the_batch_and_none_costs_another_row(pool: Pool, names: tuple[str, ...]) -> None:
+    responses = [text for name in names for text in (r"\boxed{\frac{14}{2}}", HOSTILE[name])]
     began = time.monotonic()
     scores = pool(responses, ["7"] * len(responses))
-    assert time.monotonic() - began < LIMIT * len(HOSTILE) / 2 + 20
-    assert scores.scores[::2].tolist() == [1.0] * len(HOSTILE)
-    assert scores.scores[1::2].nan_to_num(0).tolist() == [0.0] * len(HOSTILE)
+    assert time.monotonic() - began < LIMIT * len(names) / 2 + 20
+    assert scores.scores[::2].tolist() == [1.0] * len(names)
+    assert scores.scores[1::2].nan_to_num(0).tolist() == [0.0] * len(names)
     assert set(scores.causes) <= {"timeout", "raised MemoryError", "raised RecursionError", "raised OverflowError"}
 
 

@@ -74,6 +74,7 @@ def test_one_bad_row_costs_one_score(pool: Pool, response: str) -> None:
     assert sum(f is not None for f in scores.failures) == 1
 
 
+@pytest.mark.slow
 def test_all_of_them_at_once(pool: Pool) -> None:
     responses = [r for bad in FATAL for r in ("7", bad)]
     scores = pool(responses, [""] * len(responses))

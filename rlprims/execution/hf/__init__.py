@@ -4,6 +4,17 @@ Any implementation of the contract is made of these: one process of them, or man
 """
 
 from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
+from rlprims.execution.hf._reward_model import RewardModel
 from rlprims.execution.hf._training import ALONE, Ranks, Training, with_totals
 
-__all__ = ["ALONE", "Generation", "Ranks", "Training", "prompt_ids", "special_ids", "with_responses", "with_totals"]
+__all__ = [
+    "ALONE",
+    "Generation",
+    "Ranks",
+    "RewardModel",
+    "Training",
+    "prompt_ids",
+    "special_ids",
+    "with_responses",
+    "with_totals",
+]

@@ -8,7 +8,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from rlprims.execution._config import ModelConfig
 
@@ -56,6 +61,28 @@ def load_critic(path: str, config: ModelConfig) -> nn.Module:
     for parameter in head.values():
         nn.init.zeros_(parameter)
     return model
+
+
+def load_classifier(path: str, config: ModelConfig) -> nn.Module:
+    """A reward model: of one label, whose head reads the last column.
+
+    Raises:
+        ValueError: no model is there, it has no such head, or it is an encoder.
+    """
+    model: Any
+    model, missing = _load(AutoModelForSequenceClassification, path, config)
+    if missing:
+        raise ValueError(
+            f"{path!r} lacks the weights {missing[:3]} of a sequence classifier: it was saved without them"
+        )
+    if model.config.num_labels != 1:
+        raise ValueError(f"{path!r} has {model.config.num_labels} labels, and a reward model has one: its score")
+    if not hasattr(model, "score"):
+        raise ValueError(f"{path!r} is a {type(model).__name__}: only decoders are scored, at their last token")
+    # Else the last token that is no padding by its id is looked for: the wrong one if the end is padded with itself.
+    model.config.get_text_config().pad_token_id = -1
+    classifier: nn.Module = model.requires_grad_(False)
+    return classifier
 
 
 def device_of(config: ModelConfig) -> torch.device:

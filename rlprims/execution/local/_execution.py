@@ -9,7 +9,7 @@ from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
 from rlprims.execution._protocol import UpdateReport
-from rlprims.execution.hf import Generation, Training, with_totals
+from rlprims.execution.hf import Generation, RewardModel, Training, with_totals
 
 
 class LocalExecution:
@@ -36,6 +36,7 @@ class LocalExecution:
             critic_optimizer=critic_optimizer,
             critic_updates=critic_updates,
         )
+        self.reward_model = RewardModel(model) if model.reward else None
         self.tokenizer = tokenizer
         self.generation = Generation(self.training.policy.module, tokenizer, max_rows=model.max_rows_per_generation)
         self.pad_token_id = self.generation.pad_token_id
@@ -52,6 +53,11 @@ class LocalExecution:
 
     def values(self, batch: DataProto) -> Tensor:
         return self.training.values(batch)
+
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        if self.reward_model is None:
+            raise ValueError("no reward model was loaded: set model.reward")
+        return self.reward_model.scores(batch)
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         whole, totals = with_totals(batch)

@@ -76,12 +76,12 @@ class RayExecution:
         }
         address = self.trainers.call(TrainingWorker.address).result(cluster.start_timeout)
         building = self.trainers.call(TrainingWorker.build, address, cluster, model, optimizer, options)
-        self.context_window = building.result(cluster.start_timeout)[0]
+        self.context_window = window = building.result(cluster.start_timeout)[0]
 
         def start(rank: int) -> Any:
             bundle = cluster.training_workers + rank
             worker = start_worker(RolloutWorker, bundle, size, **place)
-            built = worker.build.remote(cluster, model, tokenizer, self.context_window)
+            built = worker.build.remote(cluster, model, tokenizer, window)
             fetch(built, f"rollout worker {rank}", cluster.start_timeout)
             return worker
 
@@ -103,6 +103,9 @@ class RayExecution:
 
     def values(self, batch: DataProto) -> Tensor:
         return self._measured(TrainingWorker.values, batch)
+
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        return self._measured(TrainingWorker.reward_scores, batch)
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         return self._learned(TrainingWorker.update, batch, algorithm)

@@ -12,7 +12,7 @@ from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution._protocol import UpdateReport
-from rlprims.execution.hf import Training
+from rlprims.execution.hf import RewardModel, Training
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _fsdp
 from rlprims.execution.ray._worker_group import everywhere, first, split
@@ -48,6 +48,7 @@ class TrainingWorker:
         device = device_of(model).type
         _fsdp.join(self.rank, self.size, address, device=device, timeout=cluster.call_timeout)
         self.training = Training(model, optimizer, ranks=_fsdp.ranks(cluster, self.size, device), **options)
+        self.reward_model = RewardModel(model) if model.reward else None  # whole on every rank: it has no gradients
         return self.training.context_window
 
     @split
@@ -66,6 +67,12 @@ class TrainingWorker:
     @split
     def values(self, batch: DataProto) -> Tensor:
         return self.training.values(batch)
+
+    @split
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        if self.reward_model is None:
+            raise ValueError("no reward model was loaded: set model.reward")
+        return self.reward_model.scores(batch)
 
     @split
     def update(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
