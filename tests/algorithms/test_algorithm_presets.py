@@ -120,7 +120,7 @@ def test_a_preset_is_named_as_its_function_and_has_no_lint_error(name):
     assert [f for f in algorithms.check(preset) if f.severity == "error"] == []
 
 
-@pytest.mark.parametrize("name", PRESETS.keys() - {"vapo"})
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "vapo"])
 def test_a_preset_has_a_group_exactly_if_it_compares_within_one(name):
     """VAPO takes 16 samples of a prompt, and its critic is the baseline."""
     preset = PRESETS[name]()
