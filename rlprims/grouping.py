@@ -9,10 +9,12 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from rlprims.masking import upcast
 from rlprims.types import GroupIds, PerSequence, RowMask
@@ -64,7 +66,7 @@ def check_group_ids(group_ids: GroupIds) -> None:
         )
     # Reading values would stall an accelerator and break a traced graph; there index_add's own bounds check speaks.
     if group_ids.device.type == "cpu" and len(group_ids) and not torch.compiler.is_compiling():
-        low, high = int(group_ids.min()), int(group_ids.max())
+        low, high = (int(bound) for bound in group_ids.aminmax())
         if low < 0 or high >= len(group_ids):
             raise ValueError(
                 f"group_ids run from {low} to {high}, need 0 to at most {len(group_ids) - 1}, the rows less one: "
@@ -72,20 +74,42 @@ def check_group_ids(group_ids: GroupIds) -> None:
             )
 
 
-def _valid(group_ids: GroupIds, valid_rows: RowMask | None) -> RowMask:
+def _checked(group_ids: GroupIds, valid_rows: RowMask | None) -> None:
     check_group_ids(group_ids)
-    if valid_rows is None:
-        return torch.ones_like(group_ids, dtype=torch.bool)
-    if valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool:
+    if valid_rows is not None and (valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool):
         raise ValueError(
             f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
             f"needs bool ({len(group_ids)},): one answer per row"
         )
-    return valid_rows
+
+
+# Below, what begins with an underscore has one entry per id; ``_to_rows`` gives each row its group's.
+
+
+def _to_rows(x: Tensor, group_ids: GroupIds) -> PerSequence:
+    return x.index_select(0, group_ids)
 
 
 def _sum(x: Tensor, group_ids: GroupIds) -> Tensor:
-    return torch.zeros_like(x).index_add(0, group_ids, x)[group_ids]
+    return torch.zeros_like(x).scatter_add(0, group_ids, x)
+
+
+def _count(group_ids: GroupIds, valid_rows: RowMask | None) -> Tensor:
+    return _sum(torch.ones_like(group_ids) if valid_rows is None else valid_rows.long(), group_ids)
+
+
+def _bounds(x: Tensor, group_ids: GroupIds, valid_rows: RowMask | None) -> tuple[Tensor, Tensor]:
+    infinity = torch.full_like(x, torch.inf)
+    low = infinity.scatter_reduce(0, group_ids, _valid(x, valid_rows, torch.inf), "amin")
+    high = infinity.neg().scatter_reduce(0, group_ids, _valid(x, valid_rows, -torch.inf), "amax")
+    if valid_rows is None:
+        return low, high
+    some = _count(group_ids, valid_rows) > 0
+    return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
+
+
+def _valid(x: Tensor, valid_rows: RowMask | None, otherwise: float = 0.0) -> Tensor:
+    return x if valid_rows is None else torch.where(valid_rows, x, otherwise)
 
 
 def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
@@ -94,7 +118,8 @@ def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tenso
     >>> group_count(torch.tensor([0, 1, 0]))
     tensor([2, 1, 2])
     """
-    return _sum(_valid(group_ids, valid_rows).long(), group_ids)
+    _checked(group_ids, valid_rows)
+    return _to_rows(_count(group_ids, valid_rows), group_ids)
 
 
 def group_bounds(
@@ -105,13 +130,48 @@ def group_bounds(
     >>> group_bounds(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     (tensor([3., 1., 3.]), tensor([4., 1., 4.]))
     """
-    valid = _valid(group_ids, valid_rows)
+    _checked(group_ids, valid_rows)
+    low, high = _bounds(upcast(x), group_ids, valid_rows)
+    return _to_rows(low, group_ids), _to_rows(high, group_ids)
+
+
+class GroupMoments(NamedTuple):
+    """Of each row's group, all float (B,): how many rows are valid, their bounds, mean and standard deviation.
+
+    ``centred`` is the row's own value less the mean, both measured from the minimum: a large common offset takes no
+    digits away, where beside 1e5 a float32 mean is rounded to 1/128, and equal values give exactly 0.
+    """
+
+    size: PerSequence
+    low: PerSequence
+    high: PerSequence
+    mean_above_low: PerSequence
+    centred: PerSequence
+    std: PerSequence
+
+    @property
+    def mean(self) -> PerSequence:
+        return self.low + self.mean_above_low
+
+
+def group_moments(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
+) -> GroupMoments:
+    """Everything that can be said of a group, asked once: the divisor of σ², two-pass, is n − ddof; 0 if not positive.
+
+    >>> group_moments(torch.tensor([3.0, 5.0]), torch.tensor([0, 0])).std
+    tensor([1.4142, 1.4142])
+    """
+    _checked(group_ids, valid_rows)
     x = upcast(x)
-    infinity = torch.full_like(x, torch.inf)
-    low = infinity.scatter_reduce(0, group_ids, torch.where(valid, x, torch.inf), "amin")[group_ids]
-    high = (-infinity).scatter_reduce(0, group_ids, torch.where(valid, x, -torch.inf), "amax")[group_ids]
-    some = group_count(group_ids, valid) > 0
-    return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
+    size = _to_rows(_sum(_valid(torch.ones_like(x), valid_rows), group_ids), group_ids)
+    low, high = (_to_rows(bound, group_ids) for bound in _bounds(x, group_ids, valid_rows))
+    above = x - low
+    mean_above_low = _to_rows(_sum(_valid(above, valid_rows), group_ids), group_ids) / size.clamp(min=1)
+    centred = above - mean_above_low
+    squares = _to_rows(_sum(_valid(centred, valid_rows).square(), group_ids), group_ids)
+    std = (squares / threshold(size - ddof, 0.0, torch.inf)).sqrt()
+    return GroupMoments(size, low, high, mean_above_low, centred, std)
 
 
 def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -134,8 +194,7 @@ def is_constant(
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
     """
-    spread, limit = _spread_and_limit(x, group_ids, valid_rows, tolerance)
-    return spread <= limit
+    return is_narrow(*group_bounds(x, group_ids, valid_rows), tolerance=tolerance)
 
 
 def is_varied(
@@ -148,15 +207,21 @@ def is_varied(
     >>> is_varied(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
     """
-    spread, limit = _spread_and_limit(x, group_ids, valid_rows, tolerance)
-    return spread > limit
-
-
-def _spread_and_limit(
-    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, tolerance: float
-) -> tuple[PerSequence, PerSequence]:
     low, high = group_bounds(x, group_ids, valid_rows)
-    return high - low, tolerance * torch.maximum(high.abs(), low.abs()).clamp(min=1.0)
+    return high - low > _limit(low, high, tolerance)
+
+
+def is_narrow(low: PerSequence, high: PerSequence, *, tolerance: float) -> RowMask:
+    """:func:`is_constant` of bounds that are at hand.
+
+    >>> is_narrow(torch.tensor([0.0, 5.0]), torch.tensor([1.0, 5.0]), tolerance=1e-6)
+    tensor([False,  True])
+    """
+    return high - low <= _limit(low, high, tolerance)
+
+
+def _limit(low: PerSequence, high: PerSequence, tolerance: float) -> PerSequence:
+    return tolerance * torch.maximum(high, -low).clamp(min=1.0)
 
 
 def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -165,32 +230,16 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
     """
-    low, _, mean_above = _above_minimum(x, group_ids, valid_rows)
-    return low + mean_above
+    return group_moments(x, group_ids, valid_rows).mean
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """``x`` minus the mean of each row's group, both measured from the group's minimum.
-
-    The same as ``x - group_mean(x)``, but a large common offset takes no digits away: beside 1e5 a float32 mean is
-    rounded to 1/128.
+    """``x`` minus the mean of each row's group, both measured from the group's minimum: see :class:`GroupMoments`.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
     """
-    _, above, mean_above = _above_minimum(x, group_ids, valid_rows)
-    return above - mean_above
-
-
-def _above_minimum(
-    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None
-) -> tuple[PerSequence, PerSequence, PerSequence]:
-    """The group's minimum, each row above it, and the group's mean of that."""
-    valid = _valid(group_ids, valid_rows)
-    low, _ = group_bounds(x, group_ids, valid)
-    above = upcast(x) - low
-    count = group_count(group_ids, valid).clamp(min=1)
-    return low, above, _sum(torch.where(valid, above, 0.0), group_ids) / count
+    return group_moments(x, group_ids, valid_rows).centred
 
 
 def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:
@@ -199,7 +248,4 @@ def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = 
     >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    valid = _valid(group_ids, valid_rows)
-    centred = torch.where(valid, group_centred(x, group_ids, valid), 0.0)
-    divisor = group_count(group_ids, valid) - ddof
-    return (_sum(centred.square(), group_ids) / divisor.clamp(min=1)).sqrt() * (divisor > 0)
+    return group_moments(x, group_ids, valid_rows, ddof=ddof).std

@@ -15,6 +15,7 @@ from rlprims.grouping import (
     group_centred,
     group_count,
     group_mean,
+    group_moments,
     group_range,
     group_std,
     is_constant,
@@ -55,6 +56,28 @@ class TestLabels:
 
 
 class TestStatistics:
+    @given(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9), st.booleans()), max_size=20),
+        st.integers(0, 2),
+        st.booleans(),
+    )
+    def test_moments_are_those_of_each_group_alone(
+        self, rows: list[tuple[int, int, bool]], ddof: int, all_valid: bool
+    ) -> None:
+        ids = dense_ids([label for label, _, _ in rows])
+        x = torch.tensor([value / 4 for _, value, _ in rows], dtype=torch.float64)
+        valid = torch.tensor([all_valid or keep for _, _, keep in rows], dtype=torch.bool)
+        got = group_moments(x, ids, None if all_valid else valid, ddof=ddof)
+        for i in range(len(rows)):
+            mine = x[(ids == ids[i]) & valid]
+            n = len(mine)
+            mean = mine.mean() if n else torch.tensor(0.0)
+            scatter = (mine - mean).square().sum()
+            want = [n, mine.min() if n else 0, mine.max() if n else 0, mean, x[i] - mean]
+            want.append((scatter / (n - ddof)).sqrt() if n > ddof else 0)
+            have = [y[i].item() for y in (got.size, got.low, got.high, got.mean, got.centred, got.std)]
+            assert have == pytest.approx([float(y) for y in want], abs=1e-12)
+
     def test_by_hand(self) -> None:
         assert group_count(IDS).tolist() == [3, 2, 3, 2, 3, 1]
         assert group_mean(X, IDS).tolist() == [3, 20, 3, 20, 3, 5]

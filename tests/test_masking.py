@@ -1,5 +1,7 @@
 """Masked statistics, padded and packed."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from rlprims.masking import (
     log_ratio,
     masked_mean,
     pack,
+    row_blocks,
     sequence_ids,
     sequence_lengths,
     sequence_sum,
@@ -98,3 +101,11 @@ def test_one_entry_per_sequence() -> None:
     check_sequences(MASK[0], torch.tensor([0, 1, 3]), scores=torch.zeros(2))
     with pytest.raises(ValueError, match=r"scores has shape \(3,\), needs \(2,\)"):
         check_sequences(MASK, None, scores=torch.zeros(3))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 7), (5, 2**18 + 1), (2**10 + 3, 2**9), (2**19 + 5,)])
+def test_row_blocks_cover_every_row_once(shape: tuple[int, ...]) -> None:
+    rows = torch.arange(shape[0])
+    blocks = [rows[block] for block in row_blocks(torch.empty(shape))]
+    assert torch.equal(torch.cat(blocks), rows)
+    assert all(len(block) <= 1 or len(block) * math.prod(shape[1:]) <= 2**18 for block in blocks)

@@ -1,8 +1,9 @@
 """See :func:`gae`."""
 
 import torch
+from torch import Tensor
 
-from rlprims.masking import check_sequences, check_tokens, zero_outside
+from rlprims.masking import check_sequences, check_tokens, row_blocks, zero_outside
 from rlprims.recurrence import reverse_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
@@ -62,17 +63,36 @@ def gae_of(
 ) -> PerToken:
     """:func:`gae` with one λ, or one per token."""
     check_tokens(response_mask, cu_seqlens, rewards=rewards, values=values)
-    r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
+    if bootstrap_values is None:
+        bootstrap_values = rewards.new_zeros(len(rewards) if cu_seqlens is None else len(cu_seqlens) - 1)
+    check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
+    tensors = (rewards, values, response_mask, bootstrap_values)
+    if cu_seqlens is not None:
+        return _advantages(*tensors, cu_seqlens, gamma=gamma, lam=lam)
+    blocks = [
+        _advantages(*(x[rows] for x in tensors), gamma=gamma, lam=lam[rows] if isinstance(lam, Tensor) else lam)
+        for rows in row_blocks(rewards)
+    ]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _advantages(
+    rewards: PerToken,
+    values: PerToken,
+    mask: TokenMask,
+    bootstrap_values: PerSequence,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    gamma: float,
+    lam: float | PerToken,
+) -> PerToken:
+    r, v = zero_outside(rewards, mask), zero_outside(values, mask)
     dtype = torch.promote_types(r.dtype, v.dtype)
     r, v = r.to(dtype), v.to(dtype)
-    if bootstrap_values is None:
-        bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
-    check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-
     # With W_t = γ V_{t+1} + γλ A_{t+1}, what follows t, this is one linear recurrence without a shifted V:
     #   A_t = r_t − V_t + W_t    and    W_{t−1} = γλ W_t + γ V_t + γλ (r_t − V_t);    masked: W_{t−1} = W_t.
     carried = gamma * lam * torch.ones_like(r)
-    coefficient = torch.where(response_mask, carried, 1.0)
+    coefficient = torch.where(mask, carried, 1.0)
     addend = gamma * v + carried * (r - v)
     _, what_follows = reverse_recurrence(coefficient, addend, gamma * bootstrap_values.to(dtype), cu_seqlens)
-    return zero_outside(r - v + what_follows, response_mask)
+    return zero_outside(r - v + what_follows, mask)

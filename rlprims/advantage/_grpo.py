@@ -9,7 +9,7 @@ from torch import Tensor
 from rlprims.advantage._moments import moments
 from rlprims.advantage._responses import response_scores
 from rlprims.advantage._rloo import leave_one_out
-from rlprims.grouping import group_centred, group_count, group_std, is_constant
+from rlprims.grouping import group_moments, is_narrow
 from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -103,15 +103,15 @@ def standard_scores(
 ) -> PerSequence:
     """:func:`grpo` of one number per response."""
     valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
-    alone = group_count(group_ids, valid_rows) <= 1
+    group = group_moments(s, group_ids, valid_rows, ddof=ddof)
+    alone = group.size <= 1
     if singleton == "error" and bool((alone & valid).any()):
         raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
-    centred = group_centred(s, group_ids, valid_rows)
-    a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else centred
+    a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else group.centred
     if normalize_std and std_over == "group":
-        a = a / (group_std(s, group_ids, valid_rows, ddof=ddof) + eps)
+        a = a / (group.std + eps)
     elif normalize_std:
-        whole = moments(s if std_over == "batch" else centred, valid, ddof=ddof, all_reduce=all_reduce)
+        whole = moments(s if std_over == "batch" else group.centred, valid, ddof=ddof, all_reduce=all_reduce)
         a = a / (whole.variance.sqrt() + eps)
-    a = torch.where(is_constant(s, group_ids, valid_rows, tolerance=tolerance), 0.0, a)
+    a = torch.where(is_narrow(group.low, group.high, tolerance=tolerance), 0.0, a)
     return torch.where(alone, s if singleton == "raw" else 0.0, a)

@@ -1,11 +1,13 @@
 """See :func:`policy_update` and :func:`divergences`."""
 
+import math
+
 import torch
 
-from rlprims.diagnostics._tokens import token_max, token_mean
+from rlprims.diagnostics._tokens import token_mean
 from rlprims.divergence import estimate_kl
-from rlprims.masking import log_ratio, zero_outside
-from rlprims.types import Mean, Metrics, PerToken, TokenMask
+from rlprims.masking import log_ratio, row_blocks, zero_outside
+from rlprims.types import Max, Mean, Metrics, PerToken, TokenMask, merge_metrics
 
 
 def policy_update(
@@ -30,21 +32,40 @@ def policy_update(
     >>> metrics["clip_fraction_high"].value()
     tensor(0.5000)
     """
-    with torch.no_grad():
-        moved = log_ratio(log_probs, old_log_probs, response_mask)
-        ratio = moved.exp()
-        metrics: Metrics = {
-            "approx_kl": token_mean(estimate_kl(-moved, "k3"), response_mask),
-            "ratio_max": token_max(ratio, response_mask),
-        }
-        if clip_low is not None and clip_high is not None:
-            a, tokens = zero_outside(advantages, response_mask), response_mask.sum()
-            below, above = ratio < 1 - clip_low, ratio > 1 + clip_high
-            metrics["clip_fraction_low"] = Mean((below & (a < 0)).sum(), tokens)
-            metrics["clip_fraction_high"] = Mean((above & (a > 0)).sum(), tokens)
-            metrics["outside_fraction_low"] = Mean((below & (a > 0)).sum(), tokens)
-            metrics["outside_fraction_high"] = Mean((above & (a < 0)).sum(), tokens)
-        return metrics
+    bounds = None if clip_low is None or clip_high is None else (_log(1 - clip_low), _log(1 + clip_high))
+    tokens = (log_probs.detach(), old_log_probs.detach(), advantages.detach(), response_mask)
+    blocks = (tuple(x[rows] for x in tokens) for rows in row_blocks(response_mask))
+    return merge_metrics(*(_policy_update(*block, bounds=bounds) for block in blocks))
+
+
+def _log(ratio: float) -> float:
+    return math.log(ratio) if ratio > 0 else -math.inf
+
+
+def _policy_update(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    mask: TokenMask,
+    *,
+    bounds: tuple[float, float] | None,
+) -> Metrics:
+    """Of one block; of the log-ratio, for the ratio itself is needed at its maximum only."""
+    moved = log_ratio(log_probs, old_log_probs, mask)
+    tokens = mask.sum()
+    highest = torch.where(mask, moved, -torch.inf).flatten()
+    metrics: Metrics = {
+        "approx_kl": Mean(estimate_kl(-moved, "k3").sum(), tokens),  # 0 outside the mask, as the log-ratio
+        "ratio_max": Max(highest.amax().exp() if highest.numel() else moved.sum()),
+    }
+    if bounds is not None:
+        good, bad = mask & (advantages > 0), mask & (advantages < 0)
+        below, above = moved < bounds[0], moved > bounds[1]
+        metrics["clip_fraction_low"] = Mean((below & bad).sum(), tokens)
+        metrics["clip_fraction_high"] = Mean((above & good).sum(), tokens)
+        metrics["outside_fraction_low"] = Mean((below & good).sum(), tokens)
+        metrics["outside_fraction_high"] = Mean((above & bad).sum(), tokens)
+    return metrics
 
 
 def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: TokenMask) -> Metrics:

@@ -1,9 +1,12 @@
 """See :func:`clipped_surrogate`."""
 
+from functools import partial
+
 import torch
 
 from rlprims.losses._bounds import check_ratio_bounds
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.losses._with_slope import with_slope
+from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -49,9 +52,28 @@ def clipped_surrogate(
     check_ratio_bounds(clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip} must be above 1 (3.0 is usual), or None for no dual clip")
-    a = zero_outside(advantages, response_mask).detach()
-    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
-    # All clips as one: A >= 0 is clipped from above only, A < 0 from below, and by c from above.
-    low = torch.where(a >= 0, 0.0, torch.full_like(a, 1 - clip_low))
-    high = torch.where(a >= 0, 1 + clip_high, torch.full_like(a, torch.inf if dual_clip is None else dual_clip))
-    return -a * ratio.clamp(low, high)
+    clipped = partial(_clipped, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    return with_slope(clipped, log_probs, old_log_probs, advantages, response_mask)
+
+
+def _clipped(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    mask: TokenMask,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> tuple[PerToken, PerToken]:
+    """The loss, and its slope: the loss itself where neither a clip nor the limit of the log-ratio holds, else 0."""
+    blame = -zero_outside(advantages, mask)
+    moved = zero_outside(upcast(log_probs) - upcast(old_log_probs), mask)
+    near = moved.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = near.exp()
+    unclipped = ratio * blame
+    loss = torch.maximum(unclipped, ratio.clamp(1 - clip_low, 1 + clip_high) * blame)
+    if dual_clip is not None:
+        loss = torch.minimum(loss, dual_clip * blame.relu())  # A >= 0: the loss is not above 0 anyway
+    # Compared in place the answer is 1.0 or 0.0, and a product of floats takes a fifth of the time of a selection.
+    return loss, loss * unclipped.eq_(loss) * near.eq_(moved)
