@@ -6,7 +6,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import _machine, _report, data_proto, gae, group_advantage, group_filter, policy_loss, rewards
+from benchmarks import (
+    _machine,
+    _report,
+    data_proto,
+    fused_head,
+    gae,
+    group_advantage,
+    group_filter,
+    policy_loss,
+    rewards,
+)
 from benchmarks._harness import Row, measure, settle_allocator
 
 FAMILIES = {
@@ -14,6 +24,7 @@ FAMILIES = {
     "group": group_advantage.cases,
     "filter": group_filter.cases,
     "loss": policy_loss.cases,
+    "head": fused_head.cases,
     "batch": data_proto.cases,
     "rewards": rewards.cases,
 }

@@ -13,6 +13,7 @@ FAMILIES = {
     "group": "Group-relative advantages, from labels",
     "filter": "DAPO's group filter, from labels",
     "loss": "Clipped policy loss, forward and backward, with metrics",
+    "head": "LM head to log-probs and entropy (score), and to a clipped policy loss with its gradient (train)",
     "batch": "DataProto, 4096 x 4096 tokens in three columns (320 MiB), four object columns",
     "rewards": "Real answers scored by rule",
 }

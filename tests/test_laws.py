@@ -118,6 +118,12 @@ RECORDS = [
     Record("logprobs.entropy_from_logits", check_logits, call={"temperature": 0.7}),
     Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5}),
     Record("logprobs.from_logits", check_logits, call={"temperature": 0.7}),
+    Record(
+        "logprobs.from_logits",
+        check_logits,
+        matters={"inplace_backward": True},
+        exempt={"hyperparameters matter": "it says where the gradient is written, not what it is"},
+    ),
 ]
 RECORDS += [Record(check=check_advantage, **record) for record in records_advantage.RECORDS]
 RECORDS += [Record(check=check_loss, **record) for record in records_losses.RECORDS]
@@ -131,6 +137,10 @@ NOT_TENSOR_FUNCTIONS = {
     "advantage.ValueTracker": "advantage/test_trackers.py",
     "corrections.Weights": "corrections/test_weights.py",
     "corrections.batch_normalized": "corrections/test_batch_normalized.py",
+    "logprobs.FusedLoss": "logprobs/test_fused_loss.py",
+    "logprobs.LogProbs": "logprobs/test_from_hidden.py",
+    "logprobs.from_hidden": "logprobs/test_from_hidden.py",
+    "logprobs.fused_loss": "logprobs/test_fused_loss.py",
     "losses.count_totals": "losses/test_aggregation.py",
     "rewards.verifiers": "rewards/test_verifiers.py",
     "filters.DifficultyPools": "filters/test_difficulty_pools.py",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlprims.masking import upcast
-from rlprims.softmax import check_logits, log_softmax, row_blocks
+from rlprims.softmax import check_logits, row_blocks, softmax_and_log
 from rlprims.types import PerToken
 
 
@@ -23,8 +23,8 @@ class _Entropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
         entropy = upcast(logits.new_empty(len(logits)))
         for rows in row_blocks(logits):
-            log_p = log_softmax(logits[rows], temperature)
-            entropy[rows] = (log_p.exp() * _surprise(log_p)).sum(-1)
+            p, log_p = softmax_and_log(logits[rows], temperature)
+            entropy[rows] = (p * _surprise(log_p)).sum(-1)
         ctx.save_for_backward(logits, entropy)
         ctx.temperature = temperature
         return entropy
@@ -37,8 +37,8 @@ class _Entropy(torch.autograd.Function):
         for rows in row_blocks(logits):
             # d H / d z_j = p_j (−log p_j − H) / temperature
             g = grad[rows, None] / ctx.temperature
-            log_p = log_softmax(logits[rows], ctx.temperature)
-            block = log_p.exp() * (_surprise(log_p) - entropy[rows, None]) * g
+            p, log_p = softmax_and_log(logits[rows], ctx.temperature)
+            block = p * (_surprise(log_p) - entropy[rows, None]) * g
             grad_logits[rows] = torch.where(g == 0, 0.0, block).to(logits.dtype)
         return grad_logits, None
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlprims.logprobs import from_logits
+from rlprims.logprobs import entropy_from_logits, from_logits
 
 
 def test_by_hand() -> None:
@@ -70,10 +70,56 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         from_logits(torch.zeros(1, 2), torch.tensor([0]), temperature=temperature)
 
 
-@pytest.mark.parametrize("tokens", [torch.zeros(2, dtype=torch.int64), torch.zeros(3), torch.zeros(3, 1).long()])
+@pytest.mark.parametrize("tokens", [torch.zeros(2, dtype=torch.int64), torch.zeros(3), torch.zeros(3, 1, 1).long()])
 def test_tokens_that_do_not_fit_are_refused(tokens: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="token_ids"):
         from_logits(torch.zeros(3, 5), tokens)
+
+
+def test_several_tokens_of_each_row() -> None:
+    """Each column is what a call with that token gives, and the gradient is the sum of theirs; a token may repeat."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(2, 3, 7, generator=generator, dtype=torch.float64)).requires_grad_()
+    tokens = torch.randint(7, (2, 3, 4), generator=generator)
+    tokens[0, 0] = 5
+    weights = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    got = from_logits(logits, tokens, temperature=0.7)
+    assert got.shape == (2, 3, 4)
+    columns = [from_logits(logits, tokens[..., k], temperature=0.7) for k in range(4)]
+    assert torch.equal(got, torch.stack(columns, dim=-1))
+    (gradient,) = torch.autograd.grad(got, logits, weights)
+    (want,) = torch.autograd.grad(sum((c * weights[..., k]).sum() for k, c in enumerate(columns)), logits)
+    torch.testing.assert_close(gradient, want, rtol=0, atol=1e-12)
+
+
+def test_all_tokens_are_the_whole_softmax() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [1.0, 1.0]], dtype=torch.float64)
+    got = from_logits(logits, torch.arange(2).expand(2, 2))
+    torch.testing.assert_close(got.exp(), torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64))
+
+
+def test_in_place_the_gradient_is_where_the_logits_were() -> None:
+    generator = torch.Generator().manual_seed(0)
+    leaf = torch.randn(12, 50_000, generator=generator, requires_grad=True)
+    tokens = torch.randint(50_000, (12,), generator=generator)
+    slopes, places = [], []
+    for inplace in (False, True):
+        logits = leaf * 5
+        logits.register_hook(lambda slope: places.append(slope.data_ptr()))
+        slopes += torch.autograd.grad(from_logits(logits, tokens, inplace_backward=inplace).sum(), leaf)
+        assert (places[-1] == logits.data_ptr()) is inplace
+    assert torch.equal(*slopes)
+
+
+def test_in_place_is_refused_where_it_would_be_wrong() -> None:
+    leaf, tokens = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="leaf"):
+        from_logits(leaf, tokens, inplace_backward=True)
+    logits = leaf * 2
+    entropies = entropy_from_logits(logits)
+    log_probs = from_logits(logits, tokens, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        (entropies + log_probs).sum().backward()
 
 
 def test_integer_logits_are_refused() -> None:
