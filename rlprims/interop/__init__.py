@@ -1,4 +1,5 @@
 """Bridges to other libraries, one module each. None of them is imported, nor needed, until a function here is called.
 
-``rlprims.interop.verl``: `to_verl` and `from_verl`, between this library's DataProto and verl's.
+``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` cross between the DataProtos.
+``rlprims.interop.trl``: `grpo_trainer` gives TRL's trainer an algorithm, `reward_func` a verifier.
 """

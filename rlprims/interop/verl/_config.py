@@ -1,0 +1,14 @@
+"""verl's configuration as our hyperparameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlprims.algorithms import Use
+
+
+def configured(part: Use, config: Any, knobs: Mapping[str, str]) -> dict[str, Any]:
+    """Values for the hyperparameters of ``part`` that ``config`` has a knob for; ``knobs`` has its name for ours."""
+    if config is None:
+        return {}
+    values = {ours: config.get(knobs[ours], None) for ours in part.hyperparameters if ours in knobs}
+    return {ours: value for ours, value in values.items() if value is not None}

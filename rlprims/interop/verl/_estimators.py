@@ -1,0 +1,47 @@
+"""Estimators in the shape that verl calls."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.advantage import discounted_returns
+from rlprims.algorithms import Use
+from rlprims.grouping import dense_ids
+from rlprims.interop.verl._config import configured
+
+Estimator = Callable[..., tuple[Tensor, Tensor]]
+
+HANDED = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
+"""What verl hands to an estimator of a name that is not its own."""
+
+KNOBS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}
+
+
+def estimator(part: Use, normalization: Use | None = None, *, knobs: Mapping[str, str] = KNOBS) -> Estimator:
+    """``part`` as verl calls it; the second result, a critic's target, is the discounted return."""
+
+    def estimate(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: np.ndarray | Tensor | None = None,
+        reward_baselines: Tensor | None = None,
+        config: Any = None,
+        **unused: Any,
+    ) -> tuple[Tensor, Tensor]:
+        mask = response_mask.bool()
+        data = {"rewards": token_level_rewards, "response_mask": mask}
+        if index is not None:
+            data["group_ids"] = dense_ids(index).to(mask.device)
+        if reward_baselines is not None:
+            data["baseline_scores"] = reward_baselines
+        with torch.no_grad():
+            advantages = part(data, **configured(part, config, knobs))
+            if normalization is not None:
+                advantages = normalization({**data, "advantages": advantages})
+            gamma = 1.0 if config is None else config.get("gamma", 1.0)
+            return advantages, discounted_returns(token_level_rewards, mask, gamma=gamma)
+
+    return estimate

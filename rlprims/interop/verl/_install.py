@@ -1,0 +1,127 @@
+"""See :func:`install`."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from rlprims import advantage, losses
+from rlprims.algorithms import Algorithm, Use, use
+from rlprims.interop.verl import _estimators, _losses
+from rlprims.interop.verl._rewards import manager
+
+
+class Installed(NamedTuple):
+    """The names that verl now knows."""
+
+    estimators: tuple[str, ...]
+    policy_losses: tuple[str, ...]
+    reward_managers: tuple[str, ...]
+    left_out: dict[str, str]
+    """What is ours and cannot be registered, each with the reason."""
+
+
+def install(*algorithms: Algorithm) -> Installed:
+    """Register with verl every estimator and policy loss, as ``rlprims/<name>``, and the reward manager ``rlprims``.
+
+    Hyperparameters come from verl's configuration where it has the knob (``algorithm.gamma``, ``actor.clip_ratio_low``,
+    ...), and are ours elsewhere. ``algorithms`` are registered beside them, as ``rlprims/algorithms/<name>``, with
+    their own hyperparameters and aggregation: the advantage under ``algorithm.adv_estimator``, the loss under
+    ``actor_rollout_ref.actor.policy_loss.loss_mode``. Another call replaces what one before has registered.
+
+    verl's Ray workers are processes of their own: ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``, or a
+    module of yours that calls this, registers in each.
+
+    Raises:
+        ImportError: verl is not installed, or what it needs is not.
+        ValueError: an algorithm reads what verl does not hand over.
+    """
+    left_out: dict[str, str] = {}
+    estimators = {f"rlprims/{name}": _estimators.estimator(part) for name, part in _parts(_ESTIMATORS, left_out)}
+    policy_losses = {f"rlprims/{name}": _losses.policy_loss(part) for name, part in _parts(_LOSSES, left_out)}
+    for algorithm in algorithms:
+        _check(algorithm)
+        name = f"rlprims/algorithms/{algorithm.name}"
+        estimators[name] = _estimators.estimator(algorithm.advantage, algorithm.normalization, knobs={})
+        policy_losses[name] = _losses.policy_loss(algorithm.policy_loss, algorithm.aggregation, knobs={})
+
+    core, managers = _verl("verl.trainer.ppo.core_algos"), _verl("verl.experimental.reward_loop.reward_manager")
+    for name, estimator in estimators.items():
+        core.ADV_ESTIMATOR_REGISTRY.pop(name, None)  # it refuses a second registration
+        core.register_adv_est(name)(estimator)
+    for name, policy_loss in policy_losses.items():
+        core.register_policy_loss(name)(policy_loss)
+    if "rlprims" not in managers.registry.REWARD_MANAGER:
+        managers.register("rlprims")(manager(managers.get_reward_manager_cls("naive")))
+    return Installed(tuple(estimators), tuple(policy_losses), ("rlprims",), left_out)
+
+
+class _Kind(NamedTuple):
+    room: Any
+    is_one: Callable[[Use], bool]
+    needed: Callable[[Use], frozenset[str]]
+    handed: frozenset[str]
+    instead: dict[str, str]
+
+
+_ESTIMATORS = _Kind(
+    advantage,
+    lambda part: "response_mask" in part.needs and "advantages" not in part.needs,
+    lambda part: part.needs,
+    _estimators.HANDED,
+    {
+        "gae": "verl's own adv_estimator=gae is this one, whitened",
+        "gdpo": "verl's own adv_estimator=gdpo is a dialect of it",
+        "optimal_token_baseline": "verl's own adv_estimator=optimal_token_baseline is a form of it",
+        "pkpo": "install(algorithms.pkpo(k=4))",
+    },
+)
+_LOSSES = _Kind(
+    losses,
+    lambda part: {"log_probs", "advantages"} <= part.needs,
+    _losses.needed,
+    _losses.HANDED,
+    {"decoupled_ppo": "clipped_surrogate with the weights of verl's rollout_correction.rollout_is is its form"},
+)
+
+
+def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
+    """Those of a kind that verl can call; the others go to ``left_out``."""
+    for name in kind.room.__all__:
+        part = use(getattr(kind.room, name))
+        if not kind.is_one(part):
+            continue
+        lacking = sorted(_lacking(kind, part))
+        if lacking or part.unbound:
+            reason = f"verl hands over no {', '.join(lacking)}" if lacking else f"needs {', '.join(part.unbound)}"
+            left_out[name] = "; ".join([reason, *([kind.instead[name]] if name in kind.instead else [])])
+        else:
+            yield name, part
+
+
+def _lacking(kind: _Kind, part: Use) -> frozenset[str]:
+    return kind.needed(part) - kind.handed
+
+
+def _check(algorithm: Algorithm) -> None:
+    problems = [
+        f"{part.path} reads {', '.join(sorted(lacking))}"
+        for kind, part in ((_ESTIMATORS, algorithm.advantage), (_LOSSES, algorithm.policy_loss))
+        if (lacking := _lacking(kind, part))
+    ]
+    if "group_ids" in algorithm.aggregation.needs:
+        problems.append(f"{algorithm.aggregation.path} reads group_ids")
+    if algorithm.loss_terms:
+        problems.append("loss_terms: set actor.use_kl_loss and actor.entropy_coeff in verl, and loss_terms=() here")
+    if algorithm.corrections:
+        problems.append("corrections: set algorithm.rollout_correction in verl, and corrections=() here")
+    if algorithm.token_selection:
+        problems.append("token_selection: its thresholds are those of a whole update, which verl does not hand over")
+    if problems:
+        raise ValueError(f"verl does not hand over what {algorithm.name} reads: {'; '.join(problems)}")
+
+
+def _verl(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"install needs verl ({error}): pip install verl") from error

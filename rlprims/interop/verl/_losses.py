@@ -1,0 +1,100 @@
+"""Policy losses in the shape that verl calls."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rlprims import losses
+from rlprims.algorithms import Use, use
+from rlprims.diagnostics import policy_update
+from rlprims.interop.verl._config import configured
+from rlprims.masking import zero_outside
+from rlprims.types import Totals
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
+
+HANDED = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
+"""What verl hands to a policy loss."""
+
+KNOBS = {
+    "clip_low": "clip_ratio_low",
+    "clip_high": "clip_ratio_high",
+    "dual_clip": "clip_ratio_c",
+    "tau_pos": "tau_pos",
+    "tau_neg": "tau_neg",
+}
+
+AGGREGATIONS: Mapping[str, Callable[..., Tensor]] = {
+    "token-mean": losses.token_mean,
+    "token-sum": losses.token_sum,
+    "seq-mean-token-sum": losses.seq_mean_token_sum,
+    "seq-mean-token-mean": losses.seq_mean_token_mean,
+    "seq-mean-token-sum-norm": losses.seq_mean_token_sum_norm,
+}
+
+
+def needed(part: Use) -> frozenset[str]:
+    """What ``part`` reads. verl hands over one old policy: in a loss of one that is the sampler's, it stands for it."""
+    both = {"old_log_probs", "rollout_log_probs"}
+    return part.needs if both <= part.needs else part.needs - {"rollout_log_probs"}
+
+
+def policy_loss(part: Use, aggregation: Use | None = None, *, knobs: Mapping[str, str] = KNOBS) -> PolicyLoss:
+    """``part`` as verl calls it; without ``aggregation`` verl's ``loss_agg_mode`` decides."""
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, float]]:
+        mask = response_mask.bool()
+        data = {
+            "log_probs": log_prob,
+            "old_log_probs": old_log_prob,
+            "rollout_log_probs": old_log_prob,
+            "advantages": advantages,
+            "response_mask": mask,
+        }
+        values = {**part.hyperparameters, **configured(part, config, knobs)}
+        per_token = part.fn(**{name: data[name] for name in part.needs}, **values)
+        if rollout_is_weights is not None:
+            per_token = per_token * zero_outside(rollout_is_weights, mask)
+        bounds = {name: values.get(name) for name in ("clip_low", "clip_high")}
+        moved = policy_update(log_prob, old_log_prob, advantages, mask, **bounds)
+        step = {} if config is None else config.global_batch_info
+        return (
+            _aggregate(per_token, mask, aggregation or _named(loss_agg_mode, mask, step), step),
+            {f"actor/{name}": float(metric.value()) for name, metric in moved.items()},
+        )
+
+    return loss
+
+
+def _named(mode: str, mask: Tensor, step: Mapping[str, Any]) -> Use:
+    if mode not in AGGREGATIONS:
+        raise ValueError(f"loss_agg_mode is {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
+    if mode != "seq-mean-token-sum-norm":
+        return use(AGGREGATIONS[mode])
+    return use(AGGREGATIONS[mode], length=step.get("loss_scale_factor") or mask.shape[-1])
+
+
+def _aggregate(per_token: Tensor, mask: Tensor, aggregation: Use, step: Mapping[str, Any]) -> Tensor:
+    """verl averages the gradients of ``dp_size`` ranks, hence the factor; its counts are of the whole mini-batch."""
+    ranks = step.get("dp_size") or 1
+    tokens, sequences = step.get("batch_num_tokens"), step.get("global_batch_size")
+    if ranks > 1 and None in (tokens, sequences):
+        raise ValueError(f"dp_size is {ranks}: global_batch_info also needs batch_num_tokens and global_batch_size")
+    local = losses.count_totals(mask)
+    totals = Totals(
+        tokens=local.tokens if tokens is None else tokens,
+        sequences=local.sequences if sequences is None else sequences,
+        groups=local.groups,
+    )
+    objective: Tensor = aggregation({"losses": per_token, "response_mask": mask, "totals": totals})
+    return objective * ranks
