@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray lint bench clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants lint bench clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -32,6 +32,9 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
 	.venv-ray/bin/python -m pytest -q -m ray tests/execution tests/trainer
+
+mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
+	nice .venv-mutants/bin/python tests/mutation
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -68,6 +71,12 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 	@touch $@
 
+.venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt
+	$(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip install -q -c constraints/dev.txt torch
+	.venv-mutants/bin/python -m pip install -q -c constraints/dev.txt -c constraints/mutation.txt -e ".[dev]" cosmic-ray
+	@touch $@
+
 # The CPU build; where there is a GPU: pip install 'rlprims[ray]' vllm
 install-ray: .venv-ray/.ready
 
@@ -78,4 +87,4 @@ install-ray: .venv-ray/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-ray build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -360,7 +360,7 @@ def test_the_number_of_cases() -> None:
         "nemo_rl": 95,
         "openrlhf": 92,
         "skyrl": 74,
-        "areal": 67,
+        "areal": 71,
         "slime": 62,
         "rlax": 56,
         "torchrl": 40,

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Primitive:
     alternatives: Mapping[str, Any] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.fn).parameters
 

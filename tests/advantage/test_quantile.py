@@ -31,6 +31,10 @@ def test_the_largest() -> None:
     assert per_response([5, 1, 4], level=1.0, normalize_std=False) == [0, -4, -1]
 
 
+def test_the_least_level_is_the_smallest() -> None:
+    assert per_response([5, 1, 4], level=1e-9, normalize_std=False) == [4, 0, 3]
+
+
 def test_groups_in_mixed_order() -> None:
     assert per_response([5, 1, 4, 3], [1, 0, 1, 0], level=0.5, normalize_std=False) == [1, 0, 0, 2]
 

@@ -116,3 +116,15 @@ def test_a_nan_of_the_sampler_propagates() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         weights(1.0, **options)
+
+
+def test_nobody_can_add_to_what_is_corrected() -> None:
+    one = torch.zeros(1, 1)
+    assert isinstance(importance_weights(one, one, torch.tensor([[True]])).corrected, frozenset)
+
+
+@pytest.mark.parametrize("level", ["token", "segment", "sequence"])
+def test_turns_of_another_shape_are_refused(level: str) -> None:
+    one = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="turn_ids has shape"):
+        importance_weights(one, one, one == 0, turn_ids=torch.zeros(1, 3, dtype=torch.int64), level=level)

@@ -40,7 +40,7 @@ def test_geometric_does_not_see_the_length_and_mis_does() -> None:
     assert values(mis, long)[0] == [0.0] * 2000
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(0.9e-4, 0.0), (1.1e-4, 1.0), (99.0, 1.0), (101.0, 0.0)])
+@pytest.mark.parametrize(("ratio", "kept"), [(0.9e-4, 0.0), (1.1e-4, 1.0), (99.9, 1.0), (100.1, 0.0)])
 def test_one_token_is_a_veto(ratio: float, kept: float) -> None:
     assert values(veto, [1.0, ratio, 1.0]) == [[kept] * 3]
     assert values(veto, [1.0, ratio, 1.0], low=0.0, high=math.inf) == [[1.0] * 3]
@@ -48,3 +48,17 @@ def test_one_token_is_a_veto(ratio: float, kept: float) -> None:
 
 def test_seq_mask_tis_does_not_cap_the_ratio_of_a_token() -> None:
     assert values(seq_mask_tis, [50.0, 0.02]) == [[50.0, 0.02]]
+
+
+@pytest.mark.parametrize(
+    ("fn", "inside", "outside"),
+    [
+        (icepop, [0.51, 4.9], [0.49, 5.1]),
+        (mis, [2.9], [3.1]),
+        (geometric, [0.9991, 1.0009], [0.9989, 1.0011]),
+        (seq_mask_tis, [0.9991, 1.0019], [0.9989, 1.0021]),
+    ],
+)
+def test_the_bounds_that_are_the_default(fn, inside: list[float], outside: list[float]) -> None:
+    assert all(values(fn, [ratio]) != [[0.0]] for ratio in inside)
+    assert values(fn, *([ratio] for ratio in outside)) == [[0.0]] * len(outside)

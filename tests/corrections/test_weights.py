@@ -1,5 +1,7 @@
 """Factors of the loss: what they multiply to, what they account for, and what torch.compile makes of them."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 
@@ -51,3 +53,12 @@ def test_a_loss_with_weights_compiles_in_one_graph() -> None:
 
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     assert torch.equal(compiled(TRAINER + 0.1), loss(TRAINER + 0.1))
+
+
+def test_weights_are_fixed_and_compared_by_identity() -> None:
+    values = torch.ones(1)
+    weights = Weights(values)
+    with pytest.raises(FrozenInstanceError):
+        weights.values = values + 1
+    assert weights == weights
+    assert weights != Weights(values)

@@ -17,9 +17,10 @@ def test_shares(max_share: float, groups: list[int]) -> None:
     assert completed(FLAGS, IDS, max_share=max_share).tolist() == [bool(groups[i]) for i in IDS.tolist()]
 
 
-def test_a_share_of_all_is_refused() -> None:
+@pytest.mark.parametrize("max_share", [1.0, -0.1])
+def test_a_share_of_all_or_less_than_none_is_refused(max_share: float) -> None:
     with pytest.raises(ValueError, match="max_share"):
-        completed(FLAGS, IDS, max_share=1.0)
+        completed(FLAGS, IDS, max_share=max_share)
 
 
 def test_a_flag_must_be_bool() -> None:

@@ -100,7 +100,7 @@ def test_another_state_is_refused_and_nothing_changes(state: dict[str, Any]) -> 
 def test_an_unknown_rate_is_refused() -> None:
     pools = DifficultyPools(POOLS)
     with pytest.raises(ValueError, match="the solve rate of 'b' is nan"):
-        pools.observe({"a": 0.5, "b": float("nan")})
+        pools.observe({"a": 0.5, "b": float("nan"), "c": float("inf")})
     assert pools.solve_rates == {}
 
 
@@ -108,3 +108,10 @@ def test_an_unknown_rate_is_refused() -> None:
 def test_pools_that_make_no_sense_are_refused(pools: dict[str, tuple[float, float]]) -> None:
     with pytest.raises(ValueError, match="pools="):
         DifficultyPools(pools)
+
+
+def test_a_whole_number_is_a_rate() -> None:
+    observed, resumed = DifficultyPools(POOLS), DifficultyPools(POOLS)
+    observed.observe({"a": 1})
+    resumed.load_state_dict({"solve_rates": {"a": 1}})
+    assert json.dumps(observed.state_dict()) == json.dumps(resumed.state_dict()) == '{"solve_rates": {"a": 1.0}}'

@@ -74,9 +74,10 @@ def test_taking_too_early_is_refused() -> None:
         DynamicSampling(groups=2).take()
 
 
-def test_reasons_must_match_the_groups() -> None:
-    with pytest.raises(ValueError, match="2 groups but 1 reasons"):
-        DynamicSampling(groups=2).add([1, 2], [None])
+@pytest.mark.parametrize("reasons", [1, 3])
+def test_reasons_must_match_the_groups(reasons: int) -> None:
+    with pytest.raises(ValueError, match=f"2 groups but {reasons} reasons"):
+        DynamicSampling(groups=2).add([1, 2], [None] * reasons)
 
 
 @pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": 1, "max_generation_batches": 0}])

@@ -33,3 +33,12 @@ def test_advantages_may_be_shifted_and_scaled() -> None:
 def test_a_share_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="fraction"):
         kl_cov(LOG_PROBS, A, MASK, fraction=0.0)
+
+
+def test_of_bf16_the_covariance_is_float32() -> None:
+    """Rounded to bf16 after the mean is taken off, log-probs of −2.00 to −2.05 would be tied."""
+    x = torch.linspace(-2.5, -2.0, 33).bfloat16().reshape(3, 11)
+    a, mask = torch.linspace(-1.3, 1.7, 33).reshape(11, 3).T.contiguous().bfloat16(), torch.ones(3, 11) > 0
+    for fraction in (0.1, 0.3, 0.5, 0.7):
+        chosen = kl_cov(x, a, mask, fraction=fraction)
+        assert torch.equal(chosen, kl_cov(x.double(), a.double(), mask, fraction=fraction))

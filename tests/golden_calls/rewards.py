@@ -78,7 +78,8 @@ def value_of(new: str, old: str, target: str, mask: str, clip: str, gradient: st
         mode = c.args.get("loss_agg_mode") or (
             "token-mean" if c.args.get("token_level_loss", True) else "seq-mean-token-mean"
         )
-        losses = value(x, c.inputs[old], c.inputs[target], m, clip=c.args[clip])
+        delta = c.args["huber_delta"] if c.args.get("loss_fn_type") == "huber" else None
+        losses = value(x, c.inputs[old], c.inputs[target], m, clip=c.args[clip], huber_delta=delta)
         return with_gradient(aggregate(mode, losses, m, c.args), x, gradient)
 
     return call
@@ -154,6 +155,8 @@ def slime_filter(c: Case) -> Answer:
     return {"keep": torch.stack([keep[ids == i].all() for i in range(len(groups))])}
 
 
+AREAL_VALUE = value_of("value", "old_value", "target_value", "loss_mask", "value_eps_clip", "grad_value")
+
 CALLS: Calls = {
     ("verl", "kl_penalty"): kl_of("logprob", "ref_logprob", "grad_logprob", "kl_penalty"),
     ("verl", "apply_kl_penalty"): apply_kl_penalty,
@@ -191,7 +194,6 @@ CALLS: Calls = {
         "max_response_length", "overlong_buffer_length", "overlong_buffer_penalty"
     ),
     ("areal", "areal_overlong"): overlong_of("max_response_length", "overlong_tokens", "overlong_penalty_factor"),
-    ("areal", "areal_value_loss.mse"): value_of(
-        "value", "old_value", "target_value", "loss_mask", "value_eps_clip", "grad_value"
-    ),
+    ("areal", "areal_value_loss.mse"): AREAL_VALUE,
+    ("areal", "areal_value_loss.huber"): AREAL_VALUE,
 }

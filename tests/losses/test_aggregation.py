@@ -96,6 +96,10 @@ def test_totals_may_be_numbers_or_tensors() -> None:
         assert seq_mean_token_sum(LOSSES, MASK, totals=totals) == pytest.approx(64 / 8)
 
 
+def test_any_length_above_zero_will_do() -> None:
+    assert seq_mean_token_sum_norm(LOSSES, MASK, length=0.5) == pytest.approx(32.0)
+
+
 def test_a_length_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="length"):
         seq_mean_token_sum_norm(LOSSES, MASK, length=0)

@@ -43,6 +43,8 @@ def test_total_variation(now: float, then: float, advantage: float, weight: floa
         (0.6, 0.9, -1.0, 0.0),
         # q = 0.6, p = 0.65: 0.6 log(12/13) + 0.4 log(8/7) = 0.005387
         (0.65, 0.6, 1.0, 13 / 12),
+        # q = 1, p = 0.5: log 2, and nothing of what cannot happen
+        (0.5, 1.0, -1.0, 0.0),
     ],
 )
 def test_kl(now: float, then: float, advantage: float, weight: float) -> None:

@@ -30,6 +30,13 @@ def test_by_hand() -> None:
     assert bad == pytest.approx((0.7 * (1 - sigmoid(-1)), 0.7 * slope))
 
 
+@pytest.mark.parametrize("desirable", [True, False])
+def test_a_weight_of_zero_leaves_its_kind_out(desirable: bool) -> None:
+    weights = {"desirable_weight": 0.0} if desirable else {"undesirable_weight": 0.0}
+    assert loss_and_gradient(3.0, 1.0, desirable, **weights) == (0.0, 0.0)
+    assert loss_and_gradient(3.0, 1.0, not desirable, **weights)[0] > 0
+
+
 def test_far_responses_have_saturated() -> None:
     for gain in (1e4, -1e4):
         for desirable in (True, False):

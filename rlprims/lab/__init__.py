@@ -1,0 +1,40 @@
+"""A laboratory for algorithms: what each token gets, and why, on rollouts small enough to read.
+
+Everything is computed by the stages of :mod:`rlprims.algorithms` and by autograd. Pictures need the extra ``lab``.
+
+>>> import torch
+>>> from rlprims import algorithms, lab
+>>> batch = {"scores": torch.tensor([1.0, 0.0]), "group_ids": torch.tensor([0, 0])}
+>>> table = lab.simulate(algorithms.grpo(kl_coef=0.0), {**batch, "response_mask": torch.ones(2, 1, dtype=torch.bool)})
+>>> [round(push, 3) for push in table["gradient"]]
+[0.354, -0.354]
+"""
+
+from rlprims.lab._compare import Comparison, compare
+from rlprims.lab._explain import explain
+from rlprims.lab._rollouts import load_jsonl, load_run, load_trl, load_verl
+from rlprims.lab._simulate import simulate
+from rlprims.lab._surrogate import Surrogate, surrogate
+from rlprims.lab._table import Page, Table
+from rlprims.lab._tasks import TabularTask, bandit, stop_after
+from rlprims.lab._train import Training, train
+
+__all__ = [
+    "Comparison",
+    "Page",
+    "Surrogate",
+    "Table",
+    "TabularTask",
+    "Training",
+    "bandit",
+    "compare",
+    "explain",
+    "load_jsonl",
+    "load_run",
+    "load_trl",
+    "load_verl",
+    "simulate",
+    "stop_after",
+    "surrogate",
+    "train",
+]

@@ -1,0 +1,98 @@
+"""See :func:`compare`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlprims.algorithms import Algorithm, diff
+from rlprims.lab._pipeline import Batch
+from rlprims.lab._simulate import simulate
+from rlprims.lab._table import Table
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What an algorithm swap changes on the same rollouts.
+
+    Attributes:
+        knobs: those that differ from the first algorithm's.
+        responses: per response and algorithm, ``push``, the sum of the tokens' gradients, and ``share``, the part of
+            all |gradient| that its tokens get.
+        tokens: per token and algorithm advantage, gradient and cause, as :func:`simulate` has them; ``change`` is the
+            gradient minus the first algorithm's.
+    """
+
+    knobs: Table
+    responses: Table
+    tokens: Table
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, (self.knobs, self.responses, self.tokens)))
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in (self.knobs, self.responses, self.tokens))
+
+
+def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> Comparison:
+    """What changes where one algorithm takes another's place, on the same rollouts.
+
+    The first is what the others are compared with. Columns are named ``<what> <algorithm>``; algorithms of one name are
+    numbered.
+
+    Raises:
+        ValueError: fewer than two algorithms, or a batch that lacks what one of them needs.
+    """
+    if len(algorithms) < 2:
+        raise ValueError(f"algorithms has {len(algorithms)} entries: compare at least two")
+    names = _names(algorithms)
+    tables = {name: simulate(algorithm, batch, seed=seed) for name, algorithm in zip(names, algorithms, strict=True)}
+    first = names[0]
+    place = {key: tables[first][key] for key in ("row", "position", "token") if key in tables[first].columns}
+    gradients = {name: table["gradient"] for name, table in tables.items()}
+    changes = {
+        f"change {name}": [b - a for a, b in zip(gradients[first], gradients[name], strict=True)] for name in names[1:]
+    }
+    tokens = {
+        **place,
+        **{f"advantage {name}": table["advantage"] for name, table in tables.items()},
+        **{f"gradient {name}": column for name, column in gradients.items()},
+        **changes,
+        **{f"cause {name}": table["cause"] for name, table in tables.items()},
+    }
+    shaded = tuple(name for name in tokens if name.startswith(("gradient ", "change ")))
+    return Comparison(
+        knobs=_knobs(names, algorithms),
+        responses=_responses(place["row"], gradients),
+        tokens=Table(tokens, "tokens", coloured=shaded),
+    )
+
+
+def _names(algorithms: Sequence[Algorithm]) -> list[str]:
+    names: list[str] = []
+    for algorithm in algorithms:
+        before = sum(name.split(" #")[0] == algorithm.name for name in names)
+        names.append(f"{algorithm.name} #{before + 1}" if before else algorithm.name)
+    return names
+
+
+def _knobs(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
+    """A row per knob and other algorithm."""
+    columns: dict[str, list[Any]] = {"knob": [], "algorithm": [], "value": [], names[0]: []}
+    for name, other in zip(names[1:], algorithms[1:], strict=True):
+        for knob, (mine, theirs) in diff(algorithms[0], other).items():
+            if knob != "name":
+                for column, value in zip(columns.values(), (knob, name, str(theirs), str(mine)), strict=True):
+                    column.append(value)
+    return Table(columns, "knobs that differ")
+
+
+def _responses(rows: Sequence[int], gradients: dict[str, list[float]]) -> Table:
+    """Per response the sum of its gradients, and its part of all of them."""
+    present = sorted(set(rows))
+    columns: dict[str, list[Any]] = {"row": present, "tokens": [rows.count(row) for row in present]}
+    for name, gradient in gradients.items():
+        whole = sum(map(abs, gradient))
+        own = [[g for r, g in zip(rows, gradient, strict=True) if r == row] for row in present]
+        columns[f"push {name}"] = [sum(part) for part in own]
+        columns[f"share {name}"] = [sum(map(abs, part)) / whole if whole else 0.0 for part in own]
+    return Table(columns, "responses", coloured=tuple(f"push {name}" for name in gradients))

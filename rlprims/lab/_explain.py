@@ -1,0 +1,63 @@
+"""See :func:`explain`."""
+
+import inspect
+import re
+from collections.abc import Callable
+from textwrap import indent
+from typing import Any
+
+from rlprims.algorithms import PRESETS, Algorithm, check
+from rlprims.lab._table import Page
+
+_SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
+_PAPER = re.compile(r"arXiv:\d{4}\.\d{4,5}")
+
+
+def explain(algorithm: str | Algorithm) -> Page:
+    """An algorithm's stages with their formulas and hyperparameters, its papers, and what ``check`` finds.
+
+    The text is that of the primitives themselves: what they say of themselves before their arguments.
+
+    Args:
+        algorithm: one, or the name of a preset.
+
+    Raises:
+        ValueError: no preset has the name.
+
+    >>> print(explain("gpg").splitlines()[0])
+    gpg
+    """
+    about = ""
+    if isinstance(algorithm, str):
+        if algorithm not in PRESETS:
+            raise ValueError(f"no preset {algorithm!r}; there are {', '.join(sorted(PRESETS))}")
+        about, algorithm = _body(PRESETS[algorithm]), PRESETS[algorithm]()
+    parts = [algorithm.name, about, _shape(algorithm)]
+    papers = dict.fromkeys(_PAPER.findall(about), "the algorithm")
+    for stage, part in algorithm.uses():
+        body = _body(part.fn)
+        knobs = ", ".join(f"{name}={value!r}" for name, value in part.hyperparameters.items())
+        parts.append("\n".join(filter(None, [f"{stage}: {part.path}", indent(knobs, "  "), indent(body, "    ")])))
+        for paper in _PAPER.findall(body):
+            papers.setdefault(paper, stage)
+    parts.append("\n".join(["papers", *(f"  {paper}  {stage}" for paper, stage in papers.items())]) if papers else "")
+    findings = [f"  {finding.severity}: {finding.message}" for finding in check(algorithm)]
+    parts.append("\n".join(["findings", *findings]) if findings else "")
+    return Page("\n\n".join(filter(None, parts)))
+
+
+def _shape(algorithm: Algorithm) -> str:
+    filtered = f", groups filtered by {algorithm.filter.metric}" if algorithm.filter else ""
+    return (
+        f"{algorithm.group_size} responses per prompt{filtered}; "
+        f"{algorithm.epochs} epochs of {algorithm.mini_batches} mini-batches per training batch\n"
+        f"needs {', '.join(sorted(algorithm.needs))}"
+    )
+
+
+def _body(fn: Callable[..., Any]) -> str:
+    """What a docstring says before its sections, without markup."""
+    text = inspect.getdoc(fn) or ""
+    cut = _SECTIONS.search(text)
+    return _ROLE.sub(r"\1", text[: cut.start()] if cut else text).replace("``", "").strip()

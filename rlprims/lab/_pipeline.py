@@ -1,0 +1,79 @@
+"""The stages before the loss, in the order of a trainer's step."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import (
+    Algorithm,
+    assess_groups,
+    component_scores,
+    estimate_advantages,
+    shape_scores,
+    weigh_tokens,
+)
+from rlprims.data_proto import DataProto
+from rlprims.grouping import dense_ids
+
+Batch = DataProto | Mapping[str, Any]
+
+
+class Prepared(NamedTuple):
+    """What the loss reads.
+
+    Attributes:
+        kept: bool (B,), the rows that are trained on.
+        reasons: for each row why it is not, or None.
+        data: of the kept rows, with advantages.
+    """
+
+    kept: Tensor
+    reasons: list[str | None]
+    data: dict[str, Tensor]
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The named tensors, checked to be padded; without log-probs the policy has not moved.
+
+    ``old_log_probs`` are else ``rollout_log_probs``, else ``log_probs``, else 0; the other two else ``old_log_probs``.
+    """
+    columns = batch.batch.items() if isinstance(batch, DataProto) else batch.items()
+    data = {str(name): column for name, column in columns if isinstance(column, Tensor)}
+    if "response_mask" not in data:
+        raise ValueError(f"the batch has no response_mask; it has {sorted(data)}: give bool (B, T)")
+    mask = data["response_mask"] = data["response_mask"].bool()
+    if mask.dim() != 2 or "cu_seqlens" in data:
+        raise ValueError(
+            f"response_mask has shape {tuple(mask.shape)}, the lab needs (B, T): masking.unpack pads what is packed"
+        )
+    known = [data[n].detach() for n in ("old_log_probs", "rollout_log_probs", "log_probs") if n in data]
+    old = known[0] if known else torch.zeros(mask.shape)
+    return {"log_probs": old, "old_log_probs": old, "rollout_log_probs": old, **data}
+
+
+def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float = 0.0) -> Prepared:
+    """Scores to advantages, of the groups that the filter keeps; a batch without scores keeps its own advantages."""
+    rows = len(data["response_mask"])
+    if "scores" not in data:
+        if "advantages" not in data:
+            raise ValueError(f"the batch has neither scores nor advantages; it has {sorted(data)}")
+        return Prepared(torch.ones(rows, dtype=torch.bool), [None] * rows, dict(data))
+    if "group_ids" not in data:
+        raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
+    data = {**data, "group_ids": dense_ids(data["group_ids"])}
+    data = {**data, **component_scores(algorithm, data), **shape_scores(algorithm, data)}
+    reasons = assess_groups(algorithm, data)
+    kept = torch.tensor([reason is None for reason in reasons])
+    data = {name: column[kept] for name, column in data.items()}
+    if kept.any():
+        data["group_ids"] = dense_ids(data["group_ids"])
+        data |= estimate_advantages(algorithm, data, kl_coef=kl_coef)
+    return Prepared(kept, reasons, data)
+
+
+def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """``data`` of one update with the weights that its losses ask for."""
+    before = {**data, "log_probs": data["log_probs"].detach()}
+    return {**data, **weigh_tokens(algorithm, before, generator=generator)}

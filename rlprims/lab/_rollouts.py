@@ -1,0 +1,179 @@
+"""Real rollouts as a batch: files of JSON lines, our run directories, what verl dumps and what TRL logs."""
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from rlprims.data_proto import DataProto
+from rlprims.trainer._rollout_rows import Row, read_rollouts
+
+Tokenize = Callable[[str], list[str]]
+
+_NAMES = {"score": "scores", "group": "group_ids", "baseline_score": "baseline_scores", "response_ids": "responses"}
+"""What records call a name of the vocabulary."""
+
+
+def words(text: str) -> list[str]:
+    """Words with the space before them: tokens for texts of which no others are known.
+
+    >>> words("it is 4")
+    ['it', ' is', ' 4']
+    """
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
+    """A response per line, by the names of the vocabulary.
+
+    A list of numbers is per token and is padded; a number is per response; all else is kept as it is. ``score``,
+    ``group``, ``baseline_score`` and ``response_ids`` are understood. Without ``response_mask`` every token is the
+    policy's; without ``group_ids`` the responses to equal ``prompt`` are a group. Without any list the tokens are those
+    of ``tokenize(response)``: then only their number is known, and the policy counts as one that has not moved.
+
+    Raises:
+        ValueError: a line that is no object, lists that do not fit, or a name that not every line has.
+    """
+    return _batch(_lines(Path(path)), str(path), tokenize)
+
+
+def load_run(run: Path | str, step: int | None = None) -> DataProto:
+    """The samples of a recorded step of our trainer, the last by default; dropped groups and surplus too.
+
+    Scores, verifier columns and the sampler's log-probs are the recorded ones. The advantages are not taken: the stages
+    estimate them anew.
+
+    Raises:
+        ValueError: nothing recorded, or not at that step.
+    """
+    rows = [row for row in read_rollouts(Path(run), step) if row.fate != "greedy baseline"]
+    return _batch([_record(row) for row in rows], str(run), words)
+
+
+def load_verl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
+    """A file of verl's ``trainer.rollout_data_dir``: texts and scores, and no token ids or log-probs.
+
+    Rows of equal ``input`` are a group. Pass the tokenizer's own ``tokenize`` for true lengths.
+    """
+    names = {"input": "prompt", "output": "response", "gts": "answer"}
+    records = ({names.get(key, key): value for key, value in line.items()} for line in _lines(Path(path)))
+    return _batch(records, str(path), tokenize)
+
+
+def load_trl(
+    completions: Path | str | Iterable[Mapping[str, Any]],
+    *,
+    rewards: Sequence[str] | Mapping[str, float] | None = None,
+    tokenize: Tokenize = words,
+) -> DataProto:
+    """What TRL writes with ``log_completions``: a file ``completions/completions_00010.parquet``, or its rows.
+
+    Reading Parquet needs pandas with pyarrow. The score is the weighted sum of the reward columns, where those that
+    gave no reward count 0. TRL's own advantages are in ``trl_advantages``, one a response.
+
+    Args:
+        completions: the file, or records of it.
+        rewards: names of the reward columns, or their weights; by default every column of floats.
+        tokenize: of the completion's text; TRL logs no token ids.
+
+    Raises:
+        ValueError: no such reward column.
+    """
+    if isinstance(completions, str | Path):
+        completions = importlib.import_module("pandas").read_parquet(completions).to_dict("records")
+    records = [dict(record) for record in cast(Iterable[Mapping[str, Any]], completions)]
+    for record in records:
+        floats = [name for name, value in record.items() if isinstance(value, float) and name != "advantage"]
+        names = floats if rewards is None else rewards
+        weights = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
+        missing = [name for name in weights if name not in record]
+        if missing or not weights:
+            raise ValueError(f"rewards has {missing or 'no column'}; the columns are {sorted(record)}")
+        terms = ((weight, record[name]) for name, weight in weights.items())
+        record["score"] = sum(weight * value for weight, value in terms if value is not None and not math.isnan(value))
+        record["prompt"], record["response"] = _said(record["prompt"]), _said(record.pop("completion"))
+        if "advantage" in record:
+            record["trl_advantages"] = record.pop("advantage")
+    return _batch(records, "completions", tokenize)
+
+
+def _said(text: Any) -> str:
+    """Text, or messages of which the contents are said."""
+    return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
+
+
+def _record(row: Row) -> dict[str, Any]:
+    per_token = {"rollout_log_probs": row.log_probs} if row.log_probs else {}
+    numbers = {"baseline_score": row.baseline_score} if row.baseline_score is not None else {}
+    return {
+        "prompt": row.prompt,
+        "response": row.response,
+        "answer": row.answer,
+        "fate": row.fate,
+        "response_tokens": row.tokens,
+        **({"response_ids": row.response_ids} if row.response_ids else {}),
+        **per_token,
+        **numbers,
+        "score": math.nan if row.score is None else row.score,
+        "truncated": row.truncated,
+        **({} if row.group is None else {"group": row.group}),
+        **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
+    }
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError(f"{path}, line {number}: no JSON object")
+                yield record
+
+
+def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize) -> DataProto:
+    rows = [{_NAMES.get(name, name): value for name, value in record.items()} for record in records]
+    if not rows:
+        raise ValueError(f"{source} has no responses")
+    for at, row in enumerate(rows):
+        if "response_tokens" not in row and not any(_per_token(name, value) for name, value in row.items()):
+            row["response_tokens"] = tokenize(str(row.get("response", "")))
+        different = {name for name in {*row, *rows[0]} if (name in row) != (name in rows[0])}
+        if different:
+            raise ValueError(f"{source}: response {at} and the first differ in {sorted(different)}: give all to both")
+    lengths = [_length(row, f"{source}, response {at}") for at, row in enumerate(rows)]
+    width = max(*lengths, 1)
+    tensors = {"response_mask": torch.arange(width) < torch.tensor(lengths)[:, None]}
+    others: dict[str, list[Any]] = {}
+    for name in rows[0]:
+        column = [row[name] for row in rows]
+        if all(_per_token(name, value) for value in column):
+            tensors[name] = torch.tensor([[*value, *[0] * (width - len(value))] for value in column])
+        elif all(isinstance(value, int | float) for value in column):
+            tensors[name] = torch.tensor(column)
+        else:
+            others[name] = column
+    tensors["response_mask"] = tensors["response_mask"].bool()
+    if "scores" in tensors:
+        tensors["scores"] = tensors["scores"].float()
+    if "group_ids" not in tensors and "prompt" in others:
+        seen: dict[str, int] = {}
+        tensors["group_ids"] = torch.tensor([seen.setdefault(str(text), len(seen)) for text in others["prompt"]])
+    return DataProto.from_dict(tensors=tensors, non_tensors=others)
+
+
+def _per_token(name: str, value: Any) -> bool:
+    numbers = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+    return numbers and not name.startswith("prompt")
+
+
+def _length(row: Mapping[str, Any], where: str) -> int:
+    lists = {name: len(value) for name, value in row.items() if name == "response_tokens" or _per_token(name, value)}
+    if len(set(lists.values())) != 1:
+        raise ValueError(f"{where}: {lists or 'no'} entries: what is per token must be as long as the response")
+    return next(iter(lists.values()))

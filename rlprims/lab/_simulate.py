@@ -1,0 +1,162 @@
+"""See :func:`simulate`."""
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm, policy_objective, weigh_tokens
+from rlprims.data_proto import DataProto
+from rlprims.lab._pipeline import Batch, prepare, tensors_of, weighed
+from rlprims.lab._table import Table
+from rlprims.masking import log_ratio
+from rlprims.types import PerToken, TokenMask
+
+
+def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
+    """One update that is not made: what it would do to each token, and why.
+
+    The batch goes through the algorithm's own stages: scores are shaped, groups filtered, advantages estimated, tokens
+    weighed, losses aggregated; then autograd. A batch without ``scores`` begins at its ``advantages``. Missing
+    ``old_log_probs`` are the sampler's, missing ``log_probs`` the old ones: then every ratio is 1.
+
+    Columns, one entry per response token in reading order, tool tokens inside a response too:
+
+    ========== ============================================================================================
+    row        of the batch
+    position   in the row
+    token      its text, if the batch has ``response_tokens``
+    ratio      π/π_old, of ``log_probs`` and ``old_log_probs``
+    advantage  A, as the loss reads it
+    weight     of the corrections and of the token selection, on the policy loss
+    clip       ``low`` or ``high``: the policy loss has no gradient, as the ratio left on that side; else empty
+    cause      why the policy loss gives the token no gradient: ``masked``, ``dropped: ...``, ``no advantage``,
+               the correction or selection that weighs it 0, ``clipped``; empty if it gives one
+    coefficient −∂(Σ policy losses)/∂log π / A, before weights and aggregation: 1 is REINFORCE's gradient; 0 if A is 0
+    loss_share its part of the objective: they add up to it
+    gradient   −∂objective/∂log π, of everything: a step of descent makes the token likelier where it is positive
+    ========== ============================================================================================
+
+    Args:
+        algorithm: any.
+        batch: named tensors, padded (B, T), or a DataProto of them.
+        seed: of token selections that are random.
+
+    Returns:
+        A Table; its note ``objective`` is what :func:`rlprims.algorithms.policy_objective` gives.
+
+    Raises:
+        ValueError: the batch lacks what a stage needs; it names it.
+    """
+    data = tensors_of(batch)
+    mask = data["response_mask"]
+    controller = algorithm.kl_in_reward.controller({}) if algorithm.kl_in_reward else None
+    kept, reasons, trained = prepare(algorithm, data, kl_coef=controller.value if controller else 0.0)
+    numbers = {"ratio": log_ratio(data["log_probs"], data["old_log_probs"], mask).exp().detach()}
+    names = ("advantage", "weight", "coefficient", "loss_share", "gradient", "side")
+    numbers |= {name: torch.zeros_like(numbers["ratio"]) for name in names}
+    causes = [["" if inside else "masked" for inside in row] for row in mask.tolist()]
+    for row, reason in zip(causes, reasons, strict=True):
+        row[:] = [cause or f"dropped: {reason}" if reason else cause for cause in row]
+    objective = 0.0
+    if kept.any():
+        objective, found, why = _update(algorithm, trained, torch.Generator().manual_seed(seed))
+        for name, values in found.items():
+            numbers[name][kept] = values.to(numbers[name].dtype)
+        for row, here in zip(kept.nonzero().flatten().tolist(), why, strict=True):
+            causes[row] = here
+    return _table(algorithm.name, batch, mask, numbers, causes, objective)
+
+
+def _update(
+    algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Generator
+) -> tuple[float, dict[str, PerToken], list[list[str]]]:
+    """The objective; the numbers and the causes of the rows that are trained on."""
+    mask, log_probs = data["response_mask"], data["log_probs"].detach().clone().requires_grad_()
+    update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
+    objective = policy_objective(algorithm, update)
+    (slope,) = torch.autograd.grad(objective, log_probs)
+    losses = policy_objective(algorithm.replace(aggregation=_as_they_are), update).detach().requires_grad_()
+    (share,) = torch.autograd.grad(algorithm.aggregation({**update, "losses": losses}), losses)
+    policy = algorithm.policy_loss(update)
+    (alone,) = torch.autograd.grad(policy.sum(), log_probs)
+    a = torch.where(mask, update["advantages"], 0.0)
+    safe = torch.where(a == 0, 1.0, a)
+    weight = torch.where(mask, update.get("loss_weights", torch.ones_like(a)), 0.0)
+    flat = mask & (a != 0) & (alone == 0)
+    ratio = log_ratio(log_probs, update["old_log_probs"], mask).exp()
+    side = torch.where(flat, _side(ratio, -policy / safe, a), 0.0)
+    numbers = {
+        "advantage": a,
+        "weight": weight,
+        "coefficient": torch.where(a == 0, 0.0, -alone / safe),
+        "loss_share": share * losses,
+        "gradient": -slope,
+        "side": side,
+    }
+    marks = [
+        ("clipped", flat),
+        *_weighers(algorithm, update, generator),
+        ("no advantage", a == 0),
+        ("masked", ~mask),
+    ]
+    causes = torch.zeros(mask.shape, dtype=torch.int64)
+    for number, (_, where) in enumerate(marks, 1):
+        causes = torch.where(where, number, causes)
+    said = ["", *(name for name, _ in marks)]
+    detached = {name: values.detach() for name, values in numbers.items()}
+    return float(objective.detach()), detached, [[said[cause] for cause in row] for row in causes.tolist()]
+
+
+def _as_they_are(losses: PerToken) -> PerToken:
+    """In the place of an aggregation: the losses before it."""
+    return losses
+
+
+def _side(ratio: Tensor, bound: Tensor, a: Tensor) -> Tensor:
+    """−1 or 1: on which side a flat token left.
+
+    A loss is flat where it would lead further away, so the sign of A tells, but for clips that also hold a token on its
+    way back: there the token's own ratio and the bound that the loss stands at agree.
+    """
+    agree = torch.where((ratio > 1) & (bound > 1), 1.0, torch.where((ratio < 1) & (bound < 1), -1.0, 0.0))
+    return torch.where(agree == 0, a.sign(), agree)
+
+
+def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Generator) -> list[tuple[str, TokenMask]]:
+    """What weighs a token 0: each correction by itself; where none does, the selection."""
+    if "loss_weights" not in data:
+        return []
+    marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
+    alone = algorithm.replace(token_selection=None, loss_terms=())
+    for part in algorithm.corrections:
+        weights = weigh_tokens(alone.replace(corrections=(part,)), data, generator=generator)
+        marks.append((str(part), weights["loss_weights"] == 0))
+    return marks
+
+
+def _table(
+    name: str, batch: Batch, mask: Tensor, numbers: dict[str, Tensor], causes: list[list[str]], objective: float
+) -> Table:
+    # From the first token of a response to its last.
+    inside = (mask.cumsum(-1) > 0) & (mask.flip(-1).cumsum(-1).flip(-1) > 0)
+    rows, positions = (x.tolist() for x in inside.nonzero(as_tuple=True))
+    places = list(zip(rows, positions, strict=True))
+    clip = {-1.0: "low", 0.0: "", 1.0: "high"}
+    columns = {name: column[inside].tolist() for name, column in numbers.items()}
+    texts = batch.non_tensor_batch if isinstance(batch, DataProto) else batch
+    token = {}
+    if "response_tokens" in texts:
+        token["token"] = [texts["response_tokens"][row][position] for row, position in places]
+    return Table(
+        {
+            "row": rows,
+            "position": positions,
+            **token,
+            **{name: columns[name] for name in ("ratio", "advantage", "weight")},
+            "clip": [clip[side] for side in columns["side"]],
+            "cause": [causes[row][position] for row, position in places],
+            **{name: columns[name] for name in ("coefficient", "loss_share", "gradient")},
+        },
+        title=name,
+        notes={"objective": objective},
+        coloured=("advantage", "gradient"),
+    )

@@ -1,0 +1,106 @@
+"""See :func:`surrogate`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm, Use, use
+from rlprims.lab._table import Table
+
+_COLOURS = {1: "#00803c", -1: "#c8322d"}  # also apart for the colour-blind: one line is dashed
+
+
+@dataclass(frozen=True, repr=False)
+class Surrogate:
+    """A loss over the ratio, for A = 1 and A = −1.
+
+    Attributes:
+        name: of the loss, with its hyperparameters.
+        ratio: (K,).
+        loss: by the sign of A, (K,).
+        coefficient: by the sign of A, (K,): −∂loss/∂log π / A. 1 is REINFORCE's gradient, 0 none.
+    """
+
+    name: str
+    ratio: Tensor
+    loss: dict[int, Tensor]
+    coefficient: dict[int, Tensor]
+
+    def table(self) -> Table:
+        columns = {"ratio": self.ratio.tolist()}
+        for what, values in (("loss", self.loss), ("coefficient", self.coefficient)):
+            columns |= {f"{what} A={sign:+d}": column.tolist() for sign, column in values.items()}
+        return Table(columns, title=self.name)
+
+    def draw(self) -> Any:
+        """A matplotlib Figure: the loss and the coefficient over the ratio."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="white")
+        axes = figure.subplots(1, 2)
+        figure.suptitle(self.name, fontsize=11)
+        for axis, what, label in zip(
+            axes, (self.loss, self.coefficient), ("loss", "coefficient  −∂loss/∂log π / A"), strict=True
+        ):
+            for sign, values in what.items():
+                style = {"color": _COLOURS[sign], "linestyle": "-" if sign > 0 else "--", "linewidth": 2}
+                axis.plot(self.ratio, values, label=f"A = {sign:+d}".replace("-", "−"), **style)
+            axis.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":")
+            axis.axhline(0.0, color="#888888", linewidth=0.8)
+            axis.set(xlabel="ratio  π / π_old", ylabel=label, facecolor="white")
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(frameon=False)
+        return figure
+
+    def __repr__(self) -> str:
+        every = max(1, len(self.ratio) // 12)
+        shown = {name: column[::every] for name, column in self.table().columns.items()}
+        return repr(Table(shown, title=f"{self.name}, every {every}. of {len(self.ratio)} ratios"))
+
+
+def surrogate(
+    loss: Algorithm | Use | Callable[..., Tensor], ratios: Tensor | None = None, *, probability: float = 0.1
+) -> Surrogate:
+    """A policy loss and its gradient over a grid of ratios, for both signs of the advantage, by autograd.
+
+    Each point is a response of one token, so losses of whole responses are seen too: there its ratio is the response's.
+
+    Args:
+        loss: a loss, bound by ``use`` or not, or an algorithm, whose policy loss it is.
+        ratios: float (K,), above 0; 0.02 to 2.5 by default.
+        probability: of the token under the old policy, the sampler and the reference: losses that bound a difference
+            of probabilities read it.
+
+    Raises:
+        ValueError: ratios that no probability gives, or a loss that needs other data.
+
+    >>> from rlprims import losses
+    >>> surrogate(losses.clipped_surrogate, torch.tensor([0.5, 1.0, 1.5])).coefficient
+    {1: tensor([0.5000, 1.0000, 0.0000]), -1: tensor([0.0000, 1.0000, 1.5000])}
+    """
+    bound = loss.policy_loss if isinstance(loss, Algorithm) else loss if isinstance(loss, Use) else use(loss)
+    ratio = torch.linspace(0.02, 2.5, 249) if ratios is None else torch.as_tensor(ratios)
+    if not (0 < probability < 1) or bool((ratio <= 0).any()) or bool((ratio * probability > 1).any()):
+        raise ValueError(
+            f"probability={probability} and ratios from {ratio.min():g} to {ratio.max():g}: both must be above 0, and "
+            "probability × ratio at most 1"
+        )
+    losses, coefficients = {}, {}
+    for sign in (1, -1):
+        old = torch.full_like(ratio, probability).log()[:, None]
+        log_probs = (old + ratio.log()[:, None]).requires_grad_()
+        values = bound(
+            {
+                "log_probs": log_probs,
+                **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), old),
+                "advantages": torch.full_like(old, float(sign)),
+                "response_mask": torch.ones_like(old, dtype=torch.bool),
+                "group_ids": torch.arange(len(old)),
+            }
+        )
+        (slope,) = torch.autograd.grad(values.sum(), log_probs)
+        losses[sign], coefficients[sign] = values.detach()[:, 0], -sign * slope[:, 0] + 0.0
+    return Surrogate(str(bound), ratio, losses, coefficients)

@@ -1,0 +1,121 @@
+"""Tables and pages of text: plain in a terminal, HTML in a notebook."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from rlprims.trainer._rollout_rows import visible
+
+_SHOWN = 60
+"""Rows that are printed; all are there to be read by name."""
+
+_STYLE = (
+    "<style>.rlprims-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}"
+    ".rlprims-table caption{text-align:left;padding:4px 0;font-weight:600;color:inherit}"
+    ".rlprims-table th,.rlprims-table td{padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.3)}"
+    "</style>"
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Columns of equal length by name; ``pandas.DataFrame(table.columns)`` takes it as it is.
+
+    Attributes:
+        columns: plain Python values.
+        title: what it is of.
+        notes: numbers that belong to the whole.
+        coloured: columns whose cells are shaded by sign and size, each against its own largest.
+
+    >>> table = Table({"row": [0, 1], "push": [0.25, -0.5]}, title="two tokens")
+    >>> table
+    two tokens
+    row   push
+      0   0.25
+      1   -0.5
+    >>> table.where(row=1)["push"]
+    [-0.5]
+    """
+
+    columns: Mapping[str, list[Any]]
+    title: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    coloured: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns have {lengths} entries: a table needs as many in each")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), []))
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name not in self.columns:
+            raise ValueError(f"no column {name!r}; there are {list(self.columns)}")
+        return self.columns[name]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each row as a dict."""
+        return (dict(zip(self.columns, values, strict=True)) for values in zip(*self.columns.values(), strict=True))
+
+    def where(self, **values: Any) -> "Table":
+        """The rows in which the named columns have these values; shading and notes stay the whole's."""
+        wanted = [all(self[name][i] == value for name, value in values.items()) for i in range(len(self))]
+        kept = {n: [x for x, keep in zip(c, wanted, strict=True) if keep] for n, c in self.columns.items()}
+        return Table(kept, self.title, self.notes, self.coloured)
+
+    @property
+    def _caption(self) -> str:
+        notes = ", ".join(f"{name} {_text(value)}" for name, value in self.notes.items())
+        return " · ".join(filter(None, [visible(self.title), visible(notes)]))
+
+    def __repr__(self) -> str:
+        cells = [[name, *map(_text, column[:_SHOWN])] for name, column in self.columns.items()]
+        widths = [max(map(len, column)) for column in cells]
+        aligned = ([cell.rjust(width) for cell in column] for column, width in zip(cells, widths, strict=True))
+        lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
+        left = [f"… {len(self) - _SHOWN} more rows"] if len(self) > _SHOWN else []
+        return "\n".join([*filter(None, [self._caption]), *lines, *left])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th style='text-align:right'>{escape(name)}</th>" for name in self.columns)
+        largest = {name: max(map(abs, self[name]), default=0.0) for name in self.coloured}
+        body = []
+        for row in list(self.rows())[:_SHOWN]:
+            cells = (
+                f"<td style='text-align:right{_shade(value, largest.get(name, 0.0))}'>{escape(_text(value))}</td>"
+                for name, value in row.items()
+            )
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        left = f"<p>… {len(self) - _SHOWN} more rows</p>" if len(self) > _SHOWN else ""
+        caption = f"<caption>{escape(self._caption)}</caption>" if self._caption else ""
+        head = f"<thead><tr>{heads}</tr></thead>"
+        return f"{_STYLE}<table class='rlprims-table'>{caption}{head}<tbody>{''.join(body)}</tbody></table>{left}"
+
+
+class Page(str):
+    """Text that shows itself as it is written, in a terminal and in a notebook."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='white-space:pre-wrap'>{escape(self)}</pre>"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value + 0.0:.4g}"  # −0 is 0
+    return visible(str(value).replace("\n", "↵"))
+
+
+def _shade(value: Any, largest: float) -> str:
+    """Green where it is positive, red where it is negative, in colours that light and dark pages bear."""
+    if not largest or not isinstance(value, int | float) or not value:
+        return ""
+    colour = "0,165,80" if value > 0 else "225,50,45"
+    return f";background:rgba({colour},{0.55 * abs(value) / largest:.3f})"

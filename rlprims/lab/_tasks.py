@@ -1,0 +1,162 @@
+"""Tasks so small that every response can be listed, so that expectations are exact."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from rlprims.types import PerSequence, PerToken, TokenMask
+
+Score = Callable[[int, tuple[int, ...]], float | Mapping[str, float]]
+_MOST = 100_000
+
+
+class TabularTask:
+    """Prompts, and responses of a few tokens; the policy is a table of logits, (P, T, V + 1, V).
+
+    The logits of a token are looked up by prompt, position and the token before it; the last row of the third axis is
+    for the first token. All responses are listed once, so probabilities and expected scores are sums and not estimates.
+
+    Args:
+        score: of (prompt, response) to a score, or a mapping with ``score`` and other columns, like a verifier.
+        prompts: P.
+        vocabulary: V, tokens.
+        length: T, the limit of a response.
+        stop: the token that ends a response; None: all are T long.
+
+    Raises:
+        ValueError: more than 100,000 responses.
+
+    >>> task = TabularTask(lambda prompt, response: float(sum(response)), vocabulary=2, length=2)
+    >>> float(task.expected_score(task.uniform()))
+    1.0
+    """
+
+    def __init__(
+        self, score: Score, *, prompts: int = 1, vocabulary: int = 2, length: int = 1, stop: int | None = None
+    ) -> None:
+        if vocabulary**length > _MOST:
+            raise ValueError(f"vocabulary {vocabulary} to the power of length {length} is over {_MOST} responses")
+        self.prompts, self.vocabulary, self.length, self.stop = prompts, vocabulary, length, stop
+        listed = dict.fromkeys(_cut(tokens, stop) for tokens in product(range(vocabulary), repeat=length))
+        self.listed = list(listed)
+        lengths = torch.tensor([len(tokens) for tokens in self.listed])
+        self.responses = torch.tensor([[*tokens, *[0] * (length - len(tokens))] for tokens in self.listed])
+        self.masks = torch.arange(length) < lengths[:, None]
+        said = [[score(p, tokens) for tokens in self.listed] for p in range(prompts)]
+        rows = [[one if isinstance(one, Mapping) else {"score": one} for one in row] for row in said]
+        self.columns = {
+            name: torch.tensor([[float(one[name]) for one in row] for row in rows], dtype=torch.float64)
+            for name in rows[0][0]
+        }
+
+    def uniform(self) -> Tensor:
+        """Logits of the policy that knows nothing, float64."""
+        return torch.zeros(self.prompts, self.length, self.vocabulary + 1, self.vocabulary, dtype=torch.float64)
+
+    def lookup(self, table: Tensor, prompts: Tensor, responses: Tensor) -> Tensor:
+        """Of a table (P, T, V + 1, ...) what belongs to each token of the responses: (B, T, ...)."""
+        before = torch.cat([torch.full_like(responses[:, :1], self.vocabulary), responses[:, :-1]], 1)
+        return table[prompts[:, None], torch.arange(self.length), before]
+
+    def log_probs(self, logits: Tensor, prompts: Tensor, responses: Tensor, mask: TokenMask) -> PerToken:
+        """Of each token, with gradient; 0 outside the mask."""
+        all_tokens = self.lookup(logits.log_softmax(-1), prompts, responses)
+        return torch.where(mask, all_tokens.gather(-1, responses[..., None])[..., 0], 0.0)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of each listed response to each prompt: (P, R), exact, rows adding up to 1."""
+        shape = (self.prompts, len(self.listed))
+        prompts = torch.arange(self.prompts).repeat_interleave(shape[1])
+        responses, masks = self.responses.repeat(self.prompts, 1), self.masks.repeat(self.prompts, 1)
+        return self.log_probs(logits, prompts, responses, masks).sum(-1).exp().reshape(shape)
+
+    def expected_score(self, logits: Tensor, column: str = "score") -> Tensor:
+        """Σ π(y) score(y), the mean over prompts; its gradient is the exact policy gradient."""
+        return (self.probabilities(logits) * self.columns[column]).sum(-1).mean()
+
+    def best_score(self) -> float:
+        """What no policy can exceed."""
+        return float(self.columns["score"].max(-1).values.mean())
+
+    def sample(self, logits: Tensor, group_size: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """``group_size`` responses to each prompt with all that an algorithm may need of them, but a critic."""
+        with torch.no_grad():
+            drawn = torch.multinomial(self.probabilities(logits), group_size, replacement=True, generator=generator)
+            batch = self.batch(logits, torch.arange(self.prompts).repeat_interleave(group_size), drawn.flatten())
+            return {**batch, "baseline_scores": self._greedy_scores(logits).repeat_interleave(group_size)}
+
+    def batch(self, logits: Tensor, prompts: Tensor, indices: Tensor) -> dict[str, Tensor]:
+        """The listed responses ``indices`` to ``prompts``, sampled by this policy, which is the reference too."""
+        with torch.no_grad():
+            responses, mask = self.responses[indices], self.masks[indices]
+            log_probs = self.log_probs(logits, prompts, responses, mask)
+            columns = {name: column[prompts, indices] for name, column in self.columns.items()}
+            scores = columns.pop("score")
+            return {
+                "responses": responses,
+                "response_mask": mask,
+                **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), log_probs),
+                **self.moments(logits, prompts, responses, mask),
+                "acc": scores,
+                **columns,
+                "scores": scores,
+                "group_ids": prompts,
+                "truncated": self._unfinished(responses, mask),
+            }
+
+    def moments(self, logits: Tensor, prompts: Tensor, responses: Tensor, mask: TokenMask) -> dict[str, PerToken]:
+        """``entropies`` and ``sum_pi_squared`` of the distribution that each token is drawn from."""
+        log_p = self.lookup(logits.log_softmax(-1), prompts, responses)
+        p = log_p.exp()
+        found = {"entropies": -(p * log_p).sum(-1), "sum_pi_squared": p.square().sum(-1)}
+        return {name: torch.where(mask, x, 0.0) for name, x in found.items()}
+
+    def _unfinished(self, responses: Tensor, mask: TokenMask) -> Tensor:
+        if self.stop is None:
+            return torch.zeros(len(responses), dtype=torch.bool)
+        return mask.all(-1) & (responses[:, -1] != self.stop)
+
+    def _greedy_scores(self, logits: Tensor) -> PerSequence:
+        """Of the response whose every token is the likeliest."""
+        scores = []
+        for prompt in range(self.prompts):
+            tokens: list[int] = []
+            for position in range(self.length):
+                before = tokens[-1] if tokens else self.vocabulary
+                tokens.append(int(logits[prompt, position, before].argmax()))
+            scores.append(self.columns["score"][prompt, self.listed.index(_cut(tuple(tokens), self.stop))])
+        return torch.stack(scores)
+
+
+def bandit(scores: Sequence[Sequence[float]]) -> TabularTask:
+    """Arms with fixed scores: ``scores[prompt][arm]``. A response is one token, the arm.
+
+    >>> task = bandit([[0.0, 1.0]])
+    >>> float(task.expected_score(task.uniform()))
+    0.5
+    """
+    if len({len(row) for row in scores}) != 1:
+        raise ValueError(f"scores has rows of {sorted({len(row) for row in scores})} arms: give every prompt as many")
+    return TabularTask(
+        lambda prompt, response: scores[prompt][response[0]], prompts=len(scores), vocabulary=len(scores[0])
+    )
+
+
+def stop_after(wanted: Sequence[int] = (1, 3), *, length: int = 6) -> TabularTask:
+    """A tiny sequence task: end after exactly ``wanted[prompt]`` tokens. Token 0 stops, token 1 goes on.
+
+    >>> task = stop_after((1, 2), length=3)
+    >>> [tokens for tokens, right in zip(task.listed, task.columns["score"][1]) if right]
+    [(1, 1, 0)]
+    """
+
+    def score(prompt: int, response: tuple[int, ...]) -> float:
+        return float(response[-1] == 0 and len(response) - 1 == wanted[prompt])
+
+    return TabularTask(score, prompts=len(wanted), vocabulary=2, length=length, stop=0)
+
+
+def _cut(tokens: tuple[int, ...], stop: int | None) -> tuple[int, ...]:
+    return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens

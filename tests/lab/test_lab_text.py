@@ -1,0 +1,58 @@
+"""Tables and explanations: what a reader sees."""
+
+import pytest
+
+from rlprims import algorithms, lab
+
+
+@pytest.mark.parametrize("name", sorted(algorithms.PRESETS))
+def test_an_explanation_names_every_stage_and_paper(name):
+    page = lab.explain(name)
+    algorithm = algorithms.PRESETS[name]()
+    for stage, part in algorithm.uses():
+        assert f"{stage}: {part.path}" in page
+    assert "Args:" not in page
+    assert ">>>" not in page
+
+
+def test_dapo_explained():
+    page = lab.explain("dapo")
+    assert "clip_low=0.2, clip_high=0.28" in page
+    assert "min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A)" in page
+    assert "  arXiv:2503.14476  the algorithm" in page
+    assert "  arXiv:1707.06347  policy_loss" in page
+    assert repr(page) == page
+    assert page._repr_html_().startswith("<pre")
+
+
+def test_findings_are_told():
+    assert "error: advantage.grpo compares" in lab.explain(algorithms.grpo().replace(group_size=1))
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match=r"no preset 'dappo'; there are .*dapo"):
+        lab.explain("dappo")
+
+
+def test_html_escapes_what_a_model_wrote_and_the_terminal_names_its_controls():
+    table = lab.Table({"token": ["<script>", "\x1b[2J", "a\nb"], "push": [1.0, -2.0, 0.0]}, coloured=("push",))
+    html = table._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "\x1b" not in html + repr(table)
+    assert "a↵b" in repr(table)
+    assert html.count("background:") == 2
+
+
+def test_long_tables_are_cut_when_shown_and_whole_when_read():
+    table = lab.Table({"row": list(range(100))})
+    assert repr(table).endswith("… 40 more rows")
+    assert "40 more rows" in table._repr_html_()
+    assert len(table) == len(list(table.rows())) == 100
+
+
+def test_columns_must_be_as_long_and_names_must_exist():
+    with pytest.raises(ValueError, match="as many in each"):
+        lab.Table({"a": [1], "b": []})
+    with pytest.raises(ValueError, match="no column 'b'"):
+        lab.Table({"a": [1]})["b"]

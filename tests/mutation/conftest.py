@@ -1,0 +1,3 @@
+"""The files here need cosmic-ray, which only `make mutants` installs."""
+
+collect_ignore_glob = ["*.py"]
