@@ -32,7 +32,8 @@ class Execution(Protocol):
     Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
     a function of the run's seed and its id, whatever batch it is in and however often it is asked for.
     A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
-    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T) and ``truncated`` (B,).
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T) and ``truncated`` (B,);
+    where sampler and trainer are apart also ``weights_version`` (B,), which sync made them.
     """
 
     pad_token_id: int

@@ -73,14 +73,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
     """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it."""
-    save_shards(
-        _weights(learner),
-        storage_writer=HuggingFaceStorageWriter(str(directory / f"{name}_shards"), save_distributed=True),
-    )
-    save_shards(
-        _slots(learner),
-        storage_writer=HuggingFaceStorageWriter(str(directory / f"{name}_optimizer_shards"), save_distributed=True),
-    )
+    _write(_weights(learner), directory / f"{name}_shards")
+    if learner.optimizer.state:  # else there is nothing yet, and asking for it would begin it
+        _write(_slots(learner), directory / f"{name}_optimizer_shards")
     full = get_model_state_dict(learner.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         learner.module.save_pretrained(directory / name, state_dict=full)  # type: ignore[operator]
@@ -89,21 +84,42 @@ def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
 
 
 def load(learner: Learner, directory: Path, name: str) -> None:
-    """What :func:`save` wrote, on any number of ranks."""
+    """What :func:`save` wrote, on any number of ranks.
+
+    Raises:
+        ValueError: it is of another model.
+    """
     weights = _weights(learner)
-    load_shards(weights, storage_reader=HuggingFaceStorageReader(str(directory / f"{name}_shards")))
+    _read(weights, directory / f"{name}_shards")
     set_model_state_dict(learner.module, weights, options=StateDictOptions(strict=False))  # a tied weight is there once
     learner.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
+    slots_of_all = directory / f"{name}_optimizer_shards"
+    if not slots_of_all.exists():
+        learner.optimizer.state.clear()
+        return
     slots = _slots(learner)
-    if slots and learner.update:
-        load_shards(slots, storage_reader=HuggingFaceStorageReader(str(directory / f"{name}_optimizer_shards")))
-        for key in (k for k in slots if k.endswith(".step")):
-            slots[key] = slots[key].reshape(())
-        everything: dict[str, Any] = {
-            **get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT),
-            **slots,
-        }
-        set_optimizer_state_dict(learner.module, learner.optimizer, everything, options=_FLAT)
+    _read(slots, slots_of_all)
+    for key in (k for k in slots if k.endswith(".step")):
+        slots[key] = slots[key].reshape(())
+    everything: dict[str, Any] = {
+        **get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT),
+        **slots,
+    }
+    set_optimizer_state_dict(learner.module, learner.optimizer, everything, options=_FLAT)
+
+
+def _write(tensors: dict[str, Any], directory: Path) -> None:
+    save_shards(tensors, storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
+
+
+def _read(tensors: dict[str, Any], directory: Path) -> None:
+    """Into tensors that are there already."""
+    reader = HuggingFaceStorageReader(str(directory))
+    stored = set(reader.read_metadata().state_dict_metadata)
+    lost, unknown = sorted(set(tensors) - stored), sorted(stored - set(tensors))
+    if lost or unknown:
+        raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {unknown[:3]}")
+    load_shards(tensors, storage_reader=reader)
 
 
 def _weights(learner: Learner) -> dict[str, Any]:

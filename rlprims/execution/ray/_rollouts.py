@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
 from rlprims.data_proto import DataProto
-from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch, reason_of
+from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Rollouts:
 
     def generate(self, prompts: DataProto, *args: Any) -> DataProto:
         """Every prompt's response, in the prompts' order."""
-        chunks = [chunk for chunk in prompts.split(-(-len(prompts) // len(self.workers))) if len(chunk)]
+        chunks = prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
         done: dict[int, DataProto] = {}
         running = {self.workers[i].generate.remote(chunk, *args): i for i, chunk in enumerate(chunks)}
         while running:
@@ -58,11 +57,9 @@ class Rollouts:
             for ref in ready:
                 i = running.pop(ref)
                 try:
-                    done[i] = ray.get(ref)
-                except RayActorError as error:
-                    failed[i] = reason_of(error)
-                except ray.exceptions.RayTaskError as error:
-                    raise WorkerError(f"{self._who(i)} raised:\n{error}") from None
+                    done[i] = fetch(ref, self._who(i), self.timeout)
+                except WorkerLost as error:
+                    failed[i] = str(error)
             running = {ref: i for ref, i in running.items() if i not in failed}
             for i, reason in failed.items():
                 self._replace(i, reason)

@@ -26,6 +26,10 @@ class WorkerError(ExecutionError):
     """A worker raised; the message has its rank and its traceback."""
 
 
+class WorkerRefused(WorkerError, ValueError):
+    """A worker was asked for what cannot be: the ValueError of one process."""
+
+
 class WorkerLost(ExecutionError):
     """A worker died, or did not answer in time."""
 
@@ -68,15 +72,15 @@ class Pending(Generic[R]):
         """
         wait = self.group.timeout if timeout is None else timeout
         # The first to fail is told, and not the one that waits for it.
-        waiting = list(self.refs)
+        waiting, results = list(self.refs), dict[Any, Any]()
         while waiting:
             done, waiting = ray.wait(waiting, timeout=wait)
             if not done:
                 silent = [self.refs.index(ref) for ref in waiting]
                 raise WorkerLost(f"{self.group.name}: ranks {silent} did not answer within {wait:g} s")
             for ref in done:
-                fetch(ref, f"{self.group.name} rank {self.refs.index(ref)} of {len(self.refs)}", wait)
-        return self.collect([ray.get(ref) for ref in self.refs])
+                results[ref] = fetch(ref, f"{self.group.name} rank {self.refs.index(ref)} of {len(self.refs)}", wait)
+        return self.collect([results[ref] for ref in self.refs])
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
@@ -84,7 +88,9 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
     try:
         return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
-        raise WorkerError(f"{who} raised:\n{error}") from None
+        # Ray's error is of its cause's class too.
+        kind = WorkerRefused if isinstance(error, ValueError) else WorkerError
+        raise kind(f"{who} raised:\n{error}") from None
     except RayActorError as error:
         raise WorkerLost(f"{who} died: {reason_of(error)}") from None
     except GetTimeoutError:
@@ -134,9 +140,9 @@ class WorkerGroup:
     def _split(self, name: str, batch: DataProto, *args: Any, **kwargs: Any) -> Pending[Any]:
         padded = _padded(batch, len(self.workers))
         lengths = padded["attention_mask"].sum(-1).tolist()
-        rows = [sorted(part) for part in balance(lengths, len(self.workers))]
+        rows = balance(lengths, len(self.workers)) if lengths else [[] for _ in self.workers]
         refs = [
-            getattr(worker, name).remote(padded.select_idxs(np.array(part)), *args, **kwargs)
+            getattr(worker, name).remote(padded.select_idxs(np.array(part, dtype=np.int64)), *args, **kwargs)
             for worker, part in zip(self.workers, rows, strict=True)
         ]
         return Pending(self, refs, lambda results: _joined(results, rows, len(batch)))
@@ -174,7 +180,7 @@ def start_worker(
 def _padded(batch: DataProto, ranks: int) -> DataProto:
     """At least a row for each rank; a row that is added has no token that counts."""
     missing = ranks - len(batch)
-    if missing <= 0:
+    if missing <= 0 or not len(batch):
         return batch
     spare = batch.select_idxs(np.zeros(missing, dtype=np.int64))
     spare["response_mask"] = torch.zeros_like(spare["response_mask"])
@@ -182,7 +188,7 @@ def _padded(batch: DataProto, ranks: int) -> DataProto:
 
 
 def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
-    order = torch.tensor([row for part in rows for row in part])
+    order = torch.tensor([row for part in rows for row in part], dtype=torch.int64)
     if isinstance(results[0], Tensor):
         joined = torch.cat(results)
         return torch.empty_like(joined).index_copy_(0, order, joined)[:size]
