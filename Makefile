@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RAY_TESTS ?= tests/execution tests/trainer
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -31,7 +32,7 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m ray tests/execution tests/trainer
+	.venv-ray/bin/python -m pytest -q -m ray $(RAY_TESTS)
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation
