@@ -1,7 +1,7 @@
 """See :func:`gdpo`."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,9 +10,7 @@ from rlprims.advantage._grpo import standard_scores
 from rlprims.advantage._moments import moments
 from rlprims.advantage._responses import tokens_of_valid_rows
 from rlprims.masking import check_sequences, check_tokens, sequence_lengths, to_tokens, upcast
-from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
-
-ComponentScores = Annotated[Tensor, "float (B, K)"]
+from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
 def gdpo(

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlprims.advantage._ranks import group_ranks
+from rlprims.grouping import group_ranks
 from rlprims.types import GroupIds, Mean, PerSequence, RowMask
 
 
@@ -29,7 +29,7 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
     """
     if k < 1:
         raise ValueError(f"k={k} must be at least 1: how many samples the best is taken of")
-    ranks = group_ranks(scores, group_ids, None)
+    ranks = group_ranks(scores, group_ids)
     n, below = ranks.sizes, ranks.ranks
     # C(i − 1, k − 1) / C(n, k), factor by factor: no factorial is ever formed
     taken = torch.arange(1, k, device=scores.device)

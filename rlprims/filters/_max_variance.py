@@ -2,7 +2,7 @@
 
 import torch
 
-from rlprims.grouping import check_group_ids, group_centred, group_count
+from rlprims.grouping import check_group_ids, group_centred, group_ranks
 from rlprims.types import GroupIds, PerSequence, RowMask
 
 
@@ -38,21 +38,18 @@ def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowM
     check_group_ids(group_ids)
     if keep < 2:
         raise ValueError(f"keep={keep} needs at least 2: the variance of one score is 0")
-    by_score = scores.argsort(stable=True)
-    order = by_score[group_ids[by_score].argsort(stable=True)]
-    owner, size = group_ids[order], group_count(group_ids)[order]
-    place = torch.arange(len(scores), device=scores.device)
-    first = torch.full_like(place, len(scores)).scatter_reduce(0, owner, place, "amin")[owner]
-    from_low = (place - first)[:, None]
-    from_high = size[:, None] - 1 - from_low
+    ranks = group_ranks(scores, group_ids)
+    owner = ranks.sort(group_ids)
+    from_low = ranks.ranks[:, None]
+    from_high = ranks.sizes[:, None] - 1 - from_low
 
     lows = torch.arange(keep + 1, device=scores.device)
     chosen = (from_low < lows) | (from_high < keep - lows)
-    s = torch.where(chosen, group_centred(scores, group_ids)[order][:, None], 0.0)
+    s = torch.where(chosen, ranks.sort(group_centred(scores, group_ids))[:, None], 0.0)
     total, squares = (torch.zeros_like(s).index_add(0, owner, x) for x in (s, s.square()))
     variance = squares / keep - (total / keep).square()
     # Rounding must not decide between subsets of equal variance.
     good = variance >= variance.amax(1, keepdim=True) * (1 - 1e-5)
     best = good.long().argmax(1)[owner]
     selected = chosen.gather(1, best[:, None])[:, 0]
-    return torch.zeros_like(selected).index_put((order,), selected)
+    return ranks.unsort(selected)

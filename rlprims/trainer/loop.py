@@ -172,8 +172,7 @@ class Trainer:
         if "entropies" in needs:
             data["entropies"] = self.execution.entropies(batch)
         draw = 2**62 + self.step_number * self.algorithm.updates_per_batch + update  # a quarter that is nobody else's
-        key = np.array([self.config.seed, draw], dtype=np.uint64)
-        generator = torch.Generator().manual_seed(int(np.random.Philox(key=key).random_raw()) >> 1)
+        generator = torch.Generator().manual_seed(int(self._random_bits(draw).random_raw()) >> 1)
         return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
@@ -182,13 +181,16 @@ class Trainer:
             yield batch
             return
         shuffle = 2**63 + self.step_number * self.algorithm.epochs + epoch  # the upper half: the lower is PromptOrder's
-        key = np.array([self.config.seed, shuffle], dtype=np.uint64)
-        groups = np.random.Generator(np.random.Philox(key=key)).permutation(len(batch) // size)
+        groups = np.random.Generator(self._random_bits(shuffle)).permutation(len(batch) // size)
         for part in np.array_split(groups, count):
             rows = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])
             mini = batch.select_idxs(rows)
             mini["group_ids"] = dense_ids(mini["group"])
             yield mini
+
+    def _random_bits(self, number: int) -> np.random.Philox:
+        """A function of (the run's seed, number): there is no state to restore."""
+        return np.random.Philox(key=np.array([self.config.seed, number], dtype=np.uint64))
 
     def _describe(self, batch: DataProto) -> dict[str, float]:
         mask = batch["response_mask"]
