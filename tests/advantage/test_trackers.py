@@ -130,7 +130,9 @@ class TestValueTracker:
     def test_one_that_is_restored_goes_on_alike(self) -> None:
         first, second = ValueTracker(), ValueTracker()
         first.update(["x", "y"], scores(1, 0), scores(0, 0))
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        state = json.loads(json.dumps(first.state_dict()))
+        assert state == first.state_dict()
+        second.load_state_dict(state)
         for tracker in (first, second):
             tracker.update(["x"], scores(1), scores(0.01))
         assert first.counts == second.counts

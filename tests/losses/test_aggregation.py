@@ -96,6 +96,15 @@ def test_totals_may_be_numbers_or_tensors() -> None:
         assert seq_mean_token_sum(LOSSES, MASK, totals=totals) == pytest.approx(64 / 8)
 
 
+def test_totals_of_nothing_and_of_one() -> None:
+    nothing, one = Totals(tokens=0, sequences=0, groups=0), Totals(tokens=1, sequences=1, groups=1)
+    none = torch.zeros_like(MASK)
+    assert token_mean(LOSSES, none, totals=nothing) == 0
+    assert seq_mean_token_mean(LOSSES, none, totals=nothing) == 0
+    assert token_mean(LOSSES, MASK, totals=one) == pytest.approx(64)
+    assert seq_mean_token_mean(LOSSES, MASK, totals=one) == pytest.approx(10)
+
+
 def test_any_length_above_zero_will_do() -> None:
     assert seq_mean_token_sum_norm(LOSSES, MASK, length=0.5) == pytest.approx(32.0)
 
