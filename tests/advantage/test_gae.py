@@ -24,6 +24,11 @@ def test_two_steps_by_hand() -> None:
     torch.testing.assert_close(got, row(0.43, 0.6), **CLOSE)
 
 
+def test_lambda_is_that_of_the_papers_unless_told() -> None:
+    # δ1 = 1 − 0.4 = 0.6; δ0 = 0 + 0.4 − 0.2 = 0.2; A0 = 0.2 + 0.95·0.6 = 0.77
+    torch.testing.assert_close(gae(row(0, 1), row(0.2, 0.4), full(2)), row(0.77, 0.6), **CLOSE)
+
+
 def test_a_gap_of_tool_tokens() -> None:
     mask = torch.tensor([[True, True, False, False, True, True]])
     values = row(0.1, 0.2, 50.0, -70.0, 0.3, 0.4)

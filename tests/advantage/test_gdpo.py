@@ -20,6 +20,12 @@ def test_two_rewards_of_different_scale() -> None:
     assert got.tolist() == pytest.approx([1.095445, -1.095445, 0.547723, -0.547723], abs=1e-6)
 
 
+def test_two_responses_are_enough() -> None:
+    """z = ±√½, whose σ² is 1."""
+    got = gdpo(SCORES[:2], IDS[:2], MASK[:2], weights=(1.0, 0.0), eps=0.0, whiten_eps=0.0)[:, 0]
+    assert got.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
 def test_over_tokens_long_responses_count_for_more() -> None:
     """verl 0.9.1, for x = √½ (1, −1, ½, −½) on 1, 3, 1 and 1 tokens: μ = −√½ / 3."""
     mask = torch.tensor([[True, False, False], [True, True, True], [True, False, False], [True, False, False]])

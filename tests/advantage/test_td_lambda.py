@@ -21,6 +21,11 @@ def test_three_steps_by_hand() -> None:
     torch.testing.assert_close(got, row(1.7625, 2.85, 3), **CLOSE)
 
 
+def test_lambda_is_that_of_the_papers_unless_told() -> None:
+    """G2 = 3; G1 = 2 + 0.05·0.4 + 0.95·3 = 4.87; G0 = 1 + 0.05·0.2 + 0.95·4.87."""
+    torch.testing.assert_close(td_lambda(row(1, 2, 3), row(9, 0.2, 0.4), FULL), row(5.6365, 4.87, 3), **CLOSE)
+
+
 def test_lambda_one_is_the_discounted_return_and_zero_the_one_step_target() -> None:
     rewards, values, beyond = row(1, 2, 3), row(9, 0.2, 0.4), torch.tensor([8.0], dtype=torch.float64)
     got = td_lambda(rewards, values, FULL, bootstrap_values=beyond, gamma=0.5, lam=1.0)

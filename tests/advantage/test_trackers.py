@@ -49,6 +49,8 @@ class TestRoleBaseline:
         for rae in (first, second):
             rae.update(["a"], scores(0.3))
         assert first.values == second.values
+        second.load_state_dict({"values": {"a": 1}})
+        assert type(second.values["a"]) is float
         assert first.state_dict()["values"] is not first.values
 
     @pytest.mark.parametrize(
@@ -158,7 +160,9 @@ class TestValueTracker:
         tracker.load_state_dict({"counts": {"x": [0.2, 0.3], "y": [0, 2]}})
         assert tracker.baseline(["x", "y"]).tolist() == pytest.approx([0.4, 0])
 
-    @pytest.mark.parametrize("wrong", [{"half_life": 0.0}, {"min_decay": 0.97}, {"max_decay": 1.0}, {"min_decay": -1}])
+    @pytest.mark.parametrize(
+        "wrong", [{"half_life": 0.0}, {"half_life": -1}, {"min_decay": 0.97}, {"max_decay": 1.0}, {"min_decay": -1}]
+    )
     def test_bounds_that_do_not_fit_are_refused(self, wrong: dict[str, float]) -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ValueTracker(**wrong)
