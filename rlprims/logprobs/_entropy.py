@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rlprims.first_order import first_order
 from rlprims.masking import upcast
 from rlprims.softmax import check_logits, row_blocks, softmax_and_log
 from rlprims.types import PerToken
@@ -30,7 +30,7 @@ class _Entropy(torch.autograd.Function):
         return entropy
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, entropy = ctx.saved_tensors
         grad_logits = torch.empty_like(logits)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rlprims.first_order import first_order
 from rlprims.logprobs._head import (
     add_to_weight_,
     capped_blocks,
@@ -89,7 +89,7 @@ class _FromHidden(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(
         ctx: Any, grad_log_probs: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:

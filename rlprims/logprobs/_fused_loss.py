@@ -5,8 +5,8 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rlprims.first_order import first_order
 from rlprims.logprobs._head import add_to_weight_, check_head, surprise_slopes_, tiles, to_hidden, write_logits_
 from rlprims.masking import upcast
 from rlprims.types import PerToken, Scalar, TokenMask
@@ -143,7 +143,7 @@ class _FusedLoss(torch.autograd.Function):
         return total, log_probs
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rlprims.first_order import first_order
 from rlprims.masking import upcast
 from rlprims.softmax import check_logits, log_softmax, row_blocks, softmax
 
@@ -23,7 +23,7 @@ class _Selected(torch.autograd.Function):
         return selected
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, token_ids = ctx.saved_tensors
         # Detached, it still counts as the same memory: torch refuses another function's backward that has saved it.

@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rlprims.first_order import first_order
 from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.softmax import LEAST_LOG_PROB, check_logits, log_softmax, row_blocks
 from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask
@@ -132,7 +132,7 @@ class _Divergence(torch.autograd.Function):
         return divergence
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, other = ctx.saved_tensors
         grad_logits = torch.empty_like(logits)

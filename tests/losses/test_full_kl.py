@@ -168,6 +168,12 @@ def test_the_gradient_keeps_the_dtype_of_the_logits() -> None:
     assert gradient(full_kl, STUDENT.bfloat16(), TEACHER.bfloat16(), MASK).dtype is torch.bfloat16
 
 
+def test_a_second_derivative_is_refused() -> None:
+    x = STUDENT.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(full_kl(x, TEACHER, MASK).sum(), x, create_graph=True)
+
+
 def test_the_teacher_gets_no_gradient() -> None:
     x, y = STUDENT.clone().requires_grad_(), TEACHER.clone().requires_grad_()
     jsd(x, y, MASK).sum().backward()
@@ -192,6 +198,13 @@ def test_options_that_make_no_sense_are_refused(fn: Divergence, options: dict, n
 def test_two_vocabularies_are_refused() -> None:
     with pytest.raises(ValueError, match=r"logits has shape \(2, 1, 4\) and ref_logits \(2, 1, 3\)"):
         full_kl(STUDENT, TEACHER[..., :3], MASK)
+
+
+def test_rows_that_are_not_the_tokens_are_refused() -> None:
+    for rows in (1, 3):
+        logits = torch.zeros(rows, 1, 4)
+        with pytest.raises(ValueError, match=r"both need \(2, 1, 'V'\)"):
+            full_kl(logits, logits, MASK)
 
 
 def test_integer_logits_are_refused() -> None:
