@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from math import exp, log
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ class TestSurrogates:
     """Off policy, with tokens on both sides of both bounds, against the paper's objective in plain numbers."""
 
     @staticmethod
-    def gradient_of(loss: Loss, **bounds: float) -> Tensor:
+    def gradient_of(loss: Loss, **bounds: Any) -> Tensor:
         old = log_probs(OLD)
         return gradient(lambda theta: -mean_of(loss(log_probs(theta), old, A, MASK, **bounds), OLD), THETA)
 
@@ -127,6 +128,19 @@ class TestSurrogates:
         got = self.gradient_of(gspo, clip_low=low, clip_high=high)
         torch.testing.assert_close(got, finite_difference(objective, THETA), rtol=0, atol=1e-9)
         assert (got - self.gradient_of(gspo, **WIDE)).abs().max() > 0.01
+
+    @pytest.mark.parametrize("bound", [0.1, 0.4])
+    def test_gspo_of_the_product_is_ppo_whose_action_is_the_response(self, bound: float) -> None:
+        def objective(theta: Tensor) -> float:
+            total = 0.0
+            for new, old, a in zip(paths(theta), paths(OLD), SCORES.tolist(), strict=True):
+                s = probability(new) / probability(old)
+                total += probability(old) * len(new) * min(s * a, clip(s, 1 - bound, 1 + bound) * a)
+            return total
+
+        got = self.gradient_of(gspo, clip_low=bound, clip_high=bound, mean="product")
+        torch.testing.assert_close(got, finite_difference(objective, THETA), rtol=0, atol=1e-9)
+        assert (got - self.gradient_of(gspo, **WIDE, mean="product")).abs().max() > 0.01
 
     def test_gspo_unclipped_is_not_the_policy_gradient(self) -> None:
         """A geometric mean is no importance weight: only for responses of one token."""

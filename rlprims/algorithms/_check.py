@@ -130,8 +130,9 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
     name = _short(a.policy_loss.path)
     if a.policy_loss.fn in (*_SEQUENCE_RATIO, losses.gmpo) and a.aggregation.fn is losses.token_mean:
         yield warning(f"{name} with token_mean weighs a response by its length: use seq_mean_token_mean")
+    averaged = a.policy_loss.fn in _SEQUENCE_RATIO and a.policy_loss.hyperparameters.get("mean") != "product"
     for side in ("clip_low", "clip_high"):
-        if a.policy_loss.fn in _SEQUENCE_RATIO and a.policy_loss.hyperparameters[side] >= 0.1:
+        if averaged and a.policy_loss.hyperparameters[side] >= 0.1:
             yield warning(
                 f"{name} clips a mean over the response, which {side} >= 0.1 hardly ever does: the paper has 4e-4"
             )

@@ -1,5 +1,6 @@
 """Bridges to other libraries, one module each. None of them is imported, nor needed, until a function here is called.
 
 ``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` cross between the DataProtos.
-``rlprims.interop.trl``: `grpo_trainer` gives TRL's trainer an algorithm, `reward_func` a verifier.
+``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` give TRL's trainers an algorithm, `reward_func` a verifier.
+``rlprims.interop.torchrl``: `grpo_loss` makes an algorithm one of torchrl's loss modules.
 """

@@ -181,8 +181,9 @@ def test_errors_come_first():
     assert {"error", "warning"} == set(severities)
 
 
-def test_dapo_as_published_has_no_finding_at_all():
-    assert check(algorithms.dapo()) == []
+@pytest.mark.parametrize("spec", [algorithms.dapo(), algorithms.rloo(dialect="trl-1.16")], ids=["dapo", "trl's rloo"])
+def test_as_published_there_is_no_finding_at_all(spec):
+    assert check(spec) == []
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,18 @@ def slime_loss(name: str, knobs: Callable[[Case], Knobs] = clips) -> Recorded:
     )
 
 
+def whole_responses(c: Case) -> Data:
+    """TRL's RLOO has the old log-prob of a response: share it out."""
+    mask = c.inputs["completion_mask"].bool()
+    shares = c.inputs["old_logps"] / sequence_lengths(mask).clamp(min=1)
+    return {**tensors(c), "old_log_probs": shares[:, None].expand(mask.shape)}
+
+
+def no_empty_response(c: Case) -> bool:
+    """TRL gives one a constant, −A."""
+    return bool(c.inputs["completion_mask"].bool().any(1).all())
+
+
 def values(c: Case) -> Data:
     new, old, mask = (
         ("vpreds", "values", "response_mask") if c.peer == "verl" else ("values", "old_values", "action_mask")
@@ -305,6 +317,10 @@ ENTRIES: dict[tuple[str, str], Entry] = {
     ),
     ("trl-1.16", "sapo"): Entry(
         trl_advantage(), trl_loss("sapo", lambda c: {"policy_loss": {"tau_neg": torch.tensor(1.05).item()}})
+    ),
+    ("trl-1.16", "rloo"): Entry(
+        "tests/peers trains with it",
+        Recorded("trl_rloo_loss", whole_responses, clips, no_empty_response, ("loss", "grad_log_prob")),
     ),
     ("openrlhf-0.11", "ppo"): Entry(
         Recorded(

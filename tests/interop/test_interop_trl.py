@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from rlprims import algorithms, corrections, losses
+from rlprims import algorithms, controllers, corrections, losses
 from rlprims.algorithms import KLInReward, use
-from rlprims.interop.trl import grpo_trainer, reward_func
+from rlprims.interop.trl import grpo_trainer, reward_func, rloo_trainer
 from rlprims.rewards import verifiers
 
 
@@ -59,6 +59,34 @@ def test_what_trl_does_not_have_is_named(algorithm, why):
         grpo_trainer(algorithm, Base)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        (algorithms.ppo(), r"rlprims\.advantage\.gae reads values"),
+        (algorithms.dapo(), r"replace\(filter=None\)"),
+        (
+            algorithms.rloo().replace(kl_in_reward=KLInReward(controller=use(controllers.AdaptiveKL))),
+            r"adapts: take controllers\.FixedKL",
+        ),
+    ],
+    ids=["critic", "filter", "adaptive"],
+)
+def test_what_trls_rloo_does_not_have_is_named(algorithm, why):
+    with pytest.raises(ValueError, match=f"TRL's trainer cannot run {algorithm.name}: .*{why}"):
+        rloo_trainer(algorithm, Base)
+
+
+def test_rloo_may_have_its_kl_in_the_reward():
+    algorithm = algorithms.rloo(dialect="trl-1.16").replace(kl_in_reward=KLInReward())
+    trainer = rloo_trainer(algorithm, Started)
+    assert (trainer.__name__, trainer.algorithm) == ("RLOOTrainer", algorithm)
+    with pytest.raises(ValueError, match=r"rloo reads ref_log_probs: give RLOOConfig\(beta=1\.0\)"):
+        trainer()
+    trainer(beta=0.05)
+    with pytest.raises(ValueError, match="dppo reads rollout_log_probs, and this trainer drops those of vLLM"):
+        rloo_trainer(algorithms.dppo(), Started)(use_vllm=True)
+
+
 GROUPED = ("dapo", "dr_grpo", "gdpo", "gpg", "grpo", "maxrl", "opo", "pkpo", "rloo", "w_reinforce")
 RATIOS = ("cispo", "dppo", "gspo", "luspo", "sapo", "topr", "vespo")
 
@@ -96,7 +124,7 @@ def test_a_configuration_that_does_not_go_with_the_algorithm():
 
 def test_trl_absent(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(ImportError, match=r"grpo_trainer needs TRL .*: pip install trl"):
+    with pytest.raises(ImportError, match=r"this trainer needs TRL .*: pip install trl"):
         grpo_trainer(algorithms.gspo())
     monkeypatch.setitem(sys.modules, "trl", types.SimpleNamespace(GRPOTrainer=Base))
     assert issubclass(grpo_trainer(algorithms.gspo()), Base)

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 NEEDS = {
     "test_data_proto_tables.py": ("pandas", "pyarrow"),
     "test_data_proto_through_ray.py": ("ray",),
+    "test_openrlhf_reward.py": ("openrlhf",),
+    "test_torchrl_loss.py": ("torchrl",),
     "test_trl_trainer.py": ("trl",),
     "test_verl_install.py": ("verl",),
     "test_verl_rewards.py": ("verl",),

@@ -5,11 +5,11 @@ import tiny
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from rlprims import advantage, algorithms, losses, rewards
-from rlprims.algorithms import LossTerm, use
-from rlprims.interop.trl import grpo_trainer, reward_func
+from rlprims import advantage, algorithms, controllers, losses, rewards
+from rlprims.algorithms import KLInReward, LossTerm, use
+from rlprims.interop.trl import grpo_trainer, reward_func, rloo_trainer
 from rlprims.rewards import verifiers
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.filterwarnings("i
 STEPS, LENGTH = 20, 8
 
 
-class Recorded(GRPOTrainer):
-    """TRL's own, and the loss of every backward pass."""
+class Recording:
+    """The loss of every backward pass, beside what TRL does."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
@@ -28,6 +28,14 @@ class Recorded(GRPOTrainer):
         loss = super().training_step(*args)
         self.seen.append(loss.item())
         return loss
+
+
+class Recorded(Recording, GRPOTrainer):
+    pass
+
+
+class RecordedRLOO(Recording, RLOOTrainer):
+    pass
 
 
 def digits(completions, **columns):
@@ -62,11 +70,12 @@ def train(trainer_class, directory, *, steps=STEPS, reward_funcs=(digits,), **ch
         "gradient_checkpointing": False,
         "disable_tqdm": True,
     }
+    config = RLOOConfig if issubclass(trainer_class, RLOOTrainer) else GRPOConfig
     questions = [{"prompt": row["question"], "answer": row["answer"]} for row in tiny.sums(40)]
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(tiny.save_model(directory / "model")),
         reward_funcs=list(reward_funcs),
-        args=GRPOConfig(output_dir=str(directory), **settings | changes),
+        args=config(output_dir=str(directory), **settings | changes),
         train_dataset=Dataset.from_list(questions),
         processing_class=tiny.tokenizer(),
     )
@@ -104,15 +113,38 @@ MATCHES = {
 }
 
 
+RLOO = algorithms.rloo(dialect="trl-1.16")
+RLOO_MATCHES = {
+    "plain": (RLOO, {"beta": 0.0}),
+    "with TRL's KL": (RLOO.replace(kl_in_reward=KLInReward(controller=use(controllers.FixedKL, kl_coef=0.05))), {}),
+    "narrow": (
+        RLOO.replace(policy_loss={"clip_low": 0.01, "clip_high": 0.02}),
+        {"beta": 0.0, "epsilon": 0.01, "epsilon_high": 0.02},
+    ),
+}
+
+
 @pytest.mark.parametrize("name", MATCHES)
 def test_the_same_losses_as_trl(name, tmp_path):
     algorithm, config = MATCHES[name]
     reward_funcs = (digits, spread) if name == "gdpo" else (digits,)
-    theirs, their_weights, stock = train(Recorded, tmp_path / "theirs", reward_funcs=reward_funcs, **config)
     reference = {"beta": 1.0} if "beta" in config else {}
-    ours, our_weights, trainer = train(
-        grpo_trainer(algorithm, Recorded), tmp_path / "ours", reward_funcs=reward_funcs, **reference
-    )
+    stock = train(Recorded, tmp_path / "theirs", reward_funcs=reward_funcs, **config)
+    check(stock, train(grpo_trainer(algorithm, Recorded), tmp_path / "ours", reward_funcs=reward_funcs, **reference))
+
+
+@pytest.mark.parametrize("name", RLOO_MATCHES)
+def test_the_same_losses_as_trls_rloo(name, tmp_path):
+    algorithm, config = RLOO_MATCHES[name]
+    reference = {"beta": 1.0 if algorithm.kl_in_reward else 0.0}
+    stock = train(RecordedRLOO, tmp_path / "theirs", **config)
+    check(stock, train(rloo_trainer(algorithm, RecordedRLOO), tmp_path / "ours", **reference))
+
+
+def check(stock_run, our_run):
+    """Losses, weights and evaluation."""
+    theirs, their_weights, stock = stock_run
+    ours, our_weights, trainer = our_run
     assert len(theirs) == 2 * STEPS
     assert theirs.abs().max() > 1e-2
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -120,6 +152,15 @@ def test_the_same_losses_as_trl(name, tmp_path):
     assert (our_weights - their_weights).norm() < 1e-3 * moved
     assert evaluated(trainer) == pytest.approx(evaluated(stock), abs=1e-5)
     assert {"entropy", "approx_kl", "loss"} <= trainer.state.log_history[0].keys()
+
+
+def test_an_algorithm_is_the_same_in_both_trainers(tmp_path):
+    """Denominators over tokens of an optimizer step, in a trainer whose own loss has none."""
+    algorithm = algorithms.dapo(dialect="trl-1.16")
+    in_grpo = train(grpo_trainer(algorithm, Recorded), tmp_path / "grpo", steps=4)
+    in_rloo = train(rloo_trainer(algorithm, RecordedRLOO), tmp_path / "rloo", steps=4, beta=0.0)
+    torch.testing.assert_close(in_rloo[0], in_grpo[0], rtol=0, atol=1e-6)
+    assert in_grpo[0].abs().max() > 1e-2
 
 
 def test_another_algorithm_is_one_line(tmp_path):

@@ -242,7 +242,11 @@ def test_what_verl_does_not_hand_over_is_named():
         loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1), "mean", actor("rlprims/cispo"))
 
 
-def test_every_process_registers_by_the_environment_variable():
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "rlprims.interop.verl.plugin"}],
+    ids=["entry point", "variable"],
+)
+def test_every_process_registers(environment):
     code = "import verl; from verl.trainer.ppo import core_algos as c; c.get_policy_loss_fn('rlprims/gppo')"
-    environment = {"VERL_USE_EXTERNAL_MODULES": "rlprims.interop.verl.plugin", "PATH": ""}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PATH": "", **environment})

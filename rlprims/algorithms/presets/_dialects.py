@@ -1,11 +1,12 @@
 """What a library calls by the same name: the knobs on which its numbers differ from ours.
 
 Each entry changes the preset so that advantages and loss are the library's, for batches on which the two do not differ
-by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped.
+by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped,
+a response without tokens has no loss.
 Ways of running (filters, penalties, group sizes) are not dialect, but where the library has none. What a library has
-under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, TRL's
-RLOO clips the product of a response's ratios, and verl's Clip-Cov spares the tokens that PPO clips. SkyRL has
-the mean of a KL over responses, whatever the loss takes; its thresholds of DPPO are within what its numbers say.
+under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, and
+verl's Clip-Cov spares the tokens that PPO clips. SkyRL has the mean of a KL over responses, whatever the loss takes;
+its thresholds of DPPO are within what its numbers say.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,10 @@ _VERL_RATIO: Changes = {
 _VERL_GROUP: Changes = {"advantage": {"singleton": "raw"}}
 _TRL_GROUP: Changes = {"advantage": {"eps": 1e-4}}
 _SKYRL_GROUP: Changes = {"advantage": {"singleton": "raw"}, "aggregation": losses.token_mean}
+_TRL_RLOO: Changes = {
+    "policy_loss": use(losses.gspo, clip_low=0.2, clip_high=0.2, mean="product"),
+    "aggregation": losses.seq_mean_token_mean,
+}
 _TOKEN_MEAN: Changes = {"aggregation": losses.token_mean}
 _PPO_LOSS: Changes = {"policy_loss": losses.clipped_surrogate, "aggregation": losses.token_mean}
 _NARROW_CISPO: Changes = {"policy_loss": {"w_min": 0.8, "w_max": 1.2}}
@@ -65,6 +70,7 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
         "luspo": _TRL_GROUP,
         "cispo": _TRL_GROUP,
         "sapo": _TRL_GROUP,
+        "rloo": _TRL_RLOO,
     },
     "openrlhf-0.11": {
         "ppo": {"advantage": {"lam": 1.0}, "normalization": {"ddof": 0}, "value_loss": {"clip": 0.5}},

@@ -28,8 +28,8 @@ def install(*algorithms: Algorithm) -> Installed:
     their own hyperparameters and aggregation: the advantage under ``algorithm.adv_estimator``, the loss under
     ``actor_rollout_ref.actor.policy_loss.loss_mode``. Another call replaces what one before has registered.
 
-    verl's Ray workers are processes of their own: ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``, or a
-    module of yours that calls this, registers in each.
+    verl's Ray workers are processes of their own, and in each verl imports :mod:`rlprims.interop.verl.plugin`, by its
+    entry point. For algorithms of yours, name a module that calls this in ``VERL_USE_EXTERNAL_MODULES``.
 
     Raises:
         ImportError: verl is not installed, or what it needs is not.

@@ -1,4 +1,5 @@
-"""Registers on import: ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``, read by verl in every process.
+"""Registers on import: the entry point ``verl.plugins``, which verl loads in every process, where rlprims is installed;
+elsewhere ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``.
 
 Does nothing where verl is not installed.
 """

@@ -1,0 +1,112 @@
+"""rlprims as torchrl's loss modules: the loss of an :class:`Algorithm`, on torchrl's policies, keys and masks.
+
+Written for torchrl 0.10 to 0.14. The import needs no torchrl.
+"""
+
+import importlib
+from typing import Any, Literal
+
+import torch
+
+from rlprims.algorithms import Algorithm, policy_objective, weigh_tokens
+from rlprims.diagnostics import policy_update
+from rlprims.interop._loss_data import LOSS_DATA
+
+__all__ = ["grpo_loss"]
+
+
+def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
+    """``torchrl.objectives.llm.GRPOLoss``, or your subclass of it, with the loss of ``algorithm``.
+
+    ``GRPOLoss = grpo_loss(algorithms.dapo())`` is the one line to change. What the class makes is a ``LossModule``,
+    called with a policy, a ``masking_strategy`` and a ``device``; its keys are torchrl's, ``set_keys`` renames them:
+
+    ============================================  =====================================================
+    ``("log_probs", "full")``                     ``rollout_log_probs``, which are also ``old_log_probs``
+    ``"advantage"``                               ``advantages``, with a last dimension of 1
+    ``("next", "ref_log_probs", "full")``         ``ref_log_probs``, if the algorithm reads them
+    the mask of the policy's distribution         ``response_mask``
+    ============================================  =====================================================
+
+    Everything that the algorithm adds to its loss is in ``loss_objective``. Denominators are those of the tensordict.
+    Advantages are estimated where groups are whole, before the replay buffer: torchrl has ``MCAdvantage``.
+
+    Raises:
+        ImportError: torchrl is not installed.
+        ValueError: the loss reads what a torchrl tensordict does not have.
+    """
+    stages = ("policy_loss", "aggregation", "loss_terms", "corrections", "token_selection")
+    problems = [
+        f"{part.path} reads {', '.join(sorted(part.needs - LOSS_DATA))}"
+        for stage, part in algorithm.uses()
+        if stage.split(".")[0] in stages and part.needs - LOSS_DATA
+    ]
+    if problems:
+        raise ValueError(f"torchrl's loss cannot be that of {algorithm.name}: {'; '.join(problems)}")
+    if base is None:
+        base = _torchrl().GRPOLoss
+    return type("GRPOLoss", (_Hooks, base), {"algorithm": algorithm})
+
+
+class _Hooks:
+    """Before torchrl's own class in the order of resolution."""
+
+    algorithm: Algorithm
+
+    def __init__(
+        self,
+        actor_network: Any = None,
+        *,
+        masking_strategy: Literal["sft", "rlhf", "generic"] = "sft",
+        device: torch.device | None = None,
+    ) -> None:
+        module: Any = super()
+        module.__init__(actor_network, masking_strategy=masking_strategy, device=device, entropy_bonus=False)
+
+    def forward(self, tensordict: Any) -> Any:
+        module: Any = self
+        keys, algorithm = module.tensor_keys, self.algorithm
+        log_probs, dist, _ = module._get_cur_log_prob(tensordict.copy())
+        sampled = _tokens(tensordict, keys.sample_log_prob, log_probs.dim())
+        mask = dist.mask & sampled.isfinite()  # torchrl pads with NaN where nothing was sampled
+        data = {
+            "log_probs": log_probs,
+            "old_log_probs": sampled,
+            "rollout_log_probs": sampled,
+            "advantages": _tokens(tensordict, keys.advantage, log_probs.dim()),
+            "response_mask": mask,
+            "totals": None,
+        }
+        if "ref_log_probs" in algorithm.needs:
+            data["ref_log_probs"] = _tokens(tensordict, keys.ref_log_probs, log_probs.dim())
+        if "entropies" in algorithm.needs:
+            data["entropies"] = dist.entropy()
+        objective = policy_objective(algorithm, data | weigh_tokens(algorithm, data))
+        bounds = {name: algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
+        moved = policy_update(log_probs, sampled, data["advantages"], mask, **bounds)
+        clipped = [moved[name].value() for name in ("clip_fraction_low", "clip_fraction_high") if name in moved]
+        weights = torch.where(mask, log_probs.detach() - sampled, -torch.inf).flatten()
+        effective = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
+        return _torchrl().GRPOLossOutput(
+            loss_objective=objective,
+            clip_fraction=torch.stack(clipped).sum() if clipped else objective.new_zeros(()),
+            kl_approx=moved["approx_kl"].value(),
+            ESS=effective / mask.sum(),
+            entropy=data["entropies"].detach()[mask].mean() if "entropies" in data else None,
+            batch_size=[],
+        )
+
+
+def _tokens(tensordict: Any, key: Any, dims: int) -> Any:
+    """Per token, padded on the left as torchrl pads."""
+    found = tensordict.get(key, None, as_padded_tensor=True, padding_side="left", padding_value=0.0)
+    if found is None:
+        raise ValueError(f"the tensordict has no {key}; it has {sorted(map(str, tensordict.keys(True)))}")
+    return found.squeeze(-1) if found.dim() > dims else found
+
+
+def _torchrl() -> Any:
+    try:
+        return importlib.import_module("torchrl.objectives.llm")
+    except ImportError as error:
+        raise ImportError(f"grpo_loss needs torchrl ({error}): pip install torchrl") from error

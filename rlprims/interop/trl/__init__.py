@@ -1,0 +1,10 @@
+"""rlprims inside TRL's trainers: an :class:`Algorithm` for the advantages and the loss, verifiers as reward functions.
+
+TRL keeps everything else: generation, reward functions, batches, accumulation, optimizer, logs. Written for TRL 1.16,
+whose private hooks are overridden. The import needs no TRL.
+"""
+
+from rlprims.interop.trl._rewards import reward_func
+from rlprims.interop.trl._trainers import grpo_trainer, rloo_trainer
+
+__all__ = ["grpo_trainer", "reward_func", "rloo_trainer"]

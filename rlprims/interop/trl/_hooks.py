@@ -1,0 +1,187 @@
+"""What the trainers share: TRL's private hooks, filled by an algorithm."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import (
+    Algorithm,
+    component_scores,
+    estimate_advantages,
+    policy_objective,
+    shape_scores,
+    weigh_tokens,
+)
+from rlprims.diagnostics import policy_update, token_mean
+from rlprims.interop._loss_data import LOSS_DATA
+from rlprims.types import Metrics, Totals
+
+_BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
+
+
+class Hooks:
+    """Before TRL's own class in the order of resolution."""
+
+    config: ClassVar[str]
+    """What TRL calls the configuration."""
+    scored: ClassVar = frozenset(
+        {"scores", "component_scores", "rewards", "advantages", "group_ids", "valid_rows", "response_mask"}
+    )
+    """What is there before the loss."""
+    algorithm: Algorithm
+    _rewards: Tensor
+
+    @classmethod
+    def problems(cls, algorithm: Algorithm) -> list[str]:
+        """What the algorithm has or reads and the trainer does not have."""
+        found = []
+        for stage, part in algorithm.uses():
+            handed = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
+            if stage not in ("filter", "kl_in_reward") and (lacking := sorted(part.needs - handed)):
+                found.append(f"{part.path} reads {', '.join(lacking)}, which TRL does not have there")
+        if algorithm.filter is not None:
+            found.append("a filter needs dynamic sampling, which TRL does not have: take replace(filter=None)")
+        return found
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        trainer: Any = self
+        name = self.algorithm.name
+        if "ref_log_probs" in self.algorithm.needs and trainer.beta == 0.0:
+            raise ValueError(f"{name} reads ref_log_probs: give {self.config}(beta=1.0); any value but 0 will do")
+        if trainer.aux_loss_enabled:
+            raise ValueError(f"{name} has no router_aux_loss_coef: set it to 0")
+        if trainer.use_vllm and (problem := self._vllm_problem()):
+            raise ValueError(f"{name} {problem}")
+
+    def _vllm_problem(self) -> str | None:
+        raise NotImplementedError
+
+    def _calculate_rewards(self, *args: Any) -> Tensor:
+        trainer: Any = super()
+        self._rewards = trainer._calculate_rewards(*args)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = self._sample(inputs)
+        return output | {"advantages": self._advantages(output)}
+
+    def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        trainer: Any = super()
+        output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
+        return output
+
+    def _advantages(self, output: Mapping[str, Any]) -> Tensor:
+        """Of the whole batch, over all processes; then this one's rows."""
+        trainer: Any = self
+        mask = sampled_mask(output)
+        scorable = ~self._rewards.isnan().all(1)
+        rewards = self._rewards.nan_to_num(0.0)
+        samples = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        data = {
+            **dict(zip(trainer.reward_func_names, rewards.unbind(1), strict=True)),
+            "scores": rewards @ trainer.reward_weights.to(rewards.device),
+            "group_ids": torch.arange(len(rewards), device=rewards.device) // samples,
+            "valid_rows": scorable,
+            "response_mask": self._gather(_with_tokens(mask)) & scorable[:, None],
+        }
+        for ours, theirs in (("old_log_probs", "old_per_token_logps"), ("ref_log_probs", "ref_per_token_logps")):
+            if ours in self.scored and theirs in output:
+                data[ours] = self._gather(torch.where(mask, output[theirs], 0.0))
+        data |= component_scores(self.algorithm, data)
+        data |= shape_scores(self.algorithm, data)
+        kl = self.algorithm.kl_in_reward
+        kl_coef = kl.controller.hyperparameters["kl_coef"] if kl else 0.0
+        advantages = estimate_advantages(self.algorithm, data, kl_coef=kl_coef)["advantages"]
+        self._log_advantages((advantages.sum(1) / data["response_mask"].sum(1).clamp(min=1)).tolist())
+        first = trainer.accelerator.process_index * len(mask)
+        return advantages[first : first + len(mask), : mask.shape[1]]
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        trainer: Any = self
+        gathered: Tensor = trainer.accelerator.gather(trainer.accelerator.pad_across_processes(rows, dim=1))
+        return gathered
+
+    def _log_advantages(self, means: list[float]) -> None:
+        """In the place of TRL's own, in the table of completions."""
+        trainer: Any = self
+        logged = trainer._logs["advantages"]
+        for _ in range(min(len(means), len(logged))):
+            logged.pop()
+        logged.extend(means)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        trainer: Any = self
+        mask = sampled_mask(inputs)
+        log_probs, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+            mask.shape[1],
+            compute_entropy=True,
+            **{name: inputs[name] for name in _OF_THE_MODEL if name in inputs},
+        )
+        old = inputs.get("old_per_token_logps", log_probs.detach())
+        sampled = inputs.get("sampling_per_token_logps", old)
+        data = {
+            "log_probs": log_probs,
+            "old_log_probs": old,
+            "rollout_log_probs": torch.where(sampled.isnan(), old, sampled),
+            "advantages": inputs["advantages"],
+            "response_mask": mask,
+            "entropies": entropies,
+            "totals": self._totals(inputs, mask),
+        }
+        if "ref_per_token_logps" in inputs:
+            data["ref_log_probs"] = inputs["ref_per_token_logps"]
+        bounds = {name: self.algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
+        self._log(policy_update(log_probs, old, data["advantages"], mask, **bounds))
+        self._log({"entropy": token_mean(entropies.detach(), mask)})
+        return policy_objective(self.algorithm, data | weigh_tokens(self.algorithm, data))
+
+    def _totals(self, inputs: Mapping[str, Any], mask: Tensor) -> Totals:
+        """Of one optimizer step, as TRL counts them: this process' share, as the gradients of processes are averaged.
+
+        Tokens are the mean over the steps that one generation serves; a response without a token counts as a sequence.
+        """
+        trainer: Any = self
+        tokens, sequences = inputs["num_items_in_batch"] / trainer.accelerator.num_processes, len(mask)
+        if trainer.model.training:
+            micro_batches = trainer.current_gradient_accumulation_steps
+            tokens, sequences = tokens * micro_batches / trainer.args.steps_per_generation, sequences * micro_batches
+        return Totals(tokens=tokens, sequences=sequences, groups=0)
+
+    def _log(self, metrics: Metrics) -> None:
+        trainer: Any = self
+        mode = "train" if trainer.model.training else "eval"
+        for name, metric in metrics.items():
+            trainer._metrics[mode][name].append(trainer.accelerator.gather(metric.value()).mean().item())
+
+
+def sampled_mask(batch: Mapping[str, Any]) -> Tensor:
+    """What the policy has sampled: no padding, no tool's answer."""
+    mask: Tensor = batch["completion_mask"].bool()
+    return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
+
+
+def _with_tokens(mask: Tensor) -> Tensor:
+    """A response that TRL masks as a whole still has its score, and its group the baseline: give it one token."""
+    first = torch.zeros_like(mask)
+    first[:, 0] = True
+    return torch.where(mask.any(1, keepdim=True), mask, first)
+
+
+_OF_THE_MODEL = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)

@@ -1,0 +1,127 @@
+"""See :func:`grpo_trainer` and :func:`rloo_trainer`."""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm
+from rlprims.controllers import FixedKL
+from rlprims.interop.trl._hooks import Hooks, sampled_mask
+
+
+def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
+    """``trl.GRPOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
+
+    ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the one line to change. Of the configuration,
+    what says how to run holds (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
+    ``mask_truncated_completions``); what says what to compute is not read: ``loss_type``, ``epsilon``,
+    ``epsilon_high``, ``delta``, ``scale_rewards``, ``importance_sampling_level``, ``multi_objective_aggregation``,
+    ``top_entropy_quantile``, ``off_policy_mask_threshold``, ``entropy_coef``, and the value of ``beta``: any but 0
+    makes TRL compute the reference's log-probs.
+
+    Raises:
+        ImportError: TRL is not installed.
+        ValueError: the algorithm reads what TRL does not have, or has a filter; and when a trainer is made, a
+            configuration that does not go with it.
+    """
+    return _trainer("GRPOTrainer", _GRPOHooks, algorithm, base)
+
+
+def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
+    """``trl.RLOOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
+
+    ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``. As :func:`grpo_trainer`; and since this trainer
+    has the log-probs of policy and reference before the update, ``kl_in_reward`` goes, with a fixed coefficient, which
+    is what ``beta`` is to TRL's own. Not read: ``beta`` but as a switch, ``epsilon``, ``epsilon_high``,
+    ``normalize_advantages``, ``reward_clip_range``.
+
+    Raises:
+        ImportError: TRL is not installed.
+        ValueError: as :func:`grpo_trainer`.
+    """
+    return _trainer("RLOOTrainer", _RLOOHooks, algorithm, base)
+
+
+def _trainer(name: str, hooks: type[Hooks], algorithm: Algorithm, base: Any) -> Any:
+    problems = hooks.problems(algorithm)
+    if problems:
+        raise ValueError(f"TRL's trainer cannot run {algorithm.name}: {'; '.join(problems)}")
+    if base is None:
+        base = getattr(_trl(), name)
+    return type(name, (hooks, base), {"algorithm": algorithm})
+
+
+def _trl() -> Any:
+    try:
+        return importlib.import_module("trl")
+    except ImportError as error:
+        raise ImportError(f"this trainer needs TRL ({error}): pip install trl") from error
+
+
+class _GRPOHooks(Hooks):
+    config = "GRPOConfig"
+
+    @classmethod
+    def problems(cls, algorithm: Algorithm) -> list[str]:
+        found = super().problems(algorithm)
+        if algorithm.kl_in_reward is not None:
+            found.append(
+                "kl_in_reward needs log-probs before the update, which this trainer does not have: take a loss term, "
+                "or rloo_trainer"
+            )
+        return found
+
+    def _vllm_problem(self) -> str | None:
+        trainer: Any = self
+        corrects = self.algorithm.corrections or "rollout_log_probs" in self.algorithm.needs
+        if not trainer.vllm_importance_sampling_correction or corrects:
+            return None
+        return (
+            "corrects nothing: replace(corrections=(use(corrections.tis),)) does what TRL does to vLLM's samples; or "
+            "set vllm_importance_sampling_correction=False"
+        )
+
+
+class _RLOOHooks(Hooks):
+    """TRL keeps the log-probs of whole responses: those of the tokens are taken where it computes them."""
+
+    config = "RLOOConfig"
+    scored = Hooks.scored | {"old_log_probs", "ref_log_probs"}
+    _seen: list[Tensor] | None = None
+
+    @classmethod
+    def problems(cls, algorithm: Algorithm) -> list[str]:
+        found = super().problems(algorithm)
+        kl = algorithm.kl_in_reward
+        if kl is not None and kl.controller.fn is not FixedKL:
+            found.append("TRL's checkpoints have no place for a coefficient that adapts: take controllers.FixedKL")
+        return found
+
+    def _vllm_problem(self) -> str | None:
+        reads = "rollout_log_probs" in self.algorithm.needs
+        return "reads rollout_log_probs, and this trainer drops those of vLLM's samples" if reads else None
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **settings: Any) -> Any:
+        trainer: Any = super()
+        found = trainer._get_per_token_logps_and_entropies(*args, **settings)
+        if self._seen is not None:
+            self._seen.append(found[0])
+        return found
+
+    def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._seen = []
+        output = super()._sample(inputs)
+        names = ("old_per_token_logps", "ref_per_token_logps")
+        output |= dict(zip(names, self._seen, strict=False))  # of the reference only if TRL has one
+        self._seen = None
+        trainer: Any = self
+        return output | {"num_items_in_batch": trainer.accelerator.gather(sampled_mask(output).sum()).sum()}
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Times what the Trainer divides this loss by."""
+        trainer: Any = self
+        accumulated = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        return loss * accumulated

@@ -1,0 +1,37 @@
+"""The adapter for torchrl, as far as it goes without torchrl; tests/peers has the real one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlprims import algorithms, losses
+from rlprims.interop.torchrl import grpo_loss
+
+
+class Base:
+    pass
+
+
+@pytest.mark.parametrize("preset", ["dapo", "gspo", "cispo", "dppo", "grpo", "kl_cov", "rloo", "ppo"])
+def test_an_algorithm_whose_loss_reads_no_groups_goes(preset):
+    algorithm = algorithms.PRESETS[preset]()
+    made = grpo_loss(algorithm.replace(aggregation=losses.token_mean), Base)
+    assert issubclass(made, Base)
+    assert made.algorithm.policy_loss == algorithm.policy_loss
+
+
+def test_what_the_loss_reads_and_torchrl_has_not_is_named():
+    with pytest.raises(ValueError, match=r"torchrl's loss cannot be that of gspo: .*prompt_token_mean reads group_ids"):
+        grpo_loss(algorithms.gspo().replace(aggregation=losses.prompt_token_mean), Base)
+
+
+def test_torchrl_absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl.objectives.llm", None)
+    with pytest.raises(ImportError, match=r"grpo_loss needs torchrl .*: pip install torchrl"):
+        grpo_loss(algorithms.gspo())
+
+
+def test_the_import_brings_no_torchrl():
+    code = "import sys, rlprims.interop.torchrl; sys.exit('torchrl' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
