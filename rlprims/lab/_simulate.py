@@ -20,20 +20,20 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
 
     Columns, one entry per response token in reading order, tool tokens inside a response too:
 
-    ========== ============================================================================================
-    row        of the batch
-    position   in the row
-    token      its text, if the batch has ``response_tokens``
-    ratio      π/π_old, of ``log_probs`` and ``old_log_probs``
-    advantage  A, as the loss reads it
-    weight     of the corrections and of the token selection, on the policy loss
-    clip       ``low`` or ``high``: the policy loss has no gradient, as the ratio left on that side; else empty
-    cause      why the policy loss gives the token no gradient: ``masked``, ``dropped: ...``, ``no advantage``,
-               the correction or selection that weighs it 0, ``clipped``; empty if it gives one
+    =========== ============================================================================================
+    row         of the batch
+    position    in the row
+    token       its text, if the batch has ``response_tokens``
+    ratio       π/π_old, of ``log_probs`` and ``old_log_probs``
+    advantage   A, as the loss reads it
+    weight      of the corrections and of the token selection, on the policy loss
+    clip        ``low`` or ``high``: the policy loss has no gradient, as the ratio left on that side; else empty
+    cause       why the policy loss gives the token no gradient: ``masked``, ``dropped: ...``, ``no advantage``,
+                the correction or selection that weighs it 0, ``clipped``; empty if it gives one
     coefficient −∂(Σ policy losses)/∂log π / A, before weights and aggregation: 1 is REINFORCE's gradient; 0 if A is 0
-    loss_share its part of the objective: they add up to it
-    gradient   −∂objective/∂log π, of everything: a step of descent makes the token likelier where it is positive
-    ========== ============================================================================================
+    loss_share  its part of the objective: they add up to it
+    gradient    −∂objective/∂log π, of everything: a step of descent makes the token likelier where it is positive
+    =========== ============================================================================================
 
     Args:
         algorithm: any.
