@@ -1,0 +1,75 @@
+"""Writes docs/papers.md: every preset and primitive that has a paper. ``python -m tests.paper_pages``, from the root.
+
+Nothing in it is written by hand: the words are those of the docstrings.
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlprims import advantage, controllers, corrections, filters, losses, rewards
+from rlprims.algorithms import PRESETS
+
+PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
+ROOMS = (advantage, losses, corrections, rewards, filters, controllers)
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
+SOURCES = re.compile(
+    r"\bpapers?\b|disagree|\bpeers?\b|authors|differs from|\bTRL|\bverl\b|OpenRLHF|NeMo|SkyRL|slime|ROLL"
+)
+
+HEAD = """# Papers
+
+Each preset with its paper, what it is made of, and where it leaves the paper; then the primitives, with what their
+sources disagree about. Generated from the docstrings by `python -m tests.paper_pages`; a test fails when it is stale.
+The formulas are in the reference of each name, other libraries' numbers in [dialects](algorithms.md#dialects), and what
+is held to whose numbers in [coverage](coverage.md).
+"""
+
+
+def page() -> str:
+    presets = "\n".join(line for name, preset in PRESETS.items() for line in section(name, preset, made_of(preset())))
+    parts = "\n".join(line for name, thing in primitives() for line in section(name, thing, ""))
+    return f"{HEAD}\n## Presets\n\n{presets}\n## Primitives\n\n{parts}"
+
+
+def section(name: str, thing: Callable[..., Any], parts: str) -> Iterator[str]:
+    summary, *body = paragraphs(thing)
+    yield f"### `{name}`\n\n{linked(summary)}\n"
+    for paragraph in body:
+        if parts or SOURCES.search(paragraph):
+            yield linked(paragraph) + "\n"
+    if parts:
+        yield f"{parts}\n"
+
+
+def made_of(algorithm: Any) -> str:
+    return "Made of " + ", ".join(f"`{part}`" for _, part in algorithm.uses()) + "."
+
+
+def primitives() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Those whose docstring opens with a paper."""
+    for room in ROOMS:
+        for name in getattr(room, "__all__", vars(room)):
+            thing = getattr(room, name)
+            if getattr(thing, "__module__", "").startswith(room.__name__) and ARXIV.search(paragraphs(thing)[0]):
+                yield f"{room.__name__.removeprefix('rlprims.')}.{name}", thing
+
+
+def paragraphs(thing: Any) -> list[str]:
+    """Of a docstring, up to its arguments and without its blocks, as Markdown lines of 120."""
+    text = re.split(r"\n(?:Args|Returns|Raises|Attributes):|\n>>>", inspect.getdoc(thing) or "")[0]
+    text = re.sub(r":\w+:`~?(?:rlprims\.)?([\w.]+)`", r"`\1`", text).replace("``", "`")
+    found = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if not part.startswith((" ", "-"))]
+    return [part for part in found if part and not part.endswith("::")] or [""]
+
+
+def linked(text: str) -> str:
+    text = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,165 @@
+"""The pages: their code runs, their lists are whole, and their formulas are found."""
+
+import doctest
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from rlprims.algorithms import Algorithm, Use
+from rlprims.testing._cases import VOCABULARY
+from rlprims.trainer.config import Config
+from tests import paper_pages
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.is_relative_to(DOCS / "_build"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [code for kind, code in BLOCK.findall(path.read_text()) if kind == language]
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if ">>> " in path.read_text()], ids=name)
+def test_examples(path: Path) -> None:
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    failed, tried = doctest.testfile(str(path), module_relative=False, optionflags=options)
+    assert tried > 0
+    assert failed == 0
+
+
+@pytest.mark.parametrize("path", [path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "python")], ids=str)
+def test_other_python_is_python(path: Path) -> None:
+    """What needs a peer or a model is run in tests/peers; here it is read, and its imports from here are there."""
+    for code in blocks(path, "python"):
+        if ">>> " not in code:
+            compile(code, str(path), "exec")
+            for line in re.findall(r"^(?:from rlprims\S* import .*|import rlprims.*)$", code, re.MULTILINE):
+                exec(line, {})
+
+
+@pytest.mark.parametrize("path", [path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "yaml")], ids=str)
+def test_settings_are_settings(path: Path) -> None:
+    for text in blocks(path, "yaml"):
+        values = yaml.safe_load(text)
+        if "run_dir" in values:
+            Config.model_validate(values)
+
+
+def test_the_page_of_papers_is_of_today() -> None:
+    assert paper_pages.PAGE.read_text() == paper_pages.page(), "run python -m tests.paper_pages"
+
+
+def test_every_name_of_the_vocabulary_is_explained() -> None:
+    table = (DOCS / "vocabulary.md").read_text().split("## Beside them")[0]
+    first = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert sorted(word for cell in first for word in re.findall(r"`(\w+)`", cell)) == sorted(VOCABULARY)
+
+
+def listed() -> set[str]:
+    """What the navigation names, patterns resolved."""
+    entries = re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    names = {line for block in entries for line in block.splitlines() if line and not line.startswith(":")}
+    return names | {name.removesuffix("/README") for name in names}
+
+
+def test_the_navigation_has_every_page() -> None:
+    everything = [*PAGES, *DOCS.glob("api/*.rst"), *DOCS.glob("notebooks/*.ipynb")]
+    names = {path.relative_to(DOCS).with_suffix("").as_posix() for path in everything} - {"index"}
+    missing = {name for name in names if name not in listed() and name.rpartition("/")[0] not in listed()}
+    assert not missing
+    assert {entry for entry in listed() if "/" not in entry or not entry.startswith("api/")} <= names | {
+        name.removesuffix("/README") for name in names
+    }
+
+
+def test_the_site_needs_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    settings = runpy.run_path(str(DOCS / "conf.py"))
+    assert (DOCS / "site" / "static" / settings["html_css_files"][0]).exists()
+    assert "sphinx.ext.mathjax" not in settings["extensions"]
+    texts = [path.read_text() for path in [DOCS / "conf.py", *DOCS.glob("site/*.py"), *DOCS.glob("site/static/*")]]
+    assert not any("http:" in text or "https:" in text for text in texts)
+
+
+def test_every_room_has_its_reference() -> None:
+    import rlprims
+
+    shown = " ".join(path.read_text() for path in DOCS.glob("api/*.rst"))
+    rooms = re.findall(r"^\.\. room:: (\S+)$", shown, re.MULTILINE)
+    packages = {f"rlprims.{path.parent.name}" for path in Path(rlprims.__file__).parent.glob("*/__init__.py")}
+    assert {f"rlprims.{room}" for room in rlprims._ROOMS} | packages - {"rlprims.interop"} <= set(rooms)
+
+
+def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        yield prefix + key
+        kinds = [
+            kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(kind, type)
+        ]
+        for kind in kinds:
+            if issubclass(kind, BaseModel) and kind is not Use:
+                yield from keys(kind, f"{prefix}{key}.")
+
+
+def test_every_setting_of_the_migration_is_one() -> None:
+    """The right column; below a primitive stand its own hyperparameters, which the presets' tests know."""
+    known = set(keys(Config))
+    prefix = ""
+    for line in (DOCS / "migration.md").read_text().splitlines():
+        cells = line.split(" | ")
+        for key in re.findall(r"`([a-z_.0-9]+)`", cells[1]) if line.startswith("| `") else []:
+            if key.split(".")[0] not in Config.model_fields and "." not in key:
+                key = f"{prefix}{key}"
+            if key.split(".")[0] not in Config.model_fields:
+                continue  # a function
+            prefix = key.rpartition(".")[0] + "."
+            stage = ".".join(key.split(".")[:2])
+            below_a_primitive = stage.removeprefix("algorithm.") in Algorithm.model_fields
+            assert key in known or below_a_primitive, key
+
+
+@pytest.fixture
+def formulas(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    import formulas
+
+    yield formulas
+    del sys.modules["formulas"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("With A_i = (s_i − μ) / (σ + ε) over the group.", ["A_i = (s_i − μ) / (σ + ε)"]),
+        ("loss = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A), where", None),
+        ("The response's reward is 0, or a number.", []),
+        ("verl 0.9 and NeMo-RL skip too (arXiv:1506.02438), eqs. 10 and 16.", []),
+        ("ρ = exp(mean of d over the response's tokens): a mean", ["ρ = exp(mean of d over the response's tokens)"]),
+        ("int (B+1,) if packed", []),
+        ("A token of weight 0 with A > 0 counts", ["A > 0"]),
+    ],
+)
+def test_formulas_in_prose(formulas, text: str, found: list[str] | None) -> None:
+    parts = list(formulas.split(text))
+    assert "".join(part for _, part in parts) == text
+    expected = [text.removesuffix(", where")] if found is None else found
+    assert [part for formula, part in parts if formula] == expected
+
+
+def test_a_formula_as_mathml(formulas) -> None:
+    made = formulas.mathml("x_t² + sqrt(σ)")
+    assert made == (
+        '<math class="formula"><msubsup><mi>x</mi><mi>t</mi><mn>2</mn></msubsup><mo>+</mo>'
+        "<msqrt><mi>σ</mi></msqrt></math>"
+    )
