@@ -8,8 +8,11 @@ def main() -> int:
     # Before torch loads: threads that spin while they wait are 3 to 6 times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from rlprims.trainer.cli import main as command
-
+    try:
+        from rlprims.trainer.cli import main as command
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"rlprims: {error.name} is not installed: pip install 'rlprims[train]'\n")
+        return 2
     return command()
 
 
