@@ -61,6 +61,8 @@ class ValueTracker:
     v = right / (right + wrong), counts that fade as the policy moves: right ← ρ right + s, wrong ← ρ wrong + 1 − s with
     ρ = clip(2^(−D/h), ρ_min, ρ_max) and D the KL of the policy from the one that answered this prompt last. A prompt
     that is new has ½ and ½. SPO then standardizes s − v over the batch: :func:`grpo` with one group for all rows.
+    The defaults are those of the authors' code (verl-recipe), whose D is the mean |change of log-prob| of the tokens of
+    the prompt's last response: give that as ``kl`` for its numbers.
 
     Args:
         half_life: h, the KL in nats per token after which a count is worth half.

@@ -25,14 +25,14 @@ class GroupFilter(_Spec):
     """Dynamic sampling: which groups are trained on."""
 
     metric: str = Field(
-        "acc",
+        default="acc",
         description="the column that keep reads as scores: scores, shaped_scores, or any that a verifier returned",
     )
     keep: Use = Field(
         default=use(filters.nonzero_range), description="(scores, group_ids), or other columns, to keep or drop"
     )
     max_generation_batches: int | None = Field(
-        10, ge=1, description="generation batches per training batch; null: no limit"
+        default=10, ge=1, description="generation batches per training batch; null: no limit"
     )
     at_limit: Literal["error", "smaller_batch"] = "error"
 
@@ -49,7 +49,7 @@ class LossTerm(_Spec):
 
     coefficient: float
     loss: Use
-    tokens: Use | None = Field(None, description="which tokens it is on, chosen over a whole update; null: all")
+    tokens: Use | None = Field(default=None, description="which tokens it is on, chosen over a whole update; null: all")
 
 
 class Algorithm(_Spec):
@@ -66,22 +66,26 @@ class Algorithm(_Spec):
     """
 
     name: str
-    group_size: int = Field(1, ge=1, description="samples per prompt, G")
+    group_size: int = Field(default=1, ge=1, description="samples per prompt, G")
     filter: GroupFilter | None = None
-    components: tuple[str, ...] = Field((), description="columns of the verifier that make component_scores, in order")
-    score_shaping: tuple[Use, ...] = Field((), description="each gives (B,), added to the scores")
+    components: tuple[str, ...] = Field(
+        default=(), description="columns of the verifier that make component_scores, in order"
+    )
+    score_shaping: tuple[Use, ...] = Field(default=(), description="each gives (B,), added to the scores")
     kl_in_reward: KLInReward | None = None
     advantage: Use
-    normalization: Use | None = Field(None, description="of the advantages, over the batch")
-    corrections: tuple[Use, ...] = Field((), description="of the sampler's gap; their product weighs the policy loss")
-    token_selection: Use | None = Field(None, description="the tokens that the policy loss reads; null: all")
+    normalization: Use | None = Field(default=None, description="of the advantages, over the batch")
+    corrections: tuple[Use, ...] = Field(
+        default=(), description="of the sampler's gap; their product weighs the policy loss"
+    )
+    token_selection: Use | None = Field(default=None, description="the tokens that the policy loss reads; null: all")
     policy_loss: Use = use(losses.clipped_surrogate)
     loss_terms: tuple[LossTerm, ...] = ()
-    value_target: Use | None = Field(None, description="what the critic learns; null: advantages + values")
-    value_loss: Use | None = Field(None, description="trains the critic; present exactly if values are needed")
+    value_target: Use | None = Field(default=None, description="what the critic learns; null: advantages + values")
+    value_loss: Use | None = Field(default=None, description="trains the critic; present exactly if values are needed")
     aggregation: Use = use(losses.token_mean)
-    epochs: int = Field(1, ge=1, description="passes over a training batch")
-    mini_batches: int = Field(1, ge=1, description="optimizer steps per pass")
+    epochs: int = Field(default=1, ge=1, description="passes over a training batch")
+    mini_batches: int = Field(default=1, ge=1, description="optimizer steps per pass")
 
     @model_validator(mode="after")
     def _every_hyperparameter_has_a_value(self) -> "Algorithm":

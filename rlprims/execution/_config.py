@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class _Config(BaseModel):
@@ -12,35 +12,72 @@ class _Config(BaseModel):
 class Sampling(_Config):
     """How responses are sampled; the names are Hugging Face's."""
 
-    max_new_tokens: int = Field(512, ge=1, description="response length limit, tokens")
-    temperature: float = Field(1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus; below 1 the sampler is not the policy that is trained")
-    top_k: int = Field(0, ge=0, description="0: all tokens")
+    max_new_tokens: int = Field(default=512, ge=1, description="response length limit, tokens")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="nucleus; below 1 the sampler is not the policy that is trained"
+    )
+    top_k: int = Field(default=0, ge=0, description="0: all tokens")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="texts that end a response, beside the end-of-sequence token"
+        default=(), description="texts that end a response, beside the end-of-sequence token"
     )
 
     def greedy(self) -> "Sampling":
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0})
 
 
+class LoraConfig(_Config):
+    """Low-rank adapters that are trained in the place of the weights: y = W x + (alpha / rank) B A x.
+
+    They have no dropout: the same tokens must have the same log-prob when they are sampled and when they are trained.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1, description="what the adapters add counts alpha / rank")
+    rank_stabilized: bool = Field(default=False, description="alpha / sqrt(rank) instead")
+    target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default="all-linear", description="or names of linear layers, such as [q_proj, v_proj]; never embedding or head"
+    )
+    seed: int = Field(default=0, description="of A; B begins at 0, so that the first policy is the model itself")
+    sync: Literal["merged", "adapter"] = Field(
+        default="merged", description="what engines are sent: whole weights, the adapters added; or the adapters alone"
+    )
+
+
 class ModelConfig(_Config):
     """Which weights, and how they are computed with."""
 
     path: str = Field(description="a Hugging Face causal language model: a directory, or a name of the hub")
-    reference: str | None = Field(None, description="frozen reference; null: the model as it is at the start")
-    critic: str | None = Field(None, description="what the critic starts from; null: the model, with a new value head")
-    reward: str | None = Field(None, description="a sequence classifier of one label, frozen; null: no reward model")
+    reference: str | None = Field(default=None, description="frozen reference; null: the model as it is at the start")
+    critic: str | None = Field(
+        default=None, description="what the critic starts from; null: the model, with a new value head"
+    )
+    reward: str | None = Field(
+        default=None, description="a sequence classifier of one label, frozen; null: no reward model"
+    )
     reward_template: str | None = Field(
-        None,
+        default=None,
         description="what it reads: null: the policy's tokens; chat: its own chat template; or text with {question} "
         "and {response} in it",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = Field("auto", description="auto: cuda if there is one, else cpu")
+    lora: LoraConfig | None = Field(default=None, description="adapters that are trained in the place of the weights")
+    device: str = Field(default="auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    max_tokens_per_micro_batch: int = Field(16384, ge=1, description="rows x longest row of one forward and backward")
-    max_rows_per_generation: int = Field(512, ge=1, description="responses sampled at once")
+    max_tokens_per_micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="of one forward and backward; null: 16384, on a CPU 2^19 / the model's width; and a row at least",
+    )
+    max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
+    peak_tflops: float | None = Field(
+        default=None, gt=0, description="of a device, for mfu; null: known of it, or measured"
+    )
+
+    @property
+    def engine_lora(self) -> LoraConfig | None:
+        """The adapters that an engine holds beside the model; None: it is sent whole weights."""
+        return self.lora if self.lora is not None and self.lora.sync == "adapter" else None
 
     @field_validator("reward_template")
     @classmethod
@@ -50,33 +87,108 @@ class ModelConfig(_Config):
         return template
 
 
+Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+
+class PoolConfig(_Config):
+    """Workers with a placement group of their own."""
+
+    workers: int = Field(default=1, ge=1)
+    cpus: float = Field(default=1.0, gt=0, description="of each worker")
+    gpus: float = Field(default=0.0, ge=0, description="of each worker")
+    placement: Placement = "PACK"
+
+
+class RolesConfig(_Config):
+    """The pool of each model; several in one pool share its processes. The policy is trained in ``main``."""
+
+    reference: str = Field(default="main", description="pool of the reference")
+    critic: str = Field(default="main", description="pool of the critic")
+    reward: str = Field(default="main", description="pool of the reward model")
+    rollout: str = Field(
+        default="main", description="pool of the engines, each a process; main: beside the training workers"
+    )
+
+
 class RayConfig(_Config):
     """The cluster that ``execution: ray`` runs on, and who does what there."""
 
-    address: str | None = Field(None, description="of a running cluster, or auto; null: start one on this machine")
-    training_workers: int = Field(1, ge=1, description="ranks that share the policy, its reference and its critic")
-    rollout_workers: int = Field(1, ge=1, description="engines that sample")
-    engine: Literal["vllm", "hf"] = Field("vllm", description="what samples: vLLM, or the model's own forward")
-    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0, description="below 1 colocates: two workers with 0.5 share a device")
-    kv_cache_bytes: int | None = Field(None, ge=1, description="of each engine; null: the engine decides")
-    start_timeout: float = Field(300.0, gt=0, description="seconds until every worker is placed and ready")
-    call_timeout: float = Field(1800.0, gt=0, description="seconds until a worker that does not answer is given up")
-    max_replacements: int = Field(3, ge=0, description="of rollout workers that died, over the run")
-    mixed_precision: Literal["bfloat16"] | None = Field(None, description="of forward and backward; weights keep dtype")
-    activation_checkpointing: bool = Field(False, description="recompute layers in the backward: less memory, slower")
-    cpu_offload: bool = Field(False, description="weights and optimizer live on the CPU between their uses")
+    address: str | None = Field(
+        default=None, description="of a running cluster, or auto; null: the job's own, else start one on this machine"
+    )
+    training_workers: int = Field(
+        default=1, ge=1, description="ranks that share the policy, its reference and its critic"
+    )
+    rollout_workers: int = Field(default=1, ge=1, description="engines that sample")
+    engine: Literal["vllm", "hf"] = Field(default="vllm", description="what samples: vLLM, or the model's own forward")
+    placement: Placement = "PACK"
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    gpus_per_worker: float = Field(
+        default=0.0, ge=0, description="below 1 colocates: two workers with 0.5 share a device"
+    )
+    pools: dict[str, PoolConfig] = Field(default={}, description="beside main, which the settings above make")
+    roles: RolesConfig = RolesConfig()
+    colocate: bool = Field(default=False, description="engine i shares rank i's place, and sleeps while it trains")
+    sleep_level: Literal[1, 2] = Field(default=1, description="1 keeps an engine's weights on the CPU, 2 forgets them")
+    kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
+    start_timeout: float = Field(default=300.0, gt=0, description="seconds until every worker is placed and ready")
+    call_timeout: float = Field(
+        default=1800.0, gt=0, description="seconds until a worker that does not answer is given up"
+    )
+    max_replacements: int = Field(default=3, ge=0, description="of rollout workers that died, over the run")
+    mixed_precision: Literal["bfloat16"] | None = Field(
+        default=None, description="of forward and backward; weights keep dtype"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="recompute layers in the backward: less memory, slower"
+    )
+    cpu_offload: bool = Field(default=False, description="weights and optimizer live on the CPU between their uses")
+
+    @model_validator(mode="after")
+    def _placed(self) -> "RayConfig":
+        roles = self.roles.model_dump()
+        unknown = {role: pool for role, pool in roles.items() if pool not in self.all_pools}
+        idle = sorted(set(self.pools) - set(roles.values()))
+        if "main" in self.pools or unknown or idle:
+            raise ValueError(
+                f"ray.roles name the pools {sorted(set(roles.values()))} and ray.pools are {sorted(self.pools)}: each "
+                "needs the other, but for main, which is made of training_workers and rollout_workers"
+            )
+        if self.roles.rollout != "main" and list(roles.values()).count(self.roles.rollout) > 1:
+            raise ValueError(f"ray.roles: the engines need the pool {self.roles.rollout} for themselves")
+        if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
+            raise ValueError("ray.colocate: every engine needs a rank of the pool main beside it, and no pool")
+        return self
+
+    @property
+    def all_pools(self) -> dict[str, PoolConfig]:
+        engines = self.rollout_workers if self.roles.rollout == "main" and not self.colocate else 0
+        main = PoolConfig(
+            workers=self.training_workers + engines,
+            cpus=self.cpus_per_worker,
+            gpus=self.gpus_per_worker,
+            placement=self.placement,
+        )
+        return {"main": main, **self.pools}
+
+
+class ProfileConfig(_Config):
+    """Which steps torch's profiler watches, in every process."""
+
+    steps: tuple[int, ...] = Field(default=(), description="none: off")
+    shapes: bool = Field(default=False, description="record the operators' input shapes")
+    memory: bool = Field(default=False, description="record what is allocated")
+    stacks: bool = Field(default=False, description="record the Python stack of each operator: slow")
 
 
 class OptimizerConfig(_Config):
     """AdamW with a warm-up and a decay of the learning rate."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
-    warmup_steps: int = Field(0, ge=0, description="optimizer steps from 0 to lr")
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, description="optimizer steps from 0 to lr")
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    final_lr_ratio: float = Field(0.0, ge=0, le=1, description="lr at the last step / lr, of linear and cosine")
-    max_grad_norm: float = Field(1.0, gt=0)
+    final_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="lr at the last step / lr, of linear and cosine")
+    max_grad_norm: float = Field(default=1.0, gt=0)

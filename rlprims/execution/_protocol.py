@@ -7,7 +7,9 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import Sampling
+from rlprims.execution._config import ProfileConfig, Sampling
+from rlprims.execution._meter import WorkerReport
+from rlprims.execution._profile import Profile
 from rlprims.types import Metrics
 
 
@@ -32,12 +34,19 @@ class Execution(Protocol):
     Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
     a function of the run's seed and its id, whatever batch it is in and however often it is asked for.
     A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
-    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T) and ``truncated`` (B,);
-    where sampler and trainer are apart also ``weights_version`` (B,), which sync made them.
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``truncated`` (B,) and ``weights_version`` (B,),
+    of the weights that made it.
     """
 
     pad_token_id: int
     context_window: int
+    overlaps: bool
+    """Whether ``generate`` may be called from another thread during updates: the sampler has weights of its own."""
+
+    @property
+    def weights_version(self) -> int:
+        """Of the sampler's weights: 1 at the start, and one more with each :meth:`sync_weights`."""
+        ...
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
@@ -72,12 +81,24 @@ class Execution(Protocol):
         """The sampler uses the policy's weights from here on."""
         ...
 
+    def reports(self) -> list[WorkerReport]:
+        """What each worker did since it was last asked."""
+        ...
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """Watch every process but the caller's."""
+        ...
+
+    def stop_profile(self) -> dict[str, Profile]:
+        """By worker, what :meth:`start_profile` began; a worker that was replaced meanwhile has none."""
+        ...
+
     def close(self) -> None:
         """Give back what it holds; nothing is asked of it afterwards."""
         ...
 
     def save(self, directory: Path) -> None:
-        """All state into an empty directory; the policy as a Hugging Face model in ``policy``."""
+        """All state and its version into an empty directory; the policy as a Hugging Face model in ``policy``."""
         ...
 
     def load(self, directory: Path) -> None:

@@ -5,11 +5,12 @@ disk at any moment leaves the previous checkpoint as the newest.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,39 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlprims.data_proto import DataProto
+from rlprims.trainer.writing import writing
+
 _MANIFEST = "manifest.json"
 _FORMAT = 1
 
 
 def save_checkpoint(directory: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """``write`` fills an empty directory, which becomes ``directory/step_000123``; older ones beyond ``keep`` go."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for unfinished in directory.glob(".writing-*"):
-        shutil.rmtree(unfinished)
-    final = directory / f"step_{step:06d}"
-    if final.exists():
-        return final
-    aside = directory / f".writing-{step}"
+    """``write`` fills an empty directory, which becomes ``directory/step_000123``; older ones beyond ``keep`` go.
+
+    Raises:
+        CannotWrite: the disk is full, say; what was written of this one is removed, and the others are as they were.
+    """
+    final, aside = directory / f"step_{step:06d}", directory / f".writing-{step}"
+    with writing(final):
+        directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in directory.glob(".writing-*"):
+            shutil.rmtree(unfinished)
+        if not final.exists():
+            try:
+                _fill(aside, step, write)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            aside.rename(final)
+            _flush(directory)
+            for old in sorted(directory.glob("step_*"))[:-keep]:
+                shutil.rmtree(old)
+    return final
+
+
+def _fill(aside: Path, step: int, write: Callable[[Path], None]) -> None:
+    """All files of a checkpoint, on the disk, and the manifest last."""
     aside.mkdir()
     write(aside)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
@@ -38,11 +59,6 @@ def save_checkpoint(directory: Path, step: int, write: Callable[[Path], None], *
     manifest.write_text(json.dumps({"format": _FORMAT, "step": step, "files": hashes}, indent=1))
     for path in [*files, manifest, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
         _flush(path)
-    aside.rename(final)
-    _flush(directory)
-    for old in sorted(directory.glob("step_*"))[:-keep]:
-        shutil.rmtree(old)
-    return final
 
 
 def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
@@ -77,6 +93,31 @@ def damage_of(checkpoint: Path) -> str | None:
         if _sha256(path) != expected:
             return f"{name} is not what was written"
     return None
+
+
+def save_groups(groups: Sequence[DataProto], directory: Path) -> None:
+    """Groups of any sizes into a new directory; neighbours with the same columns lie together."""
+    sizes = []
+    for number, (_, same) in enumerate(itertools.groupby(groups, key=_columns)):
+        together = list(same)
+        DataProto.concat(together).save(directory / str(number))
+        sizes.append([len(group) for group in together])
+    if sizes:
+        (directory / "groups.json").write_text(json.dumps(sizes))
+
+
+def load_groups(directory: Path) -> list[DataProto]:
+    """What :func:`save_groups` wrote."""
+    groups = []
+    for number, sizes in enumerate(json.loads((directory / "groups.json").read_text())):
+        rows = DataProto.load(directory / str(number))
+        groups += [rows[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    return groups
+
+
+def _columns(group: DataProto) -> list[tuple[str, Any]]:
+    tensors = [(name, column.dtype) for name, column in group.batch.items()]
+    return sorted([*tensors, *((name, object) for name in group.non_tensor_batch)], key=str)
 
 
 def save_random_state(directory: Path) -> None:

@@ -13,7 +13,7 @@ from rlprims import algorithms
 from rlprims.algorithms import PRESETS, Algorithm
 
 _RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "num_examine", "optimizer",
-              "algorithm.filter", "model.max_", "ray")  # fmt: skip
+              "profile", "algorithm.filter", "model.max_", "ray")  # fmt: skip
 """What may change on resume: the rest would make another run of it."""
 
 
@@ -111,7 +111,9 @@ def _evaluate(options: argparse.Namespace, console: Console) -> int:
     else:
         config = load_config(options.what, options.overrides)
         weights = config.model.path
-    parts = build(config, console, weights=weights)
+    # The policy alone: no reward model, and an algorithm that asks for no reference and no critic.
+    needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
+    parts = build(config.model_copy(update=needed), console, weights=weights)
     with closing(parts.execution):
         metrics = evaluate_parts(config, parts, console)
     table = Table("metric", "value", title=f"{weights} on {config.data.eval}")

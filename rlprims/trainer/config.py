@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
-from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
@@ -29,14 +29,18 @@ class DataConfig(_Section):
     """Where prompts come from: JSON lines with a question and an answer."""
 
     train: Path
-    eval: Path | None = Field(None, description="null: no evaluation")
-    question: str = Field("question", description="field that holds the question")
-    answer: str = Field("answer", description="field that holds the answer")
-    source: str = Field("data_source", description="field to report by; rows without it are of the file's name")
-    template: str = Field("{question}", description="text with {question} in it, or chat: the tokenizer's template")
-    system: str | None = Field(None, description="system message of the chat template")
-    max_prompt_length: int | None = Field(None, ge=1, description="tokens; null: what the window leaves")
-    overlong_prompts: Literal["filter", "truncate", "error"] = Field("filter", description="truncate keeps the end")
+    eval: Path | None = Field(default=None, description="null: no evaluation")
+    question: str = Field(default="question", description="field that holds the question")
+    answer: str = Field(default="answer", description="field that holds the answer")
+    source: str = Field(default="data_source", description="field to report by; rows without it are of the file's name")
+    template: str = Field(
+        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
+    )
+    system: str | None = Field(default=None, description="system message of the chat template")
+    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: what the window leaves")
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
+        default="filter", description="truncate keeps the end"
+    )
     shuffle: bool = True
 
     @field_validator("template")
@@ -50,69 +54,82 @@ class DataConfig(_Section):
 class ScoringConfig(_Section):
     """Where and within what limits the verifier runs; the limits hold in worker processes."""
 
-    workers: int = Field(0, ge=0, description="processes; 0: the trainer's own, without limits")
-    seconds: float = Field(10.0, gt=0, description="wall time of one response")
-    cpu_seconds: float | None = Field(None, gt=0, description="CPU time of one response; null: no limit of its own")
-    memory_mb: int | None = Field(2048, ge=1, description="address space of a worker beyond its start; null: no limit")
-    recycle_after: int = Field(100_000, ge=1, description="responses after which a worker is replaced")
-    preload: tuple[str, ...] = Field((), description="modules that the verifier imports when it first runs")
+    workers: int = Field(default=0, ge=0, description="processes; 0: the trainer's own, without limits")
+    seconds: float = Field(default=10.0, gt=0, description="wall time of one response")
+    cpu_seconds: float | None = Field(
+        default=None, gt=0, description="CPU time of one response; null: no limit of its own"
+    )
+    memory_mb: int | None = Field(
+        default=2048, ge=1, description="address space of a worker beyond its start; null: no limit"
+    )
+    recycle_after: int = Field(default=100_000, ge=1, description="responses after which a worker is replaced")
+    preload: tuple[str, ...] = Field(default=(), description="modules that the verifier imports when it first runs")
 
 
 class CriticConfig(_Section):
     """The critic's own training, where the algorithm has one."""
 
-    optimizer: OptimizerConfig | None = Field(None, description="null: as the policy's")
-    warmup_steps: int = Field(0, ge=0, description="first steps in which the critic alone is trained")
+    optimizer: OptimizerConfig | None = Field(default=None, description="null: as the policy's")
+    warmup_steps: int = Field(default=0, ge=0, description="first steps in which the critic alone is trained")
 
 
 class EvaluationConfig(_Section):
-    every: int = Field(50, ge=1, description="steps")
+    every: int = Field(default=50, ge=1, description="steps")
     before_training: bool = True
-    samples: int = Field(4, ge=1, description="sampled responses per question, beside the greedy one")
-    limit: int | None = Field(None, ge=1, description="questions; null: all")
-    num_examine: int = Field(0, ge=0, description="greedy responses printed of each data source")
+    samples: int = Field(default=4, ge=1, description="sampled responses per question, beside the greedy one")
+    limit: int | None = Field(default=None, ge=1, description="questions; null: all")
+    num_examine: int = Field(default=0, ge=0, description="greedy responses printed of each data source")
 
 
 class CheckpointConfig(_Section):
-    every: int = Field(50, ge=1, description="steps; the last step is always saved")
-    keep: int = Field(2, ge=1, description="how many")
+    every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
+    keep: int = Field(default=2, ge=1, description="how many")
 
 
 class Config(_Section):
     """A run."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
-    seed: int = Field(0, ge=0, lt=2**32)
-    steps: int = Field(100, ge=1)
-    prompts_per_step: int = Field(8, ge=1, description="groups of one training batch")
-    prompts_per_generation: int | None = Field(None, ge=1, description="groups sampled at once; null: prompts_per_step")
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    steps: int = Field(default=100, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
+    prompts_per_generation: int | None = Field(
+        default=None, ge=1, description="groups sampled at once; null: prompts_per_step"
+    )
+    staleness: Literal[0, 1] = Field(default=0, description="1: sample the next batch while this one is trained")
+    recompute_log_probs: int = Field(
+        default=1,
+        ge=1,
+        description="steps; between, old_log_probs are the sampler's own, which each such step, the first too, checks",
+    )
     algorithm: Algorithm
     model: ModelConfig
     data: DataConfig
     verifier: Use = Field(default=use(rewards.verifiers.gsm8k), description="(response, answer) to a score")
     scoring: ScoringConfig = ScoringConfig()
     score_weights: dict[str, float] | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, or any of the "
         "verifier's; null: the first two, as far as they are there, each 1",
     )
     unscored: Literal["drop_group", "leave_out"] = Field(
-        "drop_group", description="a response without a score: leave_out keeps the others of its group"
+        default="drop_group", description="a response without a score: leave_out keeps the others of its group"
     )
     sampling: Sampling = Sampling()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    execution: Literal["local", "ray"] = Field("local", description="ray: a cluster, by the extra [ray]")
+    execution: Literal["local", "ray"] = Field(default="local", description="ray: a cluster, by the extra [ray]")
     ray: RayConfig = RayConfig()
-    record_rollouts: bool = Field(True, description="write every sample to rollouts/")
-    num_examine: int = Field(0, ge=0, description="samples printed of each data source in each step")
-    replay: Path | None = Field(None, description="a run whose rollouts are used instead of sampling")
-    replay_scores: bool = Field(False, description="take the recorded scores too; rows without one are scored")
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="beside metrics.jsonl")
-    threads: int = Field(1, ge=1, description="of torch on the CPU")
+    record_rollouts: bool = Field(default=True, description="write every sample to rollouts/")
+    num_examine: int = Field(default=0, ge=0, description="samples printed of each data source in each step")
+    replay: Path | None = Field(default=None, description="a run whose rollouts are used instead of sampling")
+    replay_scores: bool = Field(default=False, description="take the recorded scores too; rows without one are scored")
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="beside metrics.jsonl")
+    profile: ProfileConfig = ProfileConfig()
+    threads: int = Field(default=1, ge=1, description="of torch on the CPU")
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -130,6 +147,13 @@ class Config(_Section):
             raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
         if self.model.reward is None and "reward_model_scores" in self.weights:
             raise ValueError("score_weights names reward_model_scores, and there is no reward model: set model.reward")
+        if self.recompute_log_probs > 1:
+            filtered = self.sampling.top_p < 1 or self.sampling.top_k > 0
+            if filtered or self.execution != "local" or self.staleness or self.replay is not None:
+                raise ValueError(
+                    f"recompute_log_probs={self.recompute_log_probs} takes the sampler's log-probs for the trainer's: "
+                    "it needs execution: local, staleness: 0, no replay, and sampling without top_p and top_k; use 1"
+                )
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -172,6 +196,12 @@ class Config(_Section):
             found.append(
                 f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return them, one "
                 "number for each response"
+            )
+        if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
+            found.append(
+                "staleness: 1 trains on samples of the weights before the last update, and nothing in "
+                f"{self.algorithm.name} knows it: add corrections: [rlprims.corrections.tis], or take a loss that "
+                "reads rollout_log_probs"
             )
         if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")

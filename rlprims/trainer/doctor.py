@@ -27,7 +27,9 @@ _PACKAGES = (
     ("transformers", "execution: local", _TRAIN),
     ("safetensors", "checkpoints", _TRAIN),
     ("matplotlib", "rlprims plot", _TRAIN),
+    ("peft", "model.lora", "pip install 'rlprims[lora]'"),
     ("ray", "execution: ray", _CLUSTER),
+    ("aiohttp_cors", "ray job submit, Ray's dashboard", "pip install 'ray[default]'"),
     ("vllm", "ray.engine: vllm", _CLUSTER),
     ("math_verify", "verifiers.math", "pip install 'rlprims[rewards]'"),
     ("tensorboard", "log_to: [tensorboard]", "pip install tensorboard"),
@@ -47,6 +49,7 @@ def examine() -> list[Finding]:
         _accelerator,
         _foreign_packages,
         _ranks,
+        _sleep,
         _memory,
     ]
     return [check() for check in checks]
@@ -100,6 +103,14 @@ def _ranks() -> Finding:
     return Finding(
         "torch.distributed (training ranks)", bool(found), ", ".join(found) or "no backend", "pip install torch"
     )
+
+
+def _sleep() -> Finding:
+    import torch
+
+    frees = torch.cuda.is_available()
+    found = "frees the device's memory" if frees else "accepted, and without effect on a CPU"
+    return Finding("sleep of engines (ray.colocate)", True, found, "")
 
 
 def _memory() -> Finding:

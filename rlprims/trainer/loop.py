@@ -1,9 +1,9 @@
 """The loop, as in the papers: generate, score, filter, shape, log-probs, values, advantage, update, sync.
 
-Everything else about a run (evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
+The first four are :class:`rlprims.trainer.collect.Collector`'s, the rest is here. Everything else about a run
+(evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,13 +17,15 @@ from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
 from rlprims.divergence import estimate_kl
 from rlprims.execution import Execution, UpdateReport
-from rlprims.filters import DynamicSampling
 from rlprims.grouping import dense_ids
 from rlprims.masking import sequence_sum
+from rlprims.trainer.collect import Collector
 from rlprims.trainer.config import Config
-from rlprims.trainer.data import Example, PromptOrder
+from rlprims.trainer.data import Example
 from rlprims.trainer.measures import Clock, summarize
-from rlprims.trainer.rollout import join, prompt_rows, respond, score, split_groups, with_baseline
+from rlprims.trainer.old_log_probs import old_log_probs
+from rlprims.trainer.pipeline import Pipeline
+from rlprims.trainer.rollout import join
 
 
 @dataclass
@@ -36,118 +38,67 @@ class Step:
     dropped: list[tuple[DataProto, str]]
     """The groups that were not, each with the reason; greedy baselines have theirs too."""
     surplus: list[DataProto]
-    """The groups that were sampled in this step and wait for the next."""
+    """The groups that were sampled with this batch and wait for the next."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
-    """The state of a run and its step. ``state_dict`` and the surplus groups are all that a resume needs beside the
-    execution's own."""
+    """The state of a run and its step. ``state_dict`` is all that a resume needs beside the execution's own."""
 
     def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution
-        self.tokenizer = tokenizer
-        self.examples = examples
-        self.prompt_width = max(len(example.prompt_ids) for example in examples)
-        self.order = PromptOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
-        limits = self.algorithm.filter
-        self.sampling: DynamicSampling[DataProto] = DynamicSampling(
-            groups=config.prompts_per_step,
-            # Without a filter only groups with a score that is not a number are dropped.
-            max_generation_batches=limits.max_generation_batches if limits else 10,
-            at_limit=limits.at_limit if limits else "error",
-        )
+        self.collector = Collector(config, execution, tokenizer, examples)
+        self.pipeline = Pipeline(self.collector, staleness=config.staleness, overlaps=execution.overlaps)
         kl = self.algorithm.kl_in_reward
         self.kl_controller: KLController | None = kl.controller({}) if kl else None
         self.step_number = 0
-        self.samples = 0
-        self.groups = 0
         self.generated_tokens = 0
-        self.sampled_scores: defaultdict[str, list[float]] = defaultdict(list)
-        self.failures: Counter[str] = Counter()
 
     def step(self) -> Step:
         """One step: a full batch of kept groups, and the updates on it."""
         self.step_number += 1
         clock = Clock()
-        dropped: list[tuple[DataProto, str]] = []
-        before, first_group = self.generated_tokens, self.groups
-        self.sampled_scores.clear()
-        self.failures.clear()
-        while not self.sampling.full:
-            self._sample(clock, dropped)
-        metrics = self._sampling_metrics(self.generated_tokens - before)
-        metrics |= {name: float(np.mean(values)) for name, values in self.sampled_scores.items() if values}
-        batch = join(self.sampling.take())
+        collected = self.pipeline.take()
+        if self.step_number < self.config.steps:
+            self.pipeline.begin_next()
+        self.generated_tokens += int(collected.metrics["generated_tokens"])
+        batch = join(collected.groups)
         batch = self._measure(batch, clock)
-        batch = self._estimate(batch)
+        batch, metrics = self._estimate(batch)
         metrics |= self._describe(batch)
         metrics |= self._update(batch, clock)
+        with clock("wait"):
+            self.pipeline.wait()
         with clock("sync"):
             self.execution.sync_weights()
-        metrics |= clock.metrics(self.generated_tokens - before)
-        surplus = [group for group in self.sampling.surplus if int(group["group"][0]) >= first_group]
-        return Step(self.step_number, batch, dropped, surplus, metrics)
-
-    def _sample(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
-        """One generation batch: its groups go to the accumulator, or to ``dropped`` with the reason."""
-        config, size = self.config, self.algorithm.group_size
-        examples = [self.examples[i] for i in self.order.take(config.prompts_per_generation or config.prompts_per_step)]
-        groups = range(self.groups, self.groups + len(examples))
-        self.groups += len(examples)
-
-        with clock("generate"):
-            rows = self._respond(examples, groups, copies=size)
-        with clock("score"):
-            rows = score(self.execution, config, rows)
-        self.failures.update(failure.partition(": ")[0] for failure in rows["failure"] if failure is not None)
-        for name in {"scores", *config.score_parts} & rows.batch.keys():
-            metric = "score" if name == "scores" else f"score/{name}"
-            self.sampled_scores[metric] += rows[name][rows[name].isfinite()].tolist()
-        if "baseline_scores" in self.algorithm.needs:
-            with clock("generate"):
-                greedy = self._respond(examples, groups, copies=1, greedy=True)
-            with clock("score"):
-                greedy = score(self.execution, config, greedy)
-            rows = with_baseline(rows, greedy, size)
-            dropped.append((greedy, "greedy baseline"))
-        kept, reasons = split_groups(self.algorithm, rows, leave_out=config.unscored == "leave_out")
-        self.sampling.add(kept, reasons)
-        dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
-
-    def _respond(self, examples: list[Example], groups: range, *, copies: int, greedy: bool = False) -> DataProto:
-        rows = prompt_rows(examples, groups, copies=copies, first_sample=self.samples)
-        self.samples += len(rows)
-        sampling = self.config.sampling.greedy() if greedy else self.config.sampling
-        rows = respond(
-            self.execution, self.tokenizer, rows, sampling, seed=self.config.seed, prompt_width=self.prompt_width
-        )
-        self.generated_tokens += int(rows["response_mask"].sum())
-        return rows
+        metrics |= collected.metrics | clock.metrics(int(collected.metrics["generated_tokens"]))
+        return Step(self.step_number, batch, collected.dropped, collected.surplus, metrics)
 
     def _measure(self, batch: DataProto, clock: Clock) -> DataProto:
-        """Log-probs and values before the update: those that some signature asks for."""
+        """Log-probs and values before the update: those that some signature asks for, and what shows staleness."""
         needs, columns = self.algorithm.needs, {"group_ids": dense_ids(batch["group"])}
         with clock("log_probs"):
-            if "old_log_probs" in needs:
-                columns["old_log_probs"] = self.execution.log_probs(batch)
+            if "old_log_probs" in needs or self.config.staleness:
+                every = self.config.recompute_log_probs
+                columns["old_log_probs"] = old_log_probs(self.execution, batch, step=self.step_number, every=every)
             if "ref_log_probs" in needs:
                 columns["ref_log_probs"] = self.execution.log_probs(batch, reference=True)
             if "values" in needs:
                 columns["values"] = self.execution.values(batch)
         return batch.union(DataProto.from_dict(tensors=columns))
 
-    def _estimate(self, batch: DataProto) -> DataProto:
+    def _estimate(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
         """Rewards, advantages and returns; the KL controller reads the batch after its coefficient was used."""
-        controller = self.kl_controller
+        controller, metrics = self.kl_controller, dict[str, float]()
         data = dict(batch.batch.items())
         estimated = estimate_advantages(self.algorithm, data, kl_coef=controller.value if controller else 0.0)
         if controller is not None:
+            metrics["kl_coef"] = controller.value
             drift = estimate_kl(batch["old_log_probs"] - batch["ref_log_probs"], "k1")
             controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
-        return batch.union(DataProto.from_dict(tensors=estimated))
+        return batch.union(DataProto.from_dict(tensors=estimated)), metrics
 
     def _update(self, batch: DataProto, clock: Clock) -> dict[str, float]:
         """Epochs of mini-batches of whole groups; during the critic's warm-up the critic alone."""
@@ -203,37 +154,22 @@ class Trainer:
             metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
         if "returns" in batch:
             metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
-        return {name: float(metric.value()) for name, metric in metrics.items()}
+        age = self.execution.weights_version - batch["weights_version"]
+        described = {name: float(metric.value()) for name, metric in metrics.items()}
+        return described | {"staleness": float(age.float().mean()), "staleness_max": float(age.max())}
 
-    def _sampling_metrics(self, generated: int) -> dict[str, float]:
-        sampling, controller = self.sampling, self.kl_controller
-        dropped = sum(sampling.dropped.values())
-        metrics = {
-            "generation_batches": sampling.generation_batches,
-            "groups_sampled": sampling.sampled,
-            "groups_dropped": dropped,
-            "groups_failed": sampling.dropped["a score is not finite"],
-            "filter_yield": 1 - dropped / max(1, sampling.sampled),
-            "surplus": max(0, len(sampling.surplus) - sampling.groups),
-            "generated_tokens": generated,
-            "generated_tokens_total": self.generated_tokens,
-        }
-        metrics |= {f"failures/{cause}": count for cause, count in self.failures.items()}
-        return metrics | ({"kl_coef": controller.value} if controller else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of the trainer's state but the surplus groups, as JSON values."""
-        counters = {name: getattr(self, name) for name in ("step_number", "samples", "groups", "generated_tokens")}
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
+        """JSON values, and the groups that wait, by name; to be asked for between two steps."""
+        state, held = self.pipeline.state_dict()
+        counters = {"step_number": self.step_number, "generated_tokens": self.generated_tokens}
         controller = self.kl_controller.state_dict() if self.kl_controller else None
-        return {**counters, "prompt_position": self.order.position, "kl_controller": controller}
+        return {**counters, **state, "kl_controller": controller}, held
 
-    def load_state_dict(self, state: dict[str, Any], surplus: list[DataProto]) -> None:
-        for name in ("step_number", "samples", "groups", "generated_tokens"):
-            setattr(self, name, state[name])
-        self.order.position = state["prompt_position"]
+    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+        self.step_number, self.generated_tokens = state["step_number"], state["generated_tokens"]
+        self.pipeline.load_state_dict(state, held)
         if self.kl_controller is not None:
             self.kl_controller.load_state_dict(state["kl_controller"])
-        self.sampling.surplus = surplus
 
 
 Hook: TypeAlias = Callable[[Trainer, Step], None]

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
-from rlprims.execution import UpdateReport
+from rlprims.execution import UpdateReport, WorkerReport
 from rlprims.types import merge_metrics
 
 
@@ -23,8 +24,20 @@ def summarize(reports: list[UpdateReport]) -> dict[str, float]:
     return means | {name: float(metric.value()) for name, metric in merged.items()}
 
 
+def worker_metrics(reports: list[WorkerReport]) -> dict[str, float]:
+    """Tokens per second of each worker and verb, its memory, and how much of the devices the updates made use of."""
+    metrics, done, possible = dict[str, float](), 0.0, 0.0
+    for worker, work, peak_flops, peak_memory in reports:
+        metrics[f"memory/{worker}"] = peak_memory / 2**30
+        for verb, (seconds, tokens, flops) in work.items():
+            if tokens:
+                metrics[f"time/tokens_per_second/{worker}/{verb}"] = tokens / max(seconds, 1e-9)
+            done, possible = done + flops, possible + (seconds * peak_flops if flops else 0.0)
+    return metrics | ({"time/mfu": done / possible} if possible else {})
+
+
 class Clock:
-    """Seconds by stage."""
+    """Seconds by stage; a profile shows the stages by name."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
@@ -33,10 +46,13 @@ class Clock:
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         begun = time.monotonic()
-        yield
+        with torch.profiler.record_function(stage):
+            yield
         self.stages[stage] = self.stages.get(stage, 0.0) + time.monotonic() - begun
+
+    def seconds(self) -> dict[str, float]:
+        return {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
 
     def metrics(self, tokens: int) -> dict[str, float]:
         total = time.monotonic() - self.start
-        stages = {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
-        return {**stages, "time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
+        return {**self.seconds(), "time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}

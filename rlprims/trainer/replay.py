@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, Sampling, UpdateReport
+from rlprims.execution import Execution, Profile, ProfileConfig, Sampling, UpdateReport, WorkerReport
 
 
 class Replay:
@@ -27,7 +27,12 @@ class Replay:
         self.scores = scores
         self.pad_token_id = execution.pad_token_id
         self.context_window = execution.context_window
+        self.overlaps = execution.overlaps
         self.samples = _read(run)
+
+    @property
+    def weights_version(self) -> int:
+        return self.execution.weights_version
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         if seed != self.seed:
@@ -59,6 +64,9 @@ class Replay:
                 "response_mask": attention[:, prompt_width:].clone(),
                 "rollout_log_probs": log_probs,
                 "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
+                "weights_version": torch.tensor(
+                    [int(row.get("weights_version", self.weights_version)) for row in rows]
+                ),
             }
         )
         if self.scores:
@@ -85,6 +93,15 @@ class Replay:
 
     def sync_weights(self) -> None:
         self.execution.sync_weights()
+
+    def reports(self) -> list[WorkerReport]:
+        return self.execution.reports()
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        self.execution.start_profile(config)
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return self.execution.stop_profile()
 
     def close(self) -> None:
         self.execution.close()

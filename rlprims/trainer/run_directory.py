@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from rlprims.data_proto import DataProto
 from rlprims.trainer.config import Config, load_config
 from rlprims.trainer.loop import Step
+from rlprims.trainer.writing import writing
 
 
 class RunDirectory:
@@ -38,12 +39,13 @@ class RunDirectory:
             raise ValueError(
                 f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path)
-        run.lock()
-        run.rollouts.mkdir()
-        (path / "config.yaml").write_text(config.to_yaml())
-        run.write_json("environment.json", environment())
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path)
+            run.lock()
+            run.rollouts.mkdir()
+            (path / "config.yaml").write_text(config.to_yaml())
+            run.write_json("environment.json", environment())
         return run
 
     @classmethod
@@ -79,7 +81,8 @@ class RunDirectory:
     def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """One line of ``metrics.jsonl``; numbers that are not finite are written as null."""
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
-        with (self.path / "metrics.jsonl").open("a") as file:
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
 
     def forget_after(self, step: int) -> None:
@@ -93,25 +96,28 @@ class RunDirectory:
             except (ValueError, KeyError, TypeError):
                 continue  # torn by the end of the process
         aside = path.with_suffix(".writing")
-        aside.write_text("".join(kept))
-        aside.replace(path)
+        with writing(path):
+            aside.write_text("".join(kept))
+            aside.replace(path)
         for rollout in self.rollouts.glob("step_*.jsonl"):
             if int(rollout.stem.removeprefix("step_")) > step:
                 rollout.unlink()
 
     def write_json(self, name: str, value: Any) -> None:
-        aside = self.path / f".{name}.writing"
-        aside.write_text(json.dumps(value, indent=1))
-        aside.replace(self.path / name)
+        path, aside = self.path / name, self.path / f".{name}.writing"
+        with writing(path):
+            aside.write_text(json.dumps(value, indent=1))
+            aside.replace(path)
 
     def write_rollouts(self, step: Step, tokenizer: Any) -> None:
         """Every sample that the step trained on, dropped or put by, a line each: for reading, and for replay."""
-        aside = self.rollouts / ".writing"
-        with aside.open("w") as file:
-            surplus = [(rows, "surplus") for rows in step.surplus]
-            for rows, fate in [(step.batch, "trained"), *step.dropped, *surplus]:
-                file.writelines(json.dumps(line) + "\n" for line in _lines(step.number, rows, fate, tokenizer))
-        aside.replace(self.rollouts / f"step_{step.number:06d}.jsonl")
+        path, aside = self.rollouts / f"step_{step.number:06d}.jsonl", self.rollouts / ".writing"
+        with writing(path):
+            with aside.open("w") as file:
+                surplus = [(rows, "surplus") for rows in step.surplus]
+                for rows, fate in [(step.batch, "trained"), *step.dropped, *surplus]:
+                    file.writelines(json.dumps(line) + "\n" for line in _lines(step.number, rows, fate, tokenizer))
+            aside.replace(path)
 
 
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")

@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, ExecutionError
 from rlprims.filters import SamplingExhausted
-from rlprims.trainer.checkpoint import load_random_state, newest_checkpoint, save_checkpoint, save_random_state
+from rlprims.trainer.checkpoint import (
+    load_groups,
+    load_random_state,
+    newest_checkpoint,
+    save_checkpoint,
+    save_groups,
+    save_random_state,
+)
 from rlprims.trainer.config import Config
 from rlprims.trainer.curves import draw_curves, read_metrics, summary_table
 from rlprims.trainer.data import Examples, load_examples
@@ -22,10 +28,12 @@ from rlprims.trainer.evaluation import evaluate
 from rlprims.trainer.examine import examine
 from rlprims.trainer.loggers import open_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer, train
+from rlprims.trainer.measures import worker_metrics
+from rlprims.trainer.profile import StepProfiles
 from rlprims.trainer.progress import ProgressHook
 from rlprims.trainer.replay import Replay
-from rlprims.trainer.rollout import join
 from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.writing import CannotWrite, writing
 
 
 class Parts(NamedTuple):
@@ -140,7 +148,7 @@ class _Session:
         self.config, self.run_directory, self.parts, self.console = config, run, parts, console
         self.trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
         self.loggers = open_loggers(config, run.path)
-        self.boundary = self._state()
+        self.boundary = self.trainer.state_dict()
 
     def run(self) -> int:
         config, trainer, begun = self.config, self.trainer, time.monotonic()
@@ -149,8 +157,11 @@ class _Session:
         with (
             ProgressHook(self.console, steps=config.steps, done=trainer.step_number) as progress,
             _stop_signals(self.console) as stop,
+            StepProfiles(config.profile, self.parts.execution, self.run_directory.path / "profile") as profiles,
         ):
-            hooks: list[Hook] = [self._log, progress, self._evaluate_sometimes, self._save_sometimes]
+            hooks: list[Hook] = [profiles.end, self._log, progress, self._evaluate_sometimes, self._save_sometimes]
+            hooks.append(profiles.begin)
+            profiles.begin(trainer)
             try:
                 train(trainer, hooks, stop=stop.requested)
             except SamplingExhausted as error:
@@ -159,7 +170,7 @@ class _Session:
                 raise ValueError(
                     f"step {trainer.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
                 ) from None
-            except ExecutionError as error:
+            except (ExecutionError, CannotWrite) as error:
                 raise ValueError(
                     f"step {trainer.step_number}: {error}\nthe run goes on from its newest checkpoint by: "
                     f"rlprims resume {self.run_directory.path}"
@@ -172,12 +183,13 @@ class _Session:
         return 0
 
     def _log(self, trainer: Trainer, step: Step) -> None:
+        step.metrics.update(worker_metrics(self.parts.execution.reports()))
         self._write("train", step.number, step.metrics)
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
         examine(self.console, f"step {step.number}", sampled, self.config.num_examine)
         if self.config.record_rollouts:
             self.run_directory.write_rollouts(step, self.parts.tokenizer)
-        self.boundary = self._state()
+        self.boundary = self.trainer.state_dict()
 
     def _write(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         self.run_directory.log(kind, step, metrics)
@@ -192,6 +204,7 @@ class _Session:
         if self.parts.evaluation is None:
             return
         metrics = evaluate_parts(self.config, self.parts, self.console)
+        metrics |= worker_metrics(self.parts.execution.reports())
         self._write(
             "eval", self.trainer.step_number, {**metrics, "generated_tokens_total": self.trainer.generated_tokens}
         )
@@ -205,18 +218,15 @@ class _Session:
         if step.number % self.config.checkpoint.every == 0 or step.number == self.config.steps:
             self._save()
 
-    def _state(self) -> tuple[dict[str, Any], list[DataProto]]:
-        return self.trainer.state_dict(), list(self.trainer.sampling.surplus)
-
     def _save(self) -> None:
         """The state after the last finished step."""
-        state, surplus = self.boundary
+        state, held = self.boundary
 
         def write(directory: Path) -> None:
             self.parts.execution.save(directory)
             save_random_state(directory)
-            if surplus:
-                join(surplus).save(directory / "surplus")
+            for name, groups in held.items():
+                save_groups(groups, directory / name)
             (directory / "trainer.json").write_text(json.dumps(state))
 
         save_checkpoint(self.run_directory.checkpoints, state["step_number"], write, keep=self.config.checkpoint.keep)
@@ -224,10 +234,9 @@ class _Session:
     def load(self, checkpoint: Path) -> None:
         self.parts.execution.load(checkpoint)
         state = json.loads((checkpoint / "trainer.json").read_text())
-        surplus = checkpoint / "surplus"
-        groups = DataProto.load(surplus).split(self.config.algorithm.group_size) if surplus.exists() else []
-        self.trainer.load_state_dict(state, groups)
-        self.boundary = self._state()
+        held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
+        self.trainer.load_state_dict(state, held)
+        self.boundary = self.trainer.state_dict()
         self.run_directory.forget_after(state["step_number"])
         load_random_state(checkpoint)
 
@@ -248,7 +257,8 @@ class _Session:
                 "after": lines[-1] if lines else None,
             },
         )
-        plot = draw_curves([run.path], run.path / "curves.png")
+        with writing(run.path / "curves.png"):
+            plot = draw_curves([run.path], run.path / "curves.png")
         self.console.print(summary_table([run.path]))
         self.console.print(f"plot: {plot}\nsamples: rlprims rollouts {run.path}", highlight=False)
 

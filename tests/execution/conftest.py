@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from execution_contract import BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, prompts
+from execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, prompts
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
@@ -12,9 +12,16 @@ from tests import tiny
 
 
 def pytest_collection_modifyitems(items):
-    """vLLM samples and does not train, so it need not be started for what is about training."""
+    """vLLM samples and does not train; adapters are about training, and are not the step of the whole weights."""
     about_training = ("test_execution_update", "test_execution_critic", "test_execution_checkpoint")
-    items[:] = [item for item in items if not ("ray-vllm" in item.name and item.path.stem in about_training)]
+
+    def wanted(item):
+        trains = item.path.stem in about_training
+        if "local-lora" in item.name:
+            return trains and "test_it_is_the_step_that_torch_makes" not in item.name
+        return not ("ray-vllm" in item.name and trains)
+
+    items[:] = [item for item in items if wanted(item)]
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +39,7 @@ def plain(model_path):
     scope="session",
     params=[
         *(pytest.param(backend, id=name) for name, backend in BACKENDS.items()),
+        *(pytest.param(backend, id=name, marks=pytest.mark.slow) for name, backend in ADAPTED.items()),
         *(pytest.param(backend, id=name, marks=pytest.mark.ray) for name, backend in CLUSTERS.items()),
     ],
 )

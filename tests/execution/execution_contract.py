@@ -1,7 +1,6 @@
 """What the contract's tests build and ask. Another implementation is one more line in ``BACKENDS``."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,10 +80,21 @@ def cluster(
     )
 
 
+def fixed(make: Callable[..., Execution], **settings: Any) -> Callable[..., Execution]:
+    """No partial: a partial of one forgets which it was."""
+
+    def build(*args: Any, **options: Any) -> Execution:
+        return make(*args, **{**settings, **options})
+
+    return build
+
+
 BACKENDS: dict[str, Callable[..., Execution]] = {"local": local}
+ADAPTED: dict[str, Callable[..., Execution]] = {"local-lora": fixed(local, lora={})}
+"""Run by the marker ``slow``."""
 CLUSTERS: dict[str, Callable[..., Execution]] = {
-    "ray": partial(cluster, training_workers=2),
-    "ray-vllm": partial(cluster, rollout_workers=2, engine="vllm"),
+    "ray": fixed(cluster, training_workers=2),
+    "ray-vllm": fixed(cluster, rollout_workers=2, engine="vllm"),
 }
 """Run by the marker ``ray``, where Ray and vLLM are installed."""
 

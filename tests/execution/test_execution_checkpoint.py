@@ -32,6 +32,7 @@ def interrupted(request, build, batch, tmp_path_factory):
 
     execution, directory = make(), tmp_path_factory.mktemp("checkpoint")
     updates(execution, batch, 2)
+    execution.sync_weights()
     execution.save(directory)
     return make, execution, directory, updates(execution, batch, 2)
 
@@ -59,11 +60,13 @@ def test_a_load_undoes_what_came_before_it(interrupted, batch, tmp_path):
 
 
 def test_the_sampler_has_the_loaded_weights(interrupted, batch):
-    make, _, directory, _ = interrupted
+    make, execution, directory, _ = interrupted
     resumed = make()
     resumed.load(directory)
+    assert resumed.weights_version == execution.weights_version == 2
     resumed.sync_weights()
     sampled = training_batch(resumed)
+    assert (sampled["weights_version"] == 3).all()
     torch.testing.assert_close(sampled["rollout_log_probs"], resumed.log_probs(sampled), rtol=1e-5, atol=1e-5)
 
 

@@ -187,7 +187,6 @@ class TestShape:
 
     def test_dtypes(self, sampled):
         dtypes = {name: str(tensor.dtype) for name, tensor in sampled.batch.items()}
-        assert dtypes.pop("weights_version", "torch.int64") == "torch.int64"  # where sampler and trainer are apart
         assert dtypes == {
             "sample_id": "torch.int64",
             "prompts": "torch.int64",
@@ -196,6 +195,7 @@ class TestShape:
             "response_mask": "torch.bool",
             "rollout_log_probs": "torch.float32",
             "truncated": "torch.bool",
+            "weights_version": "torch.int64",
         }
 
     def test_the_prompts_rows_come_back_and_are_not_written_into(self, execution):

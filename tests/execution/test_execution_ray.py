@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -92,6 +93,77 @@ class TestTheSameNumbers:
         assert all(tensor.isfinite().all() for tensor in whole.values())
 
 
+class TestPools:
+    """Models in processes of their own compute what they do together in one."""
+
+    def test_as_one_process(self, tied, tmp_path):
+        reward = str(tiny.save_classifier(tmp_path / "reward"))
+        algorithm = PPO.replace(loss_terms=GRPO.loss_terms)  # with a critic and a reference
+        one = local(tied, algorithm, optimizer=SLOW, reward=reward)
+        pools = {"values": {"workers": 2, "placement": "SPREAD"}, "frozen": {"cpus": 0.5}, "engines": {"workers": 2}}
+        roles = {"critic": "values", "reference": "frozen", "reward": "frozen", "rollout": "engines"}
+        apart = cluster(tied, algorithm, optimizer=SLOW, reward=reward, cluster={"pools": pools, "roles": roles})
+        sizes = {name: len(group.workers) for name, group in apart.pools.items()}
+        assert sizes == {"main": 1, "frozen": 1, "values": 2}
+        assert len(apart.rollouts.workers) == 2
+        for seed in range(2):
+            batch = training_batch(one, seed=seed)
+            assert torch.equal(batch["responses"], sample(apart, seed=seed)["responses"])
+            for name in ("log_probs", "values", "reward_scores"):
+                ours, theirs = getattr(one, name)(batch), getattr(apart, name)(batch)
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+            theirs = apart.log_probs(batch, reference=True)
+            torch.testing.assert_close(one.log_probs(batch, reference=True), theirs, rtol=0, atol=1e-5)
+            for update in ("update", "update_critic"):
+                a, b = getattr(one, update)(batch, algorithm), getattr(apart, update)(batch, algorithm)
+                assert b.loss == pytest.approx(a.loss, abs=1e-5)
+                assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-4)
+            one.sync_weights()
+            apart.sync_weights()
+        (tmp_path / "saved").mkdir()
+        apart.save(tmp_path / "saved")
+        apart.close()
+        together = cluster(tied, algorithm, optimizer=SLOW)
+        together.load(tmp_path / "saved")
+        torch.testing.assert_close(together.values(batch), one.values(batch), rtol=0, atol=1e-5)
+
+
+class TestTurns:
+    """An engine that sleeps while its rank trains gives the numbers of one that has a place of its own."""
+
+    @pytest.mark.parametrize(("engine", "level"), [("hf", 1), ("vllm", 2)])
+    def test_as_one_process(self, tied, engine, level, caplog):
+        one = local(tied, GRPO, optimizer=SLOW)
+        turns = cluster(tied, GRPO, optimizer=SLOW, engine=engine, cluster={"colocate": True, "sleep_level": level})
+        seen = []
+        for who, verbs in ((turns.rollouts, ("sleep", "wake", "send")), (turns.trainers, ("call",))):
+            for verb in verbs:
+                setattr(who, verb, noted(seen, verb, getattr(who, verb)))
+        assert not turns.overlaps
+        assert "engines accept their sleep and free no memory by it" in caplog.text  # on a CPU
+        for seed in range(2):
+            mine, theirs = sample(one, seed=seed), sample(turns, seed=seed)
+            assert torch.equal(mine["responses"], theirs["responses"])
+            batch = training_batch(one, seed=seed)
+            assert turns.update(batch, GRPO).loss == pytest.approx(one.update(batch, GRPO).loss, abs=1e-5)
+            before_sync = sample(turns, seed=seed)  # of the weights that were sent last
+            assert torch.equal(before_sync["responses"], theirs["responses"])
+            one.sync_weights()
+            turns.sync_weights()
+        again = ["send"] if level == 2 else []
+        step = ["sleep", "onload", "update", "offload", "wake", *again]
+        sync = ["sleep", "onload", "weights", "probe", "offload", "wake", "send"]
+        assert seen == (step + sync) * 2
+
+
+def noted(seen, verb, method):
+    def call(*args, **kwargs):
+        seen.append(args[0].__name__ if verb == "call" else verb)
+        return method(*args, **kwargs)
+
+    return call
+
+
 class TestALostRolloutWorker:
     """It is replaced, and the batch is the one that would have been."""
 
@@ -108,6 +180,20 @@ class TestALostRolloutWorker:
         for batch in disturbed:
             assert torch.equal(batch["responses"], undisturbed["responses"])
             assert torch.equal(batch["weights_version"], undisturbed["weights_version"])
+
+    def test_killed_while_the_policy_is_updated(self, tied):
+        """Its prompts want the weights from before the update, and get them."""
+        execution = cluster(tied, GRPO, rollout_workers=2)
+        batch, undisturbed = training_batch(execution), sample(execution)
+        with ThreadPoolExecutor(1) as threads:
+            sampling = threads.submit(lambda: [sample(execution) for _ in range(3)])
+            os.kill(process_of(execution.rollouts.workers[0]), signal.SIGKILL)
+            execution.update(batch, GRPO)
+            disturbed = sampling.result()
+        assert execution.rollouts.replacements == 1
+        for rows in disturbed:
+            assert torch.equal(rows["rollout_log_probs"], undisturbed["rollout_log_probs"])
+            assert torch.equal(rows["weights_version"], undisturbed["weights_version"])
 
     def test_one_that_hangs_is_given_up(self, tied):
         execution = cluster(tied, GRPO, rollout_workers=2, cluster={"call_timeout": 20.0})
@@ -145,6 +231,19 @@ class TestALostRank:
         execution = cluster(tied, GRPO, training_workers=2)
         with pytest.raises(ExecutionError, match=r"(?s)training rank [01] of 2 raised:.*no critic was loaded"):
             execution.values(training_batch(execution))
+
+
+def test_a_start_that_fails_gives_its_room_back(tied):
+    from ray.util import placement_group_table
+
+    from rlprims.execution.ray._cluster import connect
+
+    connect(None, cpus=64)
+    before = placement_group_table().keys()
+    with pytest.raises(ExecutionError, match=r"training rank 0 of 1 raised:"):
+        cluster(tied, PPO, critic="/nowhere")
+    (new,) = placement_group_table().keys() - before
+    assert placement_group_table()[new]["state"] == "REMOVED"
 
 
 def test_a_cluster_without_room_says_so(tied):

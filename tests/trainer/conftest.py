@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rlprims.trainer.config import Config, load_config
 from tests import tiny
+from tests.trainer.runs import small_run
 
 
 @pytest.fixture(scope="session")
@@ -25,26 +26,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(model: Path, questions: Path, tmp_path: Path) -> dict[str, Any]:
-    return {
-        "run_dir": str(tmp_path / "run"),
-        "steps": 6,
-        "prompts_per_step": 4,
-        "prompts_per_generation": 6,
-        "algorithm": {
-            "preset": "dapo",
-            "group_size": 3,
-            "max_length": 8,
-            "buffer_length": 4,
-            "filter": {"max_generation_batches": 50},
-        },
-        "model": {"path": str(model), "max_tokens_per_micro_batch": 128},
-        "data": {"train": str(questions), "eval": str(questions)},
-        "verifier": "tests.trainer.verifiers.has_a_digit",
-        "sampling": {"max_new_tokens": 8},
-        "optimizer": {"lr": 1e-3, "weight_decay": 0.0},
-        "evaluation": {"every": 3, "samples": 2, "limit": 5},
-        "checkpoint": {"every": 2, "keep": 3},
-    }
+    return small_run(model, questions, tmp_path / "run")
 
 
 @pytest.fixture

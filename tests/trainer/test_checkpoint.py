@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from rlprims.data_proto import DataProto
 from rlprims.trainer import checkpoint
-from rlprims.trainer.checkpoint import damage_of, load_random_state, newest_checkpoint, save_checkpoint
+from rlprims.trainer.checkpoint import (
+    damage_of,
+    load_groups,
+    load_random_state,
+    newest_checkpoint,
+    save_checkpoint,
+    save_groups,
+)
 
 
 def write(value: int) -> Callable[[Path], None]:
@@ -139,3 +147,19 @@ def test_every_generator_continues(tmp_path: Path) -> None:
     assert torch.equal(drawn[0], again[0])
     assert (drawn[1] == again[1]).all()
     assert drawn[2:] == again[2:]
+
+
+def test_groups_of_any_sizes_and_columns_come_back_as_they_were(tmp_path: Path) -> None:
+    def group(size: int, **columns: torch.Tensor) -> DataProto:
+        ids = np.array([[size, row] for row in range(size)], dtype=object)
+        return DataProto.from_dict(tensors={"x": torch.rand(size), **columns}, non_tensors={"ids": ids})
+
+    groups = [group(3), group(2), group(1, bonus=torch.ones(1)), group(4)]
+    save_groups(groups, tmp_path / "groups")
+    back = load_groups(tmp_path / "groups")
+    assert [set(rows.batch.keys()) for rows in back] == [{"x"}, {"x"}, {"x", "bonus"}, {"x"}]
+    for ours, theirs in zip(groups, back, strict=True):
+        assert torch.equal(ours["x"], theirs["x"])
+        assert ours["ids"].tolist() == theirs["ids"].tolist()
+    save_groups([], tmp_path / "none")
+    assert not (tmp_path / "none").exists()

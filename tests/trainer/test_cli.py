@@ -57,6 +57,9 @@ def test_eval_of_a_run_repeats_its_last_evaluation(finished: Path, capsys: pytes
 def test_eval_of_a_model_alone(
     settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without the models that only training needs: these do not even exist."""
+    settings["algorithm"] = {"preset": "ppo", "kl_in_reward": {}}
+    settings["model"] |= {"reward": "no/such/model", "reference": "no/such/model", "critic": "no/such/model"}
     assert main(["eval", str(write_config(settings)), "evaluation.samples=3"]) == 0
     assert "greedy/acc" in capsys.readouterr().out
     assert not Path(settings["run_dir"]).exists()

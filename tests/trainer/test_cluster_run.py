@@ -38,10 +38,11 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"execution": "ray", "ray": CLUSTER, "optimizer": {"lr": 1e-4, "eps": 1e-4}}
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_the_metrics_are_those_of_one_process(
-    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, staleness: int
 ) -> None:
-    config = write_config(settings)
+    config = write_config(settings | {"staleness": staleness})
     for name in ("ray", "local"):
         subprocess.run(
             command("train", config, f"run_dir={tmp_path / name}", f"execution={name}"), cwd=ROOT, check=True

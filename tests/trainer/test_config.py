@@ -99,6 +99,9 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
     assert load(settings).warnings() == []
     assert "learns to be short" in load(settings, "algorithm.filter=null").warnings()[0]
     assert "filter on acc or scores" in load(settings, "algorithm.filter.metric=shaped_scores").warnings()[0]
+    assert load(settings, "staleness=1").warnings()[0].endswith("or take a loss that reads rollout_log_probs")
+    corrected = ("staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
+    assert load(settings, *corrected).warnings() == []
     assert "responses end at" in load(settings, "sampling.max_new_tokens=6").warnings()[0]
 
 

@@ -48,10 +48,10 @@ def test_every_sample_is_trained_or_dropped_or_surplus_exactly_once(
     trainer, steps = run(load(settings), console)
     trained = [i for step in steps for i in step.batch["sample_id"].tolist()]
     dropped = [i for step in steps for rows, _ in step.dropped for i in rows["sample_id"].tolist()]
-    surplus = [i for rows in trainer.sampling.surplus for i in rows["sample_id"].tolist()]
-    assert sorted(trained + dropped + surplus) == list(range(trainer.samples))
+    surplus = [i for rows in trainer.collector.surplus for i in rows["sample_id"].tolist()]
+    assert sorted(trained + dropped + surplus) == list(range(trainer.collector.samples))
     assert surplus, "six prompts a generation and four a step leave a surplus in some step of this run"
-    assert sum(step.metrics["groups_sampled"] for step in steps) * 3 == trainer.samples
+    assert sum(step.metrics["groups_sampled"] for step in steps) * 3 == trainer.collector.samples
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(

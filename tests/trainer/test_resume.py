@@ -27,10 +27,19 @@ ALGORITHMS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [*((name, None) for name in ALGORITHMS), pytest.param("ppo", {"rank": 4}, marks=pytest.mark.slow)],
+)
 def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
-    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, name: str
+    load: Callable[..., Config],
+    settings: dict[str, Any],
+    console: Console,
+    tmp_path: Path,
+    name: str,
+    lora: dict[str, Any] | None,
 ) -> None:
+    settings["model"]["lora"] = lora
     if ALGORITHMS[name]:
         settings["algorithm"] = ALGORITHMS[name]
     whole, broken = tmp_path / "whole", tmp_path / "broken"

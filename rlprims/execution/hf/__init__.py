@@ -3,6 +3,7 @@
 Any implementation of the contract is made of these: one process of them, or many, each with its shard.
 """
 
+from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._reward_model import RewardModel
 from rlprims.execution.hf._training import ALONE, Ranks, Training, with_totals
@@ -13,6 +14,7 @@ __all__ = [
     "Ranks",
     "RewardModel",
     "Training",
+    "meter_of",
     "prompt_ids",
     "special_ids",
     "with_responses",

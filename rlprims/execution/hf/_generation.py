@@ -22,24 +22,28 @@ class Generation:
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         ids = prompt_ids(prompts, prompt_width)
-        padded, mask = left_padded(ids, max(map(len, ids), default=0), self.pad_token_id)
         u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
-        device = next(self.module.parameters()).device
-        parts = [
-            sample(
-                self.module,
-                padded[rows].to(device),
-                mask[rows].to(device),
-                sampling,
-                u=u[rows],
-                end_ids=torch.tensor(self.end_ids, device=device),
-                pad_id=self.pad_token_id,
-                ends_text=self._ends_text(sampling),
-            )
-            for rows in (slice(start, start + self.max_rows) for start in range(0, max(1, len(ids)), self.max_rows))
-        ]
+        starts = range(0, max(1, len(ids)), self.max_rows)
+        parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
         responses = Responses(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+
+    def _sample(self, ids: list[list[int]], u: Tensor, sampling: Sampling) -> Responses:
+        distinct = list(dict.fromkeys(map(tuple, ids)))
+        place = {prompt: i for i, prompt in enumerate(distinct)}
+        padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
+        device = next(self.module.parameters()).device
+        return sample(
+            self.module,
+            padded.to(device),
+            mask.to(device),
+            torch.tensor([place[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
+            sampling,
+            u=u,
+            end_ids=torch.tensor(self.end_ids, device=device),
+            pad_id=self.pad_token_id,
+            ends_text=self._ends_text(sampling),
+        )
 
     def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
         if not sampling.stop:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlprims.execution._config import OptimizerConfig
-from rlprims.execution.hf._models import restore
+from rlprims.execution.hf._adapters import trained
+from rlprims.execution.hf._models import restore, save_model
 
 
 def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
@@ -32,7 +33,7 @@ class Learner:
         self.updates = updates
         self.update = 0
         self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+            trained(module).values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
 
     def step(self) -> tuple[float, float, bool]:
@@ -53,7 +54,7 @@ class Learner:
         return norm, lr, skipped
 
     def save(self, directory: Path, name: str) -> None:
-        self.module.save_pretrained(directory / name)  # type: ignore[operator]  # nn.Module is PreTrainedModel here
+        save_model(self.module, directory / name, self.module.state_dict())
         state = self.optimizer.state_dict()
         tensors = {f"{i}.{key}": t.contiguous() for i, slots in state["state"].items() for key, t in slots.items()}
         save_file(tensors, directory / f"{name}_optimizer.safetensors")

@@ -16,6 +16,8 @@ from transformers import (
 )
 
 from rlprims.execution._config import ModelConfig
+from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
+from rlprims.execution.hf._packed import pack_if_equal
 
 
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
@@ -47,6 +49,8 @@ def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
         raise ValueError(
             f"{path!r} lacks the weights {missing[:3]} of a causal language model: it was saved without that head"
         )
+    if config.attention == "sdpa":
+        pack_if_equal(model, response_logits)
     return model
 
 
@@ -91,8 +95,25 @@ def device_of(config: ModelConfig) -> torch.device:
     return torch.device(config.device)
 
 
+def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
+    """As Hugging Face reads it, of its whole tensors; of an adapted model merged, with the adapter beside it."""
+    if is_adapted(model):
+        save_adapter(
+            adapter_of(directory),
+            {name: state[name] for name in trained(model)},
+            model.lora_config,
+            base=model.config.name_or_path,
+            base_checksum=checksum(model, state),
+        )
+    model.save_pretrained(directory, state_dict=merged(model, state))
+
+
 def restore(model: nn.Module, directory: Path) -> None:
-    """The weights that ``save_pretrained`` wrote, into a model that is already built."""
+    """What :func:`save_model` wrote, into a model that is already built; of an adapted one its adapter."""
+    if is_adapted(model):
+        load_adapter(model, adapter_of(directory))
+        check_base(model, adapter_of(directory), model.state_dict())
+        return
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors.update(load_file(file))
@@ -102,6 +123,20 @@ def restore(model: nn.Module, directory: Path) -> None:
     lost = [name for name in missing if state[name].data_ptr() not in given]  # a tied weight is stored once
     if lost or unexpected:
         raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {list(unexpected)[:3]}")
+
+
+def adapter_of(directory: Path) -> Path:
+    """Where the adapter of a saved model is."""
+    return directory.with_name(f"{directory.name}_adapter")
+
+
+def token_budget(config: ModelConfig, model: nn.Module, longest: int) -> int:
+    """Tokens of a micro-batch: on a CPU, if nobody says, as many as have activations that its cache holds."""
+    if config.max_tokens_per_micro_batch is not None:
+        return config.max_tokens_per_micro_batch
+    width: int = model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return max(longest, 2**19 // width if on_cpu else 16384)
 
 
 def response_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig
 from rlprims.execution.hf._generation import left_padded
-from rlprims.execution.hf._models import load_classifier
+from rlprims.execution.hf._models import load_classifier, token_budget
 
 
 class RewardModel:
@@ -29,7 +29,7 @@ class RewardModel:
         self.device = next(self.module.parameters()).device
         self.tokenizer = AutoTokenizer.from_pretrained(model.reward)
         self.template = model.reward_template
-        self.max_tokens = model.max_tokens_per_micro_batch
+        self.model = model
         self.window = int(getattr(self.module.config, "max_position_embeddings", 2**31))
         if (
             self.template is None
@@ -46,7 +46,9 @@ class RewardModel:
         rows = self._tokens(batch)
         scores = torch.full((len(rows),), torch.nan)
         fit = [i for i, tokens in enumerate(rows) if 0 < len(tokens) <= self.window]
-        for part in micro_batches([len(rows[i]) for i in fit], max_tokens=self.max_tokens):
+        lengths = [len(rows[i]) for i in fit]
+        budget = token_budget(self.model, self.module, max(lengths, default=1))
+        for part in micro_batches(lengths, max_tokens=budget):
             chosen = [fit[i] for i in part]
             tokens = [rows[i] for i in chosen]
             # Padded on the left, so that the last column is every row's last token.

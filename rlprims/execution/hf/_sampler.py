@@ -1,4 +1,4 @@
-"""Sampling with a key-value cache: whole batch at once, finished rows leave it."""
+"""Sampling with a key-value cache: each prompt is read once for all its samples, and finished rows leave the batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,9 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import Cache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlprims.execution._config import Sampling
+from rlprims.execution.hf._cache import RoomyLayer
+from rlprims.logprobs import from_logits
+from rlprims.softmax import row_blocks
+
+_SHARE_GOING = 7 / 8
+"""Of the rows in the batch, below which the finished ones leave it: that copies the keys and values of the others."""
 
 
 class Responses(NamedTuple):
@@ -49,9 +55,11 @@ def choose(logits: Tensor, u: Tensor | None) -> Tensor:
     """The token at quantile ``u`` of each row's distribution, or the likeliest."""
     if u is None:
         return logits.argmax(-1)
-    cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
-    # right=True: a banned token adds nothing to the sum, so it is never the first to pass u.
-    chosen = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for rows in row_blocks(logits):
+        cumulative = torch.softmax(logits[rows].double(), -1).cumsum(-1)
+        # right=True: a banned token adds nothing to the sum, so it is never the first to pass u.
+        chosen[rows] = torch.searchsorted(cumulative, u[rows, None] * cumulative[:, -1:], right=True)[:, 0]
     return chosen.clamp(max=logits.shape[-1] - 1)
 
 
@@ -60,6 +68,7 @@ def sample(
     model: nn.Module,
     prompts: Tensor,
     prompt_mask: Tensor,
+    source: Tensor,
     sampling: Sampling,
     *,
     u: Tensor,
@@ -67,8 +76,8 @@ def sample(
     pad_id: int,
     ends_text: Callable[[list[int]], bool] | None = None,
 ) -> Responses:
-    """Responses to left-padded ``prompts`` (B, P), token t of row i drawn at quantile ``u[i, t]``."""
-    rows, limit = len(prompts), sampling.max_new_tokens
+    """B responses: row i goes on from the left-padded ``prompts[source[i]]``, with token t at quantile ``u[i, t]``."""
+    rows, limit = len(source), sampling.max_new_tokens
     device = prompts.device
     process = processed(sampling)
     u = u.to(device)
@@ -77,36 +86,44 @@ def sample(
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
     truncated = torch.ones(rows, dtype=torch.bool, device=device)
 
-    alive = torch.arange(rows, device=device)
-    attention = prompt_mask.long()
+    row_of = torch.arange(rows, device=device)  # of each lane of the batch
+    going = torch.ones(rows, dtype=torch.bool, device=device)
+    padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
     positions = (attention.cumsum(-1) - 1).clamp(min=0)
-    inputs, cache = prompts, DynamicCache()
+    inputs, cache = prompts, Cache(layer_class_to_replicate=RoomyLayer)
     for t in range(limit if rows else 0):
         output = model(
             input_ids=inputs,
-            attention_mask=attention,
+            attention_mask=attention if padded else None,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        logits = process(output.logits[:, -1].float())
-        chosen = choose(logits, u[alive, t] if sampling.temperature > 0 else None)
-        tokens[alive, t] = chosen
+        logits, positions = output.logits[:, -1], positions[:, -1:] + 1
+        if t == 0:
+            cache.batch_select_indices(source)
+            logits, attention, positions = logits[source], attention[source], positions[source]
+        logits = process(logits.float())
+        chosen = choose(logits, u[row_of, t] if sampling.temperature > 0 else None)
+        alive = row_of[going]
+        tokens[alive, t] = chosen[going]
         mask[alive, t] = True
-        log_probs[alive, t] = torch.log_softmax(logits, -1).gather(1, chosen[:, None])[:, 0]
+        log_probs[alive, t] = from_logits(logits, chosen)[going]
         ended = torch.isin(chosen, end_ids)
         if ends_text is not None:
-            texts = [ends_text(row) for row in tokens[alive, : t + 1].tolist()]
+            texts = [ends_text(row) for row in tokens[row_of, : t + 1].tolist()]
             ended |= torch.tensor(texts, dtype=torch.bool, device=device)
-        truncated[alive[ended]] = False
-        positions = positions[:, -1:] + 1
-        if bool(ended.any()):
-            going = (~ended).nonzero()[:, 0]
-            if not len(going):
-                break
-            cache.batch_select_indices(going)
-            alive, attention, positions, chosen = alive[going], attention[going], positions[going], chosen[going]
+        truncated[row_of[ended & going]] = False
+        going &= ~ended
+        left = int(going.sum())
+        if not left:
+            break
+        if left < _SHARE_GOING * len(going):
+            lanes = going.nonzero()[:, 0]
+            cache.batch_select_indices(lanes)
+            row_of, attention, positions, chosen = row_of[lanes], attention[lanes], positions[lanes], chosen[lanes]
+            going = going[lanes]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
     return Responses(tokens, mask, log_probs, truncated)

@@ -1,7 +1,8 @@
 """See :class:`Training`."""
 
-import copy
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,18 @@ from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
 from rlprims.execution._protocol import UpdateReport
+from rlprims.execution.hf._adapters import adapt, adapters_off
 from rlprims.execution.hf._learner import Learner
-from rlprims.execution.hf._models import load_causal_lm, load_critic, response_logits, response_values, trimmed
+from rlprims.execution.hf._models import (
+    device_of,
+    load_causal_lm,
+    load_critic,
+    response_logits,
+    response_values,
+    token_budget,
+    trimmed,
+)
+from rlprims.execution.hf._packed import layout, micro_batches_of_groups, packed_logits, packing, packs
 from rlprims.logprobs import entropy_from_logits, from_logits
 from rlprims.losses import count_totals
 from rlprims.types import Metric, Metrics, Totals, merge_metrics
@@ -44,7 +55,8 @@ def with_totals(batch: DataProto) -> tuple[DataProto, Totals]:
 
 
 class Training:
-    """The policy, and the reference and critic that the algorithm's signatures ask for, or this rank's shards of them.
+    """The policy, and the reference and critic that the algorithm's signatures ask for, or this rank's shards of them;
+    of these the ones that are its ``roles``.
 
     A batch is this rank's rows. All ranks must be called alike: a forward is a conversation between them.
     """
@@ -60,22 +72,34 @@ class Training:
         critic_optimizer: OptimizerConfig | None = None,
         critic_updates: int | None = None,
         ranks: Ranks = ALONE,
+        roles: Collection[str] = ("actor", "reference", "critic"),
     ) -> None:
-        policy = load_causal_lm(model.path, model)
         self.model = model
         self.ranks = ranks
-        self.device = next(policy.parameters()).device
+        self.device = device_of(model)
         self.temperature = temperature
-        self.context_window = int(getattr(policy.config, "max_position_embeddings", 2**31))
+        self._policy: Learner | None = None
         self.reference: nn.Module | None = None
-        if "ref_log_probs" in algorithm.needs:
-            reference = load_causal_lm(model.reference, model) if model.reference else copy.deepcopy(policy)
-            self.reference = ranks.shard(reference.requires_grad_(False))
-        self.policy = Learner(ranks.shard(policy), optimizer, updates)
         self.critic: Learner | None = None
-        if "values" in algorithm.needs:
-            module = ranks.shard(load_critic(model.critic or model.path, model))
+        needs_reference = "reference" in roles and "ref_log_probs" in algorithm.needs
+        if needs_reference and (model.reference or model.lora is None or "actor" not in roles):
+            reference = load_causal_lm(model.reference or model.path, model)
+            self.reference = ranks.shard(reference.requires_grad_(False))
+        if "actor" in roles:
+            policy = adapt(load_causal_lm(model.path, model), model.lora)
+            self.context_window = int(getattr(policy.config, "max_position_embeddings", 2**31))
+            self._policy = Learner(ranks.shard(policy), optimizer, updates)
+            if needs_reference and self.reference is None:
+                self.reference = self.policy.module  # whose adapters are turned off
+        if "critic" in roles and "values" in algorithm.needs:
+            module = ranks.shard(adapt(load_critic(model.critic or model.path, model), model.lora))
             self.critic = Learner(module, critic_optimizer or optimizer, critic_updates or updates)
+
+    @property
+    def policy(self) -> Learner:
+        if self._policy is None:
+            raise ValueError("no policy was loaded: this pool has other roles")
+        return self._policy
 
     def log_probs(self, batch: DataProto, *, reference: bool = False, temperature: float | None = None) -> Tensor:
         """At the temperature that is sampled at, or another."""
@@ -86,19 +110,22 @@ class Training:
         t = self.temperature if temperature is None else temperature
 
         def forward(part: dict[str, Tensor]) -> Tensor:
-            return from_logits(response_logits(model, part), part["responses"], temperature=t)
+            logits, attended = _logits(model, part)
+            return _placed(from_logits(logits, part["responses"][attended], temperature=t), attended)
 
-        return self._each_token(batch, forward)
+        with adapters_off(model) if reference else nullcontext():
+            return self._each_token(batch, forward, model)
 
     def entropies(self, batch: DataProto) -> Tensor:
         def forward(part: dict[str, Tensor]) -> Tensor:
-            return entropy_from_logits(response_logits(self.policy.module, part), temperature=self.temperature)
+            logits, attended = _logits(self.policy.module, part)
+            return _placed(entropy_from_logits(logits, temperature=self.temperature), attended)
 
-        return self._each_token(batch, forward)
+        return self._each_token(batch, forward, self.policy.module)
 
     def values(self, batch: DataProto) -> Tensor:
         critic = self._critic().module
-        return self._each_token(batch, lambda part: response_values(critic, part).float())
+        return self._each_token(batch, lambda part: response_values(critic, part).float(), critic)
 
     def update(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
         """One optimizer step; loss and metrics are this rank's part of the step's."""
@@ -106,10 +133,11 @@ class Training:
         bounds = {k: v for k, v in algorithm.policy_loss.hyperparameters.items() if k in ("clip_low", "clip_high")}
 
         def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
-            logits = response_logits(self.policy.module, part)
-            log_probs = from_logits(logits, part["responses"], temperature=self.temperature)
+            logits, attended = _logits(self.policy.module, part)
+            log_probs = from_logits(logits, part["responses"][attended], temperature=self.temperature)
             with torch.set_grad_enabled(needs_entropy_gradient):
                 entropies = entropy_from_logits(logits, temperature=self.temperature)
+            log_probs, entropies = _placed(log_probs, attended), _placed(entropies, attended)
             loss = policy_objective(algorithm, {**part, "log_probs": log_probs, "entropies": entropies})
             mask = part["response_mask"]
             metrics: Metrics = {"entropy": diagnostics.token_mean(entropies, mask)}
@@ -130,35 +158,45 @@ class Training:
 
     def learners(self) -> dict[str, Learner]:
         """What is trained, and so belongs in a checkpoint, by name."""
-        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+        learners = {"policy": self._policy, "critic": self.critic}
+        return {name: learner for name, learner in learners.items() if learner is not None}
 
     def _critic(self) -> Learner:
         if self.critic is None:
             raise ValueError("no critic was loaded: the algorithm's signatures did not ask for values")
         return self.critic
 
-    def _parts(self, batch: DataProto) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    def _parts(self, batch: DataProto, model: nn.Module) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Micro-batches within the token budget, each with its rows, on the device; as many on every rank.
 
         A rank that has fewer goes on with a row that counts for nothing, and with no rows to answer for.
         """
         tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items()}
-        width, attention = batch["prompts"].shape[1], batch["attention_mask"]
+        width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
         prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
-        parts = micro_batches(prompts, responses, max_tokens=self.model.max_tokens_per_micro_batch)
+        budget = token_budget(self.model, model, max(map(operator.add, prompts, responses), default=1))
+        if packs(model):
+            ids = torch.where(attention[:, :width], batch["prompts"], -1)
+            same = torch.unique(ids, dim=0, return_inverse=True)[1].tolist() if len(batch) else []
+            parts = micro_batches_of_groups(same, prompts, responses, max_tokens=budget)
+        else:
+            parts = micro_batches(prompts, responses, max_tokens=budget)
+        # Before any forward, in which the ranks wait for each other.
+        spares = self.ranks.largest(len(parts)) - len(parts)
         for rows in parts:
             yield rows, trimmed(tensors, rows)
-        for _ in range(self.ranks.largest(len(parts)) - len(parts)):
+        for _ in range(spares):
             spare = trimmed(tensors, [0])
             yield [], {**spare, "response_mask": torch.zeros_like(spare["response_mask"])}
 
     @torch.no_grad()
-    def _each_token(self, batch: DataProto, forward: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    def _each_token(self, batch: DataProto, forward: Callable[[dict[str, Tensor]], Tensor], model: nn.Module) -> Tensor:
         result = torch.zeros(batch["response_mask"].shape)
-        for rows, part in self._parts(batch):
-            x = torch.where(part["response_mask"], forward(part), 0.0)
-            if rows:
-                result[rows, : x.shape[1]] = x.cpu()
+        with packing(model):
+            for rows, part in self._parts(batch, model):
+                x = torch.where(part["response_mask"], forward(part), 0.0)
+                if rows:
+                    result[rows, : x.shape[1]] = x.cpu()
         return result
 
     def _learn(
@@ -170,11 +208,26 @@ class Training:
     ) -> UpdateReport:
         loss, metrics = 0.0, dict[str, Metric]()
         learner.optimizer.zero_grad(set_to_none=True)  # an exception in the last step may have left some
-        for _, part in self._parts(batch):
-            part_loss, part_metrics = forward({**part, "totals": totals})  # type: ignore[dict-item]
-            # Ranks average their gradients; the totals are the whole step's, so their sum is meant.
-            (part_loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
-            loss += float(part_loss.detach())
-            metrics = merge_metrics(metrics, part_metrics)
+        with packing(learner.module):
+            for _, part in self._parts(batch, learner.module):
+                part_loss, part_metrics = forward({**part, "totals": totals})  # type: ignore[dict-item]
+                # Ranks average their gradients; the totals are the whole step's, so their sum is meant.
+                (part_loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
+                loss += float(part_loss.detach())
+                metrics = merge_metrics(metrics, part_metrics)
         norm, lr, skipped = learner.step()
         return UpdateReport(loss, norm, lr, skipped, metrics)
+
+
+def _logits(model: nn.Module, part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """(M, V), of the M response tokens that are attended, and where in (B, T) they are."""
+    if packs(model):
+        where = layout(part)
+        return packed_logits(model, where), where.attended
+    attended = part["attention_mask"][:, part["prompts"].shape[1] :].bool()
+    return response_logits(model, part)[attended], attended
+
+
+def _placed(x: Tensor, attended: Tensor) -> Tensor:
+    """(M,) to (B, T)."""
+    return x.new_zeros(attended.shape).masked_scatter(attended, x)

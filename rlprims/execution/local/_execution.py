@@ -3,17 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
+from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, Sampling
+from rlprims.execution._meter import WorkerReport, metered
+from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
-from rlprims.execution.hf import Generation, RewardModel, Training, with_totals
+from rlprims.execution._version import load_version, save_version
+from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_totals
 
 
 class LocalExecution:
     """The :class:`rlprims.execution.Execution` of one process: the policy itself samples, nothing is synchronized."""
+
+    overlaps = False
 
     def __init__(
         self,
@@ -41,34 +47,55 @@ class LocalExecution:
         self.generation = Generation(self.training.policy.module, tokenizer, max_rows=model.max_rows_per_generation)
         self.pad_token_id = self.generation.pad_token_id
         self.context_window = self.training.context_window
+        self.weights_version = 1
+        self.meter = meter_of(self.training)
 
+    @metered
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
-        return self.generation.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
+        rows = self.generation.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
+        rows["weights_version"] = torch.full((len(rows),), self.weights_version)
+        return rows
 
+    @metered
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         return self.training.log_probs(batch, reference=reference)
 
+    @metered
     def entropies(self, batch: DataProto) -> Tensor:
         return self.training.entropies(batch)
 
+    @metered
     def values(self, batch: DataProto) -> Tensor:
         return self.training.values(batch)
 
+    @metered
     def reward_scores(self, batch: DataProto) -> Tensor:
         if self.reward_model is None:
             raise ValueError("no reward model was loaded: set model.reward")
         return self.reward_model.scores(batch)
 
+    @metered
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         whole, totals = with_totals(batch)
         return self.training.update(whole, algorithm, totals)
 
+    @metered
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         whole, totals = with_totals(batch)
         return self.training.update_critic(whole, algorithm, totals)
 
     def sync_weights(self) -> None:
         """The sampler reads the trained weights themselves."""
+        self.weights_version += 1
+
+    def reports(self) -> list[WorkerReport]:
+        return [self.meter.report("local")]
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """There is no process but the caller's."""
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return {}
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -77,7 +104,9 @@ class LocalExecution:
         for name, learner in self.training.learners().items():
             learner.save(directory, name)
         self.tokenizer.save_pretrained(directory / "policy")
+        save_version(directory, self.weights_version)
 
     def load(self, directory: Path) -> None:
         for name, learner in self.training.learners().items():
             learner.load(directory, name)
+        self.weights_version = load_version(directory)

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from rlprims.execution._config import PoolConfig
 from rlprims.execution._protocol import ExecutionError
 
 WORKER_ENVIRONMENT = {
@@ -29,22 +30,27 @@ _DRIVER_ENVIRONMENT = {
 
 
 def connect(address: str | None, *, cpus: float) -> None:
-    """Join the cluster at ``address``, or start one of this machine, with at least so many (logical) CPUs."""
+    """Join the cluster at ``address``, or that of the job which this is, or start one of this machine, with at least so
+    many (logical) CPUs."""
+    address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         for name, value in _DRIVER_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         return
     if address is None:
+        # Ray read it when it was imported, which was before this.
+        ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, False)
         ray.init(num_cpus=max(int(cpus) + 1, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
     else:
         ray.init(address=address, log_to_driver=False)
 
 
-def reserve(count: int, *, cpus: float, gpus: float, strategy: str, timeout: float) -> Any:
-    """A placement group with a bundle for each of ``count`` workers.
+def reserve(pool: PoolConfig, *, timeout: float) -> Any:
+    """A placement group with a bundle for each worker.
 
     Raises:
         ExecutionError: the cluster has no room for it; says what was asked for and what there is.
@@ -52,12 +58,12 @@ def reserve(count: int, *, cpus: float, gpus: float, strategy: str, timeout: flo
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-    group = placement_group([bundle] * count, strategy=strategy)
+    bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
+    group = placement_group([bundle] * pool.workers, strategy=pool.placement)
     if not group.wait(timeout):  # an impossible group waits forever and raises nothing
         remove_placement_group(group)
         raise ExecutionError(
-            f"no room for {count} workers of {bundle} ({strategy}) within {timeout:g} s; the cluster has "
+            f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster has "
             f"{ray.cluster_resources()}, of which {ray.available_resources()} are free"
         )
     return group

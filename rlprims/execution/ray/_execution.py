@@ -1,28 +1,35 @@
 """See :class:`RayExecution`."""
 
+import logging
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from ray.util.placement_group import remove_placement_group
 from torch import Tensor
 from transformers import GenerationConfig
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.execution._meter import WorkerReport
+from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
+from rlprims.execution._version import load_version, save_version
 from rlprims.execution.hf import special_ids, with_totals
-from rlprims.execution.hf._models import device_of
-from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, connect, reserve
+from rlprims.execution.ray._cluster import connect
+from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._worker_group import WorkerGroup, fetch, start_worker
+from rlprims.execution.ray._turns import Turns
+from rlprims.execution.ray._worker_group import WorkerGroup, WorkerLost, fetch, start_worker
 from rlprims.types import merge_metrics
+
+log = logging.getLogger(__name__)
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 """How far the engine's log-probs of the probe may be from the trainer's, in nats; wrong weights are off by more."""
@@ -31,8 +38,8 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 class RayExecution:
     """The :class:`rlprims.execution.Execution` of a cluster.
 
-    Training ranks hold the policy, its reference and its critic; rollout workers hold an engine each. The driver sends
-    a batch's rows where they are needed, and weights by reference.
+    Training ranks hold the policy, its reference and its critic, in one pool or several; rollout workers hold an engine
+    each. The driver sends a batch's rows where they are needed, and weights by reference.
     """
 
     def __init__(
@@ -51,22 +58,10 @@ class RayExecution:
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[model.dtype]
-        self.version = 0
-        cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
-        size = cluster.training_workers + cluster.rollout_workers
-        connect(cluster.address, cpus=size * cpus)
-        self.room = reserve(size, cpus=cpus, gpus=gpus, strategy=cluster.placement, timeout=cluster.start_timeout)
-        on_cpu = device_of(model).type == "cpu" and not gpus
-        place: dict[str, Any] = {
-            "placement_group": self.room,
-            "cpus": cpus,
-            "gpus": gpus,
-            "environment": {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {})},
-        }
-        # Ranks before engines: an engine takes what memory is left.
-        self.trainers = WorkerGroup(
-            TrainingWorker, cluster.training_workers, name="training", timeout=cluster.call_timeout, **place
-        )
+        self.weights_version = 0
+        self.roles = cluster.roles
+        self.overlaps = not cluster.colocate
+        connect(cluster.address, cpus=sum(pool.workers * pool.cpus for pool in cluster.all_pools.values()))
         options = {
             "algorithm": algorithm,
             "temperature": temperature,
@@ -74,82 +69,132 @@ class RayExecution:
             "critic_optimizer": critic_optimizer,
             "critic_updates": critic_updates,
         }
-        address = self.trainers.call(TrainingWorker.address).result(cluster.start_timeout)
-        building = self.trainers.call(TrainingWorker.build, address, cluster, model, optimizer, options)
-        self.context_window = window = building.result(cluster.start_timeout)[0]
+        with ExitStack() as held:  # given back, newest first, if what follows fails
+            self._start(cluster, model, optimizer, options, held)
+            self._release = weakref.finalize(self, held.pop_all().close)
+        self._release.atexit = False  # Ray ends its own processes
 
-        def start(rank: int) -> Any:
-            bundle = cluster.training_workers + rank
-            worker = start_worker(RolloutWorker, bundle, size, **place)
-            built = worker.build.remote(cluster, model, tokenizer, window)
-            fetch(built, f"rollout worker {rank}", cluster.start_timeout)
-            return worker
+    def _start(
+        self,
+        cluster: RayConfig,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        options: dict[str, Any],
+        held: ExitStack,
+    ) -> None:
+        places = reserve_pools(cluster, model, held)
+        # Ranks before engines: an engine takes what memory is left.
+        groups, window = start_training(cluster, model, optimizer, options, places, held)
+        self.pools, self.trainers, self.context_window = groups, groups["main"], window
+        engines = cluster.roles.rollout
+        count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
+        before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
+        if cluster.colocate:
+            self.trainers.call(TrainingWorker.offload).result()
+
+        def start(rank: int) -> tuple[Any, Any]:
+            worker = start_worker(RolloutWorker, before + rank, before + count, **places[engines])
+            return worker, worker.build.remote(cluster, model, self.tokenizer, window)
 
         self.rollouts = Rollouts(
-            start, cluster.rollout_workers, timeout=cluster.call_timeout, max_replacements=cluster.max_replacements
+            start,
+            count,
+            timeout=cluster.call_timeout,
+            start_timeout=cluster.start_timeout,
+            max_replacements=cluster.max_replacements,
         )
-        self._release = weakref.finalize(self, _release, self.rollouts, self.trainers, self.room)
-        self._release.atexit = False  # Ray ends its own processes
+        held.callback(self.rollouts.stop)
+        self.turns = Turns(self.trainers, self.rollouts, cluster.sleep_level if cluster.colocate else None)
+        if cluster.colocate and not self.rollouts.frees_memory:
+            log.warning("ray.colocate: on this platform engines accept their sleep and free no memory by it")
         self.sync_weights()
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+        self.turns.of_engines()
         return self.rollouts.generate(prompts, sampling, seed, prompt_width)
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        return self._measured(TrainingWorker.log_probs, batch, reference=reference)
+        group = self.pools[self.roles.reference] if reference else self.trainers
+        return self._measured(group, TrainingWorker.log_probs, batch, reference=reference)
 
     def entropies(self, batch: DataProto) -> Tensor:
-        return self._measured(TrainingWorker.entropies, batch)
+        return self._measured(self.trainers, TrainingWorker.entropies, batch)
 
     def values(self, batch: DataProto) -> Tensor:
-        return self._measured(TrainingWorker.values, batch)
+        return self._measured(self.pools[self.roles.critic], TrainingWorker.values, batch)
 
     def reward_scores(self, batch: DataProto) -> Tensor:
-        return self._measured(TrainingWorker.reward_scores, batch)
+        return self._measured(self.pools[self.roles.reward], TrainingWorker.reward_scores, batch)
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self._learned(TrainingWorker.update, batch, algorithm)
+        return self._learned(self.trainers, TrainingWorker.update, batch, algorithm)
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self._learned(TrainingWorker.update_critic, batch, algorithm)
+        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, batch, algorithm)
 
     def sync_weights(self) -> None:
         """The newest weights to every engine, and proof that they have arrived."""
+        self.turns.of_ranks()
         pending = self.trainers.call(TrainingWorker.weights)
         pending.result()
         probe = _probe(self.context_window, len(self.tokenizer))
         expected = self.trainers.call(TrainingWorker.probe, _probe_batch(probe)).result()[0][0]
-        self.version += 1
+        self.weights_version += 1
+        self.turns.of_engines(resend=False)
         # The driver owns the reference, so the weights outlive the rank that gathered them.
-        self.rollouts.sync(pending.refs[0], self.version, probe, partial(_compare, expected, self.tolerance))
+        self.rollouts.sync(pending.refs[0], self.weights_version, probe, partial(_compare, expected, self.tolerance))
 
     def save(self, directory: Path) -> None:
-        self.trainers.call(TrainingWorker.save, directory.resolve()).result()
+        self.turns.of_ranks()
+        for group in self.pools.values():
+            group.call(TrainingWorker.save, directory.resolve()).result()
         self.tokenizer.save_pretrained(directory / "policy")
+        save_version(directory, self.weights_version)
 
     def load(self, directory: Path) -> None:
-        self.trainers.call(TrainingWorker.load, directory.resolve()).result()
+        self.turns.of_ranks()
+        for group in self.pools.values():
+            group.call(TrainingWorker.load, directory.resolve()).result()
+        self.weights_version = load_version(directory) - 1
         self.sync_weights()
+
+    def reports(self) -> list[WorkerReport]:
+        return list(self._ask_all("report").values())
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        self._ask_all("start_profile", config)
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return {name: profile for name, profile in self._ask_all("stop_profile").items() if profile is not None}
+
+    def _ask_all(self, method: str, *args: Any) -> dict[str, Any]:
+        """By name, every worker's answer. A lost one has none: what it is needed for will say so."""
+        groups = {group.name: group for group in self.pools.values()} | {"rollout": self.rollouts}
+        workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
+        asked = {name: getattr(worker, method).remote(name, *args) for name, worker in workers.items()}
+        answers = {}
+        for name, ref in asked.items():
+            with suppress(WorkerLost):
+                answers[name] = fetch(ref, name, self.trainers.timeout)
+        return answers
 
     def close(self) -> None:
         self._release()
 
-    def _measured(self, method: Any, batch: DataProto, **options: Any) -> Tensor:
-        measured: Tensor = self.trainers.call(method, batch, **options).result()
+    def _measured(self, group: WorkerGroup, method: Any, batch: DataProto, **options: Any) -> Tensor:
+        if group is self.trainers:
+            self.turns.of_ranks()
+        measured: Tensor = group.call(method, batch, **options).result()
         return measured
 
-    def _learned(self, method: Any, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+    def _learned(self, group: WorkerGroup, method: Any, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        if group is self.trainers:
+            self.turns.of_ranks()
         whole, totals = with_totals(batch)
-        reports: list[UpdateReport] = self.trainers.call(method, whole, algorithm, totals).result()
+        reports: list[UpdateReport] = group.call(method, whole, algorithm, totals).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
         )
-
-
-def _release(rollouts: Rollouts, trainers: WorkerGroup, room: Any) -> None:
-    rollouts.stop()
-    trainers.stop()
-    remove_placement_group(room)
 
 
 def _probe(context_window: int, vocabulary: int) -> list[int]:

@@ -1,6 +1,7 @@
 """A model over ranks by FSDP2: sharded weights, gradients and optimizer; sharded checkpoints without pickle."""
 
 import json
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,23 @@ from torch.distributed.tensor import DTensor
 
 from rlprims.execution._config import RayConfig
 from rlprims.execution.hf import Ranks
+from rlprims.execution.hf._adapters import check_base, is_adapted
 from rlprims.execution.hf._learner import Learner
+from rlprims.execution.hf._models import adapter_of, save_model
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def join(rank: int, size: int, address: str, *, device: str, timeout: float) -> None:
-    """Meet the other ranks; one that dies or hangs is noticed within the timeout."""
+def join(
+    rank: int, size: int, address: tuple[str, int], listener: socket.socket | None, *, device: str, timeout: float
+) -> None:
+    """Meet the other ranks where rank 0's ``listener`` is; one that dies or hangs is noticed within the timeout."""
     backend = "nccl" if device == "cuda" else "gloo"
     limit = timedelta(seconds=timeout)
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=limit)
+    # A store that opens its own socket listens on every interface.
+    mine = {"is_master": True, "master_listen_fd": listener.detach()} if listener is not None else {"is_master": False}
+    store = dist.TCPStore(*address, world_size=size, timeout=limit, **mine)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def ranks(config: RayConfig, size: int, device: str) -> Ranks:
@@ -76,9 +84,9 @@ def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
     _write(_weights(learner), directory / f"{name}_shards")
     if learner.optimizer.state:  # else there is nothing yet, and asking for it would begin it
         _write(_slots(learner), directory / f"{name}_optimizer_shards")
-    full = get_model_state_dict(learner.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    full = _full(learner)
     if rank == 0:
-        learner.module.save_pretrained(directory / name, state_dict=full)  # type: ignore[operator]
+        save_model(learner.module, directory / name, full)
         (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": learner.update}))
     dist.barrier()
 
@@ -92,6 +100,8 @@ def load(learner: Learner, directory: Path, name: str) -> None:
     weights = _weights(learner)
     _read(weights, directory / f"{name}_shards")
     set_model_state_dict(learner.module, weights, options=StateDictOptions(strict=False))  # a tied weight is there once
+    if is_adapted(learner.module) and (full := _full(learner)):
+        check_base(learner.module, adapter_of(directory / name), full)
     learner.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
     slots_of_all = directory / f"{name}_optimizer_shards"
     if not slots_of_all.exists():
@@ -122,10 +132,18 @@ def _read(tensors: dict[str, Any], directory: Path) -> None:
     load_shards(tensors, storage_reader=reader)
 
 
+def _full(learner: Learner) -> dict[str, Any]:
+    """The whole model on rank 0; nothing on the others."""
+    state: dict[str, Any] = get_model_state_dict(
+        learner.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    return state
+
+
 def _weights(learner: Learner) -> dict[str, Any]:
-    """The model's shards on this rank; of tied weights the first name."""
+    """The shards of what is trained on this rank; of tied weights the first name."""
     once: dict[int, str] = {}
-    state: dict[str, Any] = get_model_state_dict(learner.module)
+    state: dict[str, Any] = get_model_state_dict(learner.module, options=StateDictOptions(ignore_frozen_params=True))
     for name, x in state.items():
         local = x.to_local() if isinstance(x, DTensor) else x
         once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, RayConfig, Sampling
+from rlprims.execution._meter import metered
 from rlprims.execution.hf import Generation
+from rlprims.execution.hf._adapters import adapt, trained
 from rlprims.execution.hf._models import load_causal_lm
+from rlprims.execution.ray._observed import Observed
 from rlprims.execution.ray._worker_group import first
 
 Arrays = Mapping[str, tuple[str, np.ndarray]]
@@ -27,14 +30,37 @@ class Engine(Protocol):
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
+    @property
+    def frees_memory(self) -> bool:
+        """Whether sleep does what it is for."""
+        ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
 
 class ModelEngine:
     """The model's own forward, as the local execution samples."""
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
-        self.module = load_causal_lm(model.path, model)
+        self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
+        self.device = next(self.module.parameters()).device
         self._generation = Generation(self.module, tokenizer, max_rows=model.max_rows_per_generation)
         self.generate = self._generation.generate
+
+    @property
+    def frees_memory(self) -> bool:
+        return self.device.type != "cpu"
+
+    def sleep(self, level: int) -> None:
+        """Level 2 keeps the weights as level 1 does: they are all that there is."""
+        self.module.to("cpu")
+        if self.frees_memory:
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        self.module.to(self.device)
 
     @torch.no_grad()
     def score(self, tokens: list[int]) -> list[float]:
@@ -45,21 +71,23 @@ class ModelEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        parameters = dict(self.module.named_parameters())
+        missing = trained(self.module)
         for name, tensor in weights:
-            parameters.pop(name).copy_(tensor)
-        if parameters:
-            raise ValueError(f"no weights came for {sorted(parameters)[:3]}")
+            missing.pop(name).copy_(tensor)
+        if missing:
+            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
 
-class RolloutWorker:
+class RolloutWorker(Observed):
     """An engine in a process, and the version of its weights."""
 
     def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
         self.version = -1
 
     @first
-    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int) -> None:
+    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int) -> bool:
+        """Load the engine; whether its sleep frees memory."""
         torch.set_num_threads(1)
         self.engine: Engine
         if cluster.engine == "hf":
@@ -68,10 +96,16 @@ class RolloutWorker:
             from rlprims.execution.ray._vllm import VllmEngine
 
             self.engine = VllmEngine(
-                model, tokenizer, context_window=context_window, kv_cache_bytes=cluster.kv_cache_bytes
+                model,
+                tokenizer,
+                context_window=context_window,
+                kv_cache_bytes=cluster.kv_cache_bytes,
+                sleeps=cluster.colocate,
             )
+        return self.engine.frees_memory
 
     @first
+    @metered
     def load(self, weights: Arrays, version: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # arrays of the object store cannot be written to, and are not
@@ -79,11 +113,22 @@ class RolloutWorker:
         self.version = version
 
     @first
+    @metered
+    def sleep(self, level: int) -> None:
+        self.engine.sleep(level)
+
+    @first
+    @metered
+    def wake(self) -> None:
+        self.engine.wake()
+
+    @first
     def score(self, tokens: list[int]) -> list[float]:
         """The log-prob of each token but the first."""
         return self.engine.score(tokens)
 
     @first
+    @metered
     def generate(self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int) -> DataProto:
         """Responses, each with the version of the weights that made it."""
         rows = self.engine.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)

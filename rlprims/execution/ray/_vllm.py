@@ -2,19 +2,26 @@
 
 import itertools
 import math
+import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.config.lora import MaxLoRARanks
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, Sampling
+from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
+from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._sampler import Responses, choose, processed, uniforms
 
 
@@ -68,15 +75,53 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
 
+class _Adapter:
+    """The one adapter that the engine holds; without a request the engine samples from the model itself."""
+
+    def __init__(self, config: LoraConfig, base: str) -> None:
+        self.config, self.base = config, base
+        self.directory = tempfile.TemporaryDirectory(prefix="rlprims-adapter-")
+        self.request: LoRARequest | None = None
+
+    def options(self) -> dict[str, Any]:
+        ranks = sorted(get_args(MaxLoRARanks))
+        room = next((rank for rank in ranks if rank >= self.config.rank), None)
+        if room is None:
+            raise ValueError(f"vLLM takes adapters up to rank {ranks[-1]}: set model.lora.sync: merged")
+        return {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
+
+    def renew(self, engine: Any, tensors: dict[str, Tensor]) -> None:
+        old, number = self.request, self.request.lora_int_id + 1 if self.request else 1
+        # A number or name that was there before would bring back what was there before.
+        path = Path(self.directory.name) / str(number)
+        save_adapter(path, tensors, self.config, base=self.base)
+        self.request = LoRARequest(f"adapter-{number}", number, str(path))
+        if old:
+            engine.remove_lora(old.lora_int_id)
+            shutil.rmtree(old.lora_path)
+        engine.add_lora(self.request)
+
+
 class VllmEngine:
     """An engine in this process. Its samples are functions of (weights, prompt, seed, sample id), as the local ones."""
 
-    def __init__(self, model: ModelConfig, tokenizer: Any, *, context_window: int, kv_cache_bytes: int | None) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Any,
+        *,
+        context_window: int,
+        kv_cache_bytes: int | None,
+        sleeps: bool = False,
+    ) -> None:
         settings = GenerationConfig.from_pretrained(model.path)
         self.pad_token_id, self.end_ids = special_ids(settings, tokenizer)
         memory = {"kv_cache_memory_bytes": kv_cache_bytes} if kv_cache_bytes else {}
+        self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
+        self.frees_memory = bool(current_platform.is_sleep_mode_available())
         self.llm = LLM(
             model.path,
+            enable_sleep_mode=sleeps and self.frees_memory,  # a CPU refuses the option and takes the calls
             dtype=model.dtype,
             enforce_eager=True,
             max_model_len=context_window,
@@ -86,6 +131,7 @@ class VllmEngine:
             worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
             disable_log_stats=True,
             **memory,
+            **(self.adapter.options() if self.adapter else {}),
         )
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
@@ -110,6 +156,7 @@ class VllmEngine:
                     for number in draws
                 ],
                 use_tqdm=False,
+                lora_request=self.adapter and self.adapter.request,
             )
         finally:
             for number in draws:
@@ -129,12 +176,27 @@ class VllmEngine:
         responses = Responses(tokens, mask, log_probs, truncated)
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
+    def sleep(self, level: int) -> None:
+        # Level 2 forgets the model too, and an adapter alone does not bring it back.
+        self.llm.sleep(level=1 if self.adapter else level)
+
+    def wake(self) -> None:
+        self.llm.wake_up()
+
     def score(self, tokens: Sequence[int]) -> list[float]:
         """The log-prob of each token but the first, at temperature 1."""
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        (output,) = self.llm.generate([TokensPrompt(prompt_token_ids=list(tokens))], params, use_tqdm=False)
+        (output,) = self.llm.generate(
+            [TokensPrompt(prompt_token_ids=list(tokens))],
+            params,
+            use_tqdm=False,
+            lora_request=self.adapter and self.adapter.request,
+        )
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.llm.collective_rpc("load_weights_in_place", args=(list(weights),))
+        if self.adapter:
+            self.adapter.renew(self.llm.llm_engine, dict(weights))
+        else:
+            self.llm.collective_rpc("load_weights_in_place", args=(list(weights),))
         self.llm.reset_prefix_cache()

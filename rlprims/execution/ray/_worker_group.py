@@ -4,6 +4,7 @@ A worker's methods say how they are called: :func:`everywhere` with the same arg
 batch for each rank, :func:`first` on rank 0. ``group.call(Worker.method, ...)`` gives a :class:`Pending` at once.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -120,6 +121,7 @@ class WorkerGroup:
     ) -> None:
         self.name = name
         self.timeout = timeout
+        self.order = threading.Lock()
         # A worker that restarts by itself would serve the weights of the beginning.
         self.workers = [
             start_worker(worker, rank, count, placement_group, cpus=cpus, gpus=gpus, environment=environment)
@@ -127,7 +129,11 @@ class WorkerGroup:
         ]
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Start a method of the workers' class."""
+        """Start a method of the workers' class; calls from several threads reach all ranks in one order."""
+        with self.order:
+            return self._call(method, *args, **kwargs)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
         how: str = method.dispatch  # type: ignore[attr-defined]
         name = method.__name__
         if how == "split":

@@ -1,0 +1,83 @@
+"""What a worker did since it was last asked: seconds, tokens and floating-point operations by verb, and its memory."""
+
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from rlprims.data_proto import DataProto
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Work(NamedTuple):
+    """Of one verb."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    """Sampled by ``generate``; read by the others: prompts and responses, without padding."""
+    flops: float = 0.0
+    """Of the model, as :mod:`rlprims.execution.hf._flops` counts them; 0 where nothing is learned."""
+
+
+class WorkerReport(NamedTuple):
+    """Of one worker."""
+
+    worker: str
+    work: dict[str, Work]
+    peak_flops: float
+    """What its device could do in a second."""
+    peak_memory: int
+    """Bytes: the largest that the process ever held, or of a GPU what was allocated on it."""
+
+
+class Meter:
+    """Counts for one worker. ``costs`` gives the operations of a verb on a batch, ``peak`` those of a device second."""
+
+    def __init__(
+        self, costs: Mapping[str, Callable[[DataProto], float]] | None = None, peak: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.costs = costs or {}
+        self.peak = peak
+        self._work: dict[str, Work] = {}
+
+    def add(self, verb: str, work: Work) -> None:
+        before = self._work.get(verb, Work())
+        self._work[verb] = Work(before.seconds + work.seconds, before.tokens + work.tokens, before.flops + work.flops)
+
+    def report(self, worker: str) -> WorkerReport:
+        """What was done since the last report."""
+        work, self._work = self._work, {}
+        return WorkerReport(worker, work, self.peak(), _peak_memory())
+
+
+def metered(method: Method) -> Method:
+    """A verb whose work the object's ``meter`` counts, under a name of its own in a profile."""
+    verb = method.__name__
+
+    @wraps(method)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        with torch.profiler.record_function(method.__qualname__):
+            result = method(self, *args, **kwargs)
+        seconds = time.perf_counter() - begun
+        cost = self.meter.costs.get(verb)
+        self.meter.add(verb, Work(seconds, _tokens(result, args), cost(args[0]) if cost else 0.0))
+        return result
+
+    return counted  # type: ignore[return-value]
+
+
+def _tokens(result: Any, args: Sequence[Any]) -> int:
+    if isinstance(result, DataProto):
+        return int(result["response_mask"].sum())
+    return sum(int(batch["attention_mask"].sum()) for batch in args[:1] if isinstance(batch, DataProto))
+
+
+def _peak_memory() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

@@ -1,0 +1,185 @@
+"""LoRA (arXiv:2106.09685) by peft: adapters beside a model's linear layers, trained in the place of its weights.
+
+An adapted model keeps its class and its forward; its linear layers are exchanged for ones that add B A x. What is said
+here of an adapted model holds of any other too: nothing is off, merging changes nothing, all parameters are trained.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlprims.execution._config import LoraConfig
+
+HEADS = ("score", "classifier")
+"""Of a critic: new, so trained in full."""
+_NAME = "default"
+_PREFIX = "base_model.model."
+_FILE = "adapter_model.safetensors"
+
+
+def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
+    """Freeze the model and add adapters to it, in place, if any are asked for; a critic's head stays trainable.
+
+    What is trained is float32 whatever the model is: its steps are small beside bfloat16's.
+
+    Raises:
+        ValueError: peft is not installed, or there is no linear layer of that name, or it is the embedding or head.
+    """
+    if config is None:
+        return model
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("model.lora needs peft: pip install 'rlprims[lora]'")
+    from peft import inject_adapter_in_model
+    from peft.tuners.lora import Linear
+
+    named = config.target_modules
+    targets: str | list[str] = named if isinstance(named, str) else list(named)
+    heads = [head for head in HEADS if hasattr(model, head)]
+    linear = sorted({name.split(".")[-1] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            inject_adapter_in_model(_settings(config, targets, exclude_modules=heads or None), model)
+        except ValueError as error:
+            raise ValueError(f"model.lora.target_modules: {error} Linear layers here: {', '.join(linear)}") from None
+    model.lora_config = config  # type: ignore[assignment]
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    wrong = [name for name, layer in _layers(model) if layer in ends or not isinstance(layer, Linear)]
+    if wrong:
+        raise ValueError(f"model.lora.target_modules: {wrong[0]} is no linear layer between embedding and head")
+    for head in heads:
+        layer = getattr(model, head).requires_grad_(True)
+        layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0].to(layer.weight.dtype),))
+    for parameter in trained(model).values():
+        parameter.data = parameter.data.float()
+    return model
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name, whether or not layers are wrapped to be computed again."""
+    return {_unwrapped(name): parameter for name, parameter in model.named_parameters()}
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name."""
+    return {name: parameter for name, parameter in parameters(model).items() if parameter.requires_grad}
+
+
+def is_adapted(model: nn.Module) -> bool:
+    return hasattr(model, "lora_config")
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before :func:`adapt`."""
+    layers = [layer for _, layer in _layers(model)]
+    for layer in layers:
+        # peft's own switch takes gradients off as well, and FSDP keeps what it sees at the first forward.
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of an adapted model's whole tensors those of a plain one: W + (alpha / rank) B A, under its first names."""
+    result = {name.replace(".base_layer.", "."): x for name, x in state.items() if ".lora_" not in name}
+    for name, layer in _layers(model):
+        a, b = (state[f"{name}.lora_{which}.{_NAME}.weight"] for which in "AB")
+        weight = result[f"{name}.weight"]
+        change = (b @ a) * layer.scaling[_NAME]
+        change = change.T if layer.fan_in_fan_out else change
+        result[f"{name}.weight"] = (weight.to(change.dtype) + change).to(weight.dtype)
+    return result
+
+
+def checksum(model: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """Of the weights that are not trained: a sum of integers, the same wherever it is taken."""
+    frozen = (state[name] for name, parameter in parameters(model).items() if not parameter.requires_grad)
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return str(sum(int(x.contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64)) for x in frozen))
+
+
+def save_adapter(
+    directory: Path, state: Mapping[str, Tensor], config: LoraConfig, *, base: str, base_checksum: str = ""
+) -> None:
+    """The tensors that are trained, as ``peft.PeftModel.from_pretrained`` reads them."""
+    targets = sorted({name.split(".lora_")[0] for name in state if ".lora_" in name})
+    heads = sorted({name.split(".")[0] for name in state if name.startswith(HEADS)})
+    directory.mkdir(parents=True)
+    settings = _settings(config, targets, base_model_name_or_path=base, inference_mode=True)
+    settings.task_type, settings.modules_to_save = ("TOKEN_CLS", heads) if heads else ("CAUSAL_LM", None)
+    settings.save_pretrained(directory)
+    tensors = {_stored(name): x.contiguous() for name, x in state.items()}
+    save_file(tensors, directory / _FILE, metadata={"format": "pt", "base_checksum": base_checksum})
+
+
+def check_base(model: nn.Module, directory: Path, state: Mapping[str, Tensor]) -> None:
+    """An adapter means nothing without the weights that it was trained beside.
+
+    Raises:
+        ValueError: the model has others.
+    """
+    with safe_open(directory / _FILE, "pt") as file:
+        was = file.metadata()["base_checksum"]
+    if was != checksum(model, state):
+        raise ValueError(
+            f"{directory} was trained on other weights than those of {model.config.name_or_path} now: "  # type: ignore[union-attr]
+            "put back the model that the run began with"
+        )
+
+
+@torch.no_grad()
+def load_adapter(model: nn.Module, directory: Path) -> None:
+    """What :func:`save_adapter` wrote.
+
+    Raises:
+        ValueError: it is of other layers or of another rank.
+    """
+    file = directory / _FILE
+    stored = load_file(file) if file.exists() else {}
+    learning = {_stored(name): parameter for name, parameter in trained(model).items()}
+    lost = [name for name, p in learning.items() if name not in stored or stored[name].shape != p.shape]
+    unknown = sorted(stored.keys() - learning.keys())
+    if lost or unknown:
+        raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {unknown[:3]}")
+    for name, parameter in learning.items():
+        parameter.copy_(stored[name])
+
+
+def _settings(config: LoraConfig, targets: str | list[str], **more: Any) -> Any:
+    from peft import LoraConfig as Settings
+
+    return Settings(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        use_rslora=config.rank_stabilized,
+        target_modules=targets,
+        lora_dropout=0.0,
+        **more,
+    )
+
+
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    if not is_adapted(model):
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [(_unwrapped(name), layer) for name, layer in model.named_modules() if isinstance(layer, LoraLayer)]
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def _stored(name: str) -> str:
+    return _PREFIX + name.replace(f".{_NAME}.", ".")

@@ -1,0 +1,168 @@
+"""The forward without padding: each prompt once for all its responses, and the logits of the responses' tokens alone.
+
+The tokens of a micro-batch stand in one row, prompts before responses, and no layer but attention knows of rows: that
+one puts them together by a :class:`Layout`. The numbers are those of the padded batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+_NAME = "rlprims_packed"
+
+
+class Layout(NamedTuple):
+    """Where the tokens of B rows stand: the prompts that differ, then each response without its last token."""
+
+    input_ids: Tensor  # (1, N)
+    position_ids: Tensor  # (1, N)
+    of_row: Tensor  # (B, W), each row's tokens, the prompt's first; 0 where it has no more
+    slots: Tensor  # (N,), where in (B, W) each token is found, once
+    predicting: Tensor  # (M,), of each attended response token, row after row, the token before it
+    attended: Tensor  # (B, T), those tokens
+
+
+def layout(batch: dict[str, Tensor]) -> Layout:
+    """Of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
+    prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
+    here, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
+    distinct, source = torch.unique(torch.where(here, prompts, -1), dim=0, return_inverse=True)
+    lengths, read = (distinct >= 0).sum(-1), (attended.sum(-1) - 1).clamp(min=0)
+    first_of_prompt = lengths.cumsum(0) - lengths
+    first_of_response = lengths.sum() + read.cumsum(0) - read
+
+    column = torch.arange(int((lengths[source] + read).max()), device=prompts.device)
+    begin, length = first_of_prompt[source][:, None], lengths[source][:, None]
+    in_prompt, in_row = column < length, column < length + read[:, None]
+    of_row = torch.where(in_prompt, begin + column, first_of_response[:, None] + column - length)
+    tokens = int(lengths.sum() + read.sum())
+    slots = torch.zeros(tokens, dtype=torch.int64, device=prompts.device)
+    slots[of_row[in_row]] = in_row.flatten().nonzero()[:, 0]  # of a shared prompt any of its rows
+    j = torch.arange(responses.shape[1], device=prompts.device)
+    last_of_prompt = (first_of_prompt + lengths - 1)[source][:, None]
+    return Layout(
+        input_ids=torch.cat([distinct[distinct >= 0], responses[j < read[:, None]]])[None],
+        position_ids=(slots % len(column))[None],
+        of_row=torch.where(in_row, of_row, 0),
+        slots=slots,
+        predicting=torch.where(j == 0, last_of_prompt, first_of_response[:, None] + j - 1)[attended],
+        attended=attended,
+    )
+
+
+def packed_logits(model: nn.Module, where: Layout) -> Tensor:
+    """(M, V): what the model says of each attended response token before it sees it, row after row."""
+    logits: Tensor = model(
+        input_ids=where.input_ids,
+        position_ids=where.position_ids,
+        use_cache=False,
+        logits_to_keep=where.predicting,
+        layout=where,
+    ).logits
+    return logits[0]
+
+
+def packs(model: nn.Module) -> bool:
+    """Whether its forward takes a layout."""
+    return bool(getattr(model, "packs", False))
+
+
+@contextmanager
+def packing(model: nn.Module) -> Iterator[None]:
+    """Inside, a forward takes a layout if the model :func:`packs`; the backward belongs inside, it may repeat one."""
+    if not packs(model):
+        yield
+        return
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    before = config._attn_implementation
+    config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@torch.no_grad()
+def pack_if_equal(model: nn.Module, padded_logits: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
+    """Let the model pack if that says what the padded forward does: the model itself is asked, no list is complete."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    device = next(model.parameters()).device
+    ids = (torch.arange(30, device=device) * 7 % vocabulary).reshape(3, 10)
+    ids[1, :4] = ids[0, :4]
+    attention = torch.ones(3, 10, dtype=torch.bool, device=device)
+    attention[2, :2] = attention[1, 8:] = False
+    batch = {"prompts": ids[:, :4], "responses": ids[:, 4:], "attention_mask": attention}
+    where = layout(batch)
+    expected = padded_logits(model, batch)[where.attended]
+    model.packs = True  # type: ignore[assignment]
+    try:
+        with packing(model):
+            packed = packed_logits(model, where)
+    except Exception:  # whatever is raised by a forward that was not made for it
+        model.packs = False  # type: ignore[assignment]
+    else:
+        tolerance = 1e-5 * max(1.0, float(expected.abs().max()))
+        model.packs = torch.allclose(packed, expected, rtol=0, atol=tolerance)  # type: ignore[assignment]
+
+
+def micro_batches_of_groups(
+    prompts: Sequence[int], prompt_lengths: Sequence[int], response_lengths: Sequence[int], *, max_tokens: int
+) -> list[list[int]]:
+    """Rows in their order into micro-batches of at most ``max_tokens`` tokens, a prompt's counted once in each.
+
+    ``prompts`` says which rows have the same.
+
+    Raises:
+        ValueError: a row is longer than the budget; it names the row.
+    """
+    parts: list[list[int]] = []
+    used, seen = 0, set[int]()
+    for row, (prompt, shared, own) in enumerate(zip(prompts, prompt_lengths, response_lengths, strict=True)):
+        if shared + own > max_tokens:
+            raise ValueError(
+                f"row {row} has {shared + own} tokens, more than max_tokens={max_tokens}: raise the budget, "
+                "or shorten prompts or responses"
+            )
+        cost = own if prompt in seen else shared + own
+        if not parts or used + cost > max_tokens:
+            parts.append([])
+            used, seen, cost = 0, set(), shared + own
+        parts[-1].append(row)
+        used += cost
+        seen.add(prompt)
+    return parts
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Causal attention of (1, heads, N, d) within each row of the layout."""
+    where: Layout = kwargs.pop("layout")
+    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
+        raise ValueError(f"the packed forward does not know {unknown}")
+    width = where.of_row.shape[1]
+    window = kwargs.pop("sliding_window", None)
+    mask = None if window is None or window >= width else _band(width, window, query.device)
+
+    def of_rows(x: Tensor) -> Tensor:
+        tokens = x[0].transpose(0, 1)  # (N, heads, d)
+        # Its gradient adds slices, that of an index single numbers.
+        return tokens.index_select(0, where.of_row.flatten()).reshape(*where.of_row.shape, *tokens.shape[1:])
+
+    heads = (of_rows(x).transpose(1, 2) for x in (query, key, value))
+    out = sdpa_attention_forward(module, *heads, attention_mask=mask, **kwargs)[0]
+    return out.flatten(0, 1).index_select(0, where.slots)[None], None
+
+
+def _band(width: int, window: int, device: torch.device) -> Tensor:
+    position = torch.arange(width, device=device)
+    distance = position[:, None] - position
+    return ((distance >= 0) & (distance < window))[None, None]
+
+
+AttentionInterface.register(_NAME, _attention)

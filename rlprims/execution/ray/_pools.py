@@ -1,0 +1,57 @@
+"""Pools: each a placement group, and workers that hold the models whose roles it has."""
+
+from contextlib import ExitStack
+from typing import Any
+
+from ray.util.placement_group import remove_placement_group
+
+from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
+from rlprims.execution.hf._models import device_of
+from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, reserve
+from rlprims.execution.ray._training_worker import TrainingWorker
+from rlprims.execution.ray._worker_group import WorkerGroup
+
+Place = dict[str, Any]
+"""Where and with what a worker starts: the arguments of :func:`start_worker` but its rank."""
+
+
+def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
+    """Room for every pool, by name; ``held`` gives it back."""
+    places = {}
+    on_cpu = device_of(model).type == "cpu"
+    for name, pool in cluster.all_pools.items():
+        room = reserve(pool, timeout=cluster.start_timeout)
+        held.callback(remove_placement_group, room)
+        environment = {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu and not pool.gpus else {})}
+        share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine in one place
+        places[name] = {
+            "placement_group": room,
+            "cpus": pool.cpus * share,
+            "gpus": pool.gpus * share,
+            "environment": environment,
+        }
+    return places
+
+
+def start_training(
+    cluster: RayConfig,
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    options: dict[str, Any],
+    places: dict[str, Place],
+    held: ExitStack,
+) -> tuple[dict[str, WorkerGroup], int]:
+    """The ranks of every pool with a model to compute, by its name; and the policy's context window."""
+    roles = {"actor": "main", **cluster.roles.model_dump(exclude={"rollout"})}
+    groups, building = dict[str, WorkerGroup](), {}
+    for name in dict.fromkeys(roles.values()):
+        count = cluster.training_workers if name == "main" else cluster.pools[name].workers
+        shown = "training" if name == "main" else name
+        groups[name] = WorkerGroup(TrainingWorker, count, name=shown, timeout=cluster.call_timeout, **places[name])
+        held.callback(groups[name].stop)
+    for name, group in groups.items():
+        address = group.call(TrainingWorker.address).result(cluster.start_timeout)
+        mine = [role for role, pool in roles.items() if pool == name]
+        building[name] = group.call(TrainingWorker.build, address, cluster, model, optimizer, options, mine)
+    windows = {name: pending.result(cluster.start_timeout)[0] for name, pending in building.items()}
+    return groups, windows["main"]

@@ -1,0 +1,35 @@
+"""See :class:`Turns`."""
+
+from rlprims.execution.ray._rollouts import Rollouts
+from rlprims.execution.ray._training_worker import TrainingWorker
+from rlprims.execution.ray._worker_group import WorkerGroup
+
+
+class Turns:
+    """Ranks and engines that share their places: before one side works the other gives its memory back.
+
+    Ranks move their weights and optimizers to the CPU; engines sleep, and after level 2 are sent their weights again.
+    With ``level`` None they have places of their own, and there is nothing to do.
+    """
+
+    def __init__(self, trainers: WorkerGroup, rollouts: Rollouts, level: int | None) -> None:
+        self.trainers, self.rollouts, self.level = trainers, rollouts, level
+        self.engines_awake = True
+
+    def of_engines(self, *, resend: bool = True) -> None:
+        """Theirs from here on; without ``resend`` new weights are about to come."""
+        if self.level is None or self.engines_awake:
+            return
+        self.trainers.call(TrainingWorker.offload).result()
+        self.rollouts.wake()
+        if resend and self.level == 2:
+            self.rollouts.send()
+        self.engines_awake = True
+
+    def of_ranks(self) -> None:
+        """Theirs from here on."""
+        if self.level is None or not self.engines_awake:
+            return
+        self.rollouts.sleep(self.level)
+        self.trainers.call(TrainingWorker.onload).result()
+        self.engines_awake = False

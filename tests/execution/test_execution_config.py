@@ -1,0 +1,33 @@
+"""Pools and roles that do not fit are refused before a cluster is asked."""
+
+from typing import Any
+
+import pytest
+
+from rlprims.execution import RayConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"roles": {"critic": "values"}}, r"name the pools \['main', 'values'\] and ray.pools are \[\]"),
+        ({"pools": {"spare": {}}}, r"ray.pools are \['spare'\]: each needs the other"),
+        ({"pools": {"main": {}}}, "but for main, which is made of training_workers"),
+        ({"pools": {"a": {}}, "roles": {"rollout": "a", "reward": "a"}}, "engines need the pool a for themselves"),
+        ({"colocate": True, "rollout_workers": 2}, "every engine needs a rank of the pool main beside it"),
+        ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "every engine needs a rank"),
+    ],
+)
+def test_pools_and_roles_need_each_other(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        RayConfig(**settings)
+
+
+def test_the_short_settings_are_one_pool() -> None:
+    short = RayConfig(training_workers=2, rollout_workers=3, gpus_per_worker=0.5, placement="SPREAD")
+    (main,) = short.all_pools.values()
+    assert (main.workers, main.cpus, main.gpus, main.placement) == (5, 1.0, 0.5, "SPREAD")
+    (shared,) = RayConfig(training_workers=2, rollout_workers=2, colocate=True).all_pools.values()
+    assert shared.workers == 2
+    apart = RayConfig(training_workers=2, pools={"engines": {"workers": 4}}, roles={"rollout": "engines"}).all_pools
+    assert {name: pool.workers for name, pool in apart.items()} == {"main": 2, "engines": 4}

@@ -1,0 +1,60 @@
+"""Profiled steps leave a trace with the stages in it, and every step says what its workers did."""
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlprims.execution import Work, WorkerReport
+from rlprims.trainer.config import Config
+from rlprims.trainer.curves import read_metrics
+from rlprims.trainer.measures import worker_metrics
+from rlprims.trainer.session import start
+
+STAGES = {"generate", "score", "log_probs", "update", "sync"}
+
+
+@pytest.mark.slow
+def test_the_profiled_steps_and_no_others(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    del settings["data"]["eval"]
+    config = load(settings, "steps=3", "profile.steps=[2]", "checkpoint.every=9")
+    assert start(config, console) == 0
+    (folder,) = (config.run_dir / "profile").iterdir()
+    assert folder.name == "step_000002"
+    assert {path.name for path in folder.iterdir()} == {"trainer.json.gz", "trainer.txt"}
+    events = json.loads(gzip.decompress((folder / "trainer.json.gz").read_bytes()))["traceEvents"]
+    lengths = {event["name"]: event["dur"] for event in events if event.get("name") in STAGES and "dur" in event}
+    assert set(lengths) == STAGES
+    assert "aten::mm" in (folder / "trainer.txt").read_text()
+
+    lines = read_metrics(config.run_dir)
+    assert max(line.get("time/tokens_per_second/local/generate", 0) for line in lines) > 0
+    for line in lines:
+        assert line["time/tokens_per_second/local/update"] > 0
+        assert 0 < line["time/mfu"] < 1
+        assert line["memory/local"] > 0.05
+
+
+def test_metrics_of_two_ranks_and_an_engine() -> None:
+    """Two ranks of 100 operations a second: 60 of the 400 that they could have made in 2 and 2 seconds."""
+    reports = [
+        WorkerReport("training_0", {"update": Work(2.0, 50, 40.0), "log_probs": Work(1.0, 60)}, 100.0, 2**30),
+        WorkerReport("training_1", {"update": Work(2.0, 30, 20.0), "weights": Work(1.0)}, 100.0, 2**29),
+        WorkerReport("rollout_0", {"generate": Work(0.5, 40)}, 0.0, 2**31),
+    ]
+    assert worker_metrics(reports) == {
+        "memory/training_0": 1.0,
+        "memory/training_1": 0.5,
+        "memory/rollout_0": 2.0,
+        "time/tokens_per_second/training_0/update": 25.0,
+        "time/tokens_per_second/training_0/log_probs": 60.0,
+        "time/tokens_per_second/training_1/update": 15.0,
+        "time/tokens_per_second/rollout_0/generate": 80.0,
+        "time/mfu": 0.15,
+    }
+    assert worker_metrics([]) == {}
