@@ -5,6 +5,7 @@ Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ LOG_RATIO_LIMIT = 20.0
 
 _BLOCK_ELEMENTS = 2**18
 """Elements of one block: its temporaries stay in a core's cache, in float32 1 MiB each."""
+
+_FEW_ELEMENTS = 2**13
+"""Below, one call of torch takes less time than what would be saved by several."""
 
 
 def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_token: Tensor) -> None:
@@ -72,7 +76,62 @@ def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
     >>> zero_outside(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
     tensor([1., 0.])
     """
-    return torch.where(mask, upcast(x), 0.0)
+    x = upcast(x)
+    if x.numel() < _FEW_ELEMENTS or x.device.type != "cpu" or x.shape != mask.shape or torch.compiler.is_compiling():
+        return torch.where(mask, x, 0.0)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return _chosen(x, mask)
+    if _made_zero_outside(x, mask):
+        return x
+    chosen: PerToken = _ZeroOutside.apply(x, mask)  # type: ignore[no-untyped-call]
+    return chosen
+
+
+def _chosen(x: Tensor, mask: Tensor) -> Tensor:
+    """``torch.where(mask, x, 0.0)`` by ones and zeros in every bit, on a CPU three to eight times as fast."""
+    bits = torch.int64 if x.dtype is torch.float64 else torch.int32
+    chosen = torch.empty(x.shape, dtype=bits)
+    for rows in row_blocks(chosen):
+        chosen[rows].copy_(mask[rows].view(torch.int8)).neg_().bitwise_and_(x[rows].view(bits))
+    return chosen.view(x.dtype)
+
+
+class _ZeroOutside(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor) -> Tensor:
+        return _chosen(x, mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        sign_zero_outside(ctx, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return zero_outside(grad, *ctx.saved_tensors), None
+
+
+def sign_zero_outside(ctx: Any, mask: TokenMask) -> None:
+    """Note in an autograd node that what it made is 0 outside the mask and takes no gradient there.
+
+    Then the next selection by the same mask, such as an aggregation's, is none: neither its pass over the values nor
+    its gradient, as large as the batch, is made. Any operation in between, in place or not, is another node.
+    """
+    ctx.zero_outside = (mask, mask._version)
+
+
+def _made_zero_outside(x: Tensor, mask: Tensor) -> bool:
+    signed, version = getattr(x.grad_fn, "zero_outside", (None, 0))
+    return signed is mask and version == mask._version
+
+
+def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where True, else 0; from bytes, for torch takes eight times as long to convert bools.
+
+    >>> as_numbers(torch.tensor([True, False]), torch.float32)
+    tensor([1., 0.])
+    """
+    return mask.to(dtype) if torch.compiler.is_compiling() else mask.view(torch.int8).to(dtype)
 
 
 def row_blocks(x: Tensor) -> Iterator[slice]:
@@ -121,9 +180,10 @@ def sequence_lengths(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Te
     tensor([1, 2])
     """
     if cu_seqlens is None:
-        return mask.sum(-1)
-    counts = torch.zeros(len(cu_seqlens) - 1, dtype=torch.int64, device=mask.device)
-    return counts.index_add(0, sequence_ids(cu_seqlens, len(mask)), mask.long())
+        counts = [mask[rows].sum(-1) for rows in row_blocks(mask)]  # each sum makes an int64 of what it sums
+        return counts[0] if len(counts) == 1 else torch.cat(counts)
+    none = torch.zeros(len(cu_seqlens) - 1, dtype=torch.int64, device=mask.device)
+    return none.index_add(0, sequence_ids(cu_seqlens, len(mask)), mask.long())
 
 
 def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
@@ -158,7 +218,7 @@ def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
     >>> masked_mean(torch.tensor([[1.0, torch.inf], [3.0, 5.0]]), torch.tensor([[True, False], [True, True]]))
     tensor(3.)
     """
-    return zero_outside(x, mask).sum() / mask.sum().clamp(min=1)
+    return zero_outside(x, mask).sum() / mask.count_nonzero().clamp(min=1)
 
 
 def pack(x: PerToken, cu_seqlens: CuSeqlens) -> PerToken:
@@ -190,7 +250,7 @@ def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> 
     >>> log_ratio(torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -900.0]), torch.tensor([True, True]))
     tensor([ 0.5000, 20.0000])
     """
-    difference = zero_outside(log_probs, mask) - zero_outside(old_log_probs, mask).detach()
+    difference = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), mask)
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -198,7 +258,7 @@ def summed_log_ratio(
     log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None
 ) -> PerToken:
     """Σ_t (log_probs − old_log_probs) over each sequence, on each of its valid tokens; not clamped."""
-    difference = zero_outside(log_probs, mask) - zero_outside(old_log_probs, mask).detach()
+    difference = upcast(log_probs) - upcast(old_log_probs).detach()
     return to_tokens(sequence_sum(difference, mask, cu_seqlens), mask, cu_seqlens)
 
 
@@ -215,10 +275,10 @@ def sequence_log_ratio(
 
     The clamp is on the sequence's number and not on the tokens', so that the ratio is that of the response.
     """
-    total = summed_log_ratio(log_probs, old_log_probs, mask, cu_seqlens)
+    total = sequence_sum(upcast(log_probs) - upcast(old_log_probs).detach(), mask, cu_seqlens)
     if mean:
-        total = total / lengths_of_tokens(mask, cu_seqlens)
-    return total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        total = total / sequence_lengths(mask, cu_seqlens).clamp(min=1)
+    return to_tokens(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), mask, cu_seqlens)
 
 
 def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:

@@ -12,10 +12,11 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gspo",
         "call": {},
-        "matters": {"clip_low": 0.5, "clip_high": 0.5},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5, "mean": "product"},
         "exempt": SHARED_RATIO,
     },
     {"name": "losses.gspo", "call": {"clip_low": 0.2, "clip_high": 0.2}, "matters": {}, "exempt": SHARED_RATIO},
+    {"name": "losses.gspo", "call": {"mean": "product"}, "matters": {}, "exempt": SHARED_RATIO},
     {
         "name": "losses.gspo_token",
         "call": {},

@@ -6,7 +6,7 @@ import torch
 
 from rlprims.diagnostics._tokens import token_mean
 from rlprims.divergence import estimate_kl
-from rlprims.masking import log_ratio, row_blocks, zero_outside
+from rlprims.masking import as_numbers, log_ratio, row_blocks, upcast, zero_outside
 from rlprims.types import Max, Mean, Metrics, PerToken, TokenMask, merge_metrics
 
 
@@ -50,21 +50,25 @@ def _policy_update(
     *,
     bounds: tuple[float, float] | None,
 ) -> Metrics:
-    """Of one block; of the log-ratio, for the ratio itself is needed at its maximum only."""
+    """Of one block; of the log-ratio, for the ratio itself is needed at its maximum only.
+
+    Answers to comparisons are 1.0 and 0.0, made in place, for those to bool take torch five times as long.
+    """
     moved = log_ratio(log_probs, old_log_probs, mask)
-    tokens = mask.sum()
-    highest = torch.where(mask, moved, -torch.inf).flatten()
+    tokens = mask.count_nonzero()
+    lowest = as_numbers(mask, moved.dtype).sub_(1).mul_(torch.finfo(moved.dtype).max)  # of the dtype; 0 on valid tokens
+    highest = lowest.add_(moved)
     metrics: Metrics = {
         "approx_kl": Mean(estimate_kl(-moved, "k3").sum(), tokens),  # 0 outside the mask, as the log-ratio
         "ratio_max": Max(highest.amax().exp() if highest.numel() else moved.sum()),
     }
     if bounds is not None:
-        good, bad = mask & (advantages > 0), mask & (advantages < 0)
-        below, above = moved < bounds[0], moved > bounds[1]
-        metrics["clip_fraction_low"] = Mean((below & bad).sum(), tokens)
-        metrics["clip_fraction_high"] = Mean((above & good).sum(), tokens)
-        metrics["outside_fraction_low"] = Mean((below & good).sum(), tokens)
-        metrics["outside_fraction_high"] = Mean((above & bad).sum(), tokens)
+        good, bad = upcast(advantages).clone().gt_(0), upcast(advantages).clone().lt_(0)
+        below, above = moved.clone().lt_(bounds[0]), moved.gt_(bounds[1])  # neither outside the mask
+        metrics["clip_fraction_low"] = Mean((below * bad).sum(), tokens)
+        metrics["clip_fraction_high"] = Mean((above * good).sum(), tokens)
+        metrics["outside_fraction_low"] = Mean(good.mul_(below).sum(), tokens)
+        metrics["outside_fraction_high"] = Mean(bad.mul_(above).sum(), tokens)
     return metrics
 
 

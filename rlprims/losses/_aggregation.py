@@ -33,7 +33,7 @@ def count_totals(
         check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
         seen = torch.zeros(len(group_ids), dtype=torch.int64, device=response_mask.device)
         groups = (seen.index_add(0, group_ids, alive.long()) > 0).sum()
-    return Totals(tokens=response_mask.sum(), sequences=alive.sum(), groups=groups)
+    return Totals(tokens=response_mask.count_nonzero(), sequences=alive.sum(), groups=groups)
 
 
 def _at_least_one(count: Tensor | int) -> Tensor | int:
@@ -63,7 +63,7 @@ def token_mean(
     >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
     """
-    tokens = count_totals(response_mask, cu_seqlens).tokens if totals is None else totals.tokens
+    tokens = response_mask.count_nonzero() if totals is None else totals.tokens
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
 
 

@@ -1,9 +1,13 @@
 """See :func:`aspo`."""
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from rlprims.losses._bounds import check_ratio_bounds
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -54,10 +58,15 @@ def aspo(
     check_ratio_bounds(clip_low, clip_high)
     if w_max is not None and w_max < 1:
         raise ValueError(f"w_max={w_max} must be at least 1, or None for no bound")
-    a = zero_outside(advantages, response_mask).detach()
-    log_rho = log_ratio(log_probs, old_log_probs, response_mask)
-    fixed = log_rho.detach()
-    rho = fixed.exp()
-    stopped = ((a > 0) & (rho > 1 + clip_high)) | ((a < 0) & (rho < 1 - clip_low))
-    weights = torch.where(a > 0, -fixed, fixed).exp().clamp(max=torch.inf if w_max is None else w_max)
-    return -torch.where(stopped, 0.0, weights) * a * (log_rho - fixed).exp()
+    rule = partial(_weighted, low=1 - clip_low, high=1 + clip_high, w_max=torch.inf if w_max is None else w_max)
+    return with_slope(rule, response_mask, log_probs, old_log_probs, advantages)
+
+
+def _weighted(
+    log_probs: PerToken, old_log_probs: PerToken, advantages: PerToken, *, low: float, high: float, w_max: float
+) -> tuple[PerToken, Tensor]:
+    log_rho, moves = limited_log_ratio(log_probs, old_log_probs)
+    a, rho = upcast(advantages), log_rho.exp()
+    stopped = ((a > 0) & (rho > high)) | ((a < 0) & (rho < low))
+    weights = torch.where(a > 0, -log_rho, log_rho).exp_().clamp_(max=w_max)
+    return -torch.where(stopped, 0.0, weights) * a, moves.bool()

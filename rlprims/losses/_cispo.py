@@ -1,6 +1,9 @@
 """See :func:`cispo`."""
 
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from functools import partial
+
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -48,5 +51,13 @@ def cispo(
             f"w_min={w_min} must be in [0, 1] and w_max={w_max} at least 1: they bound the weight itself, "
             "which is 1 on policy (for a distance eps pass 1 - eps and 1 + eps)"
         )
-    weights = log_ratio(log_probs.detach(), old_log_probs, response_mask).exp().clamp(w_min, w_max)
-    return -weights * zero_outside(advantages, response_mask).detach() * zero_outside(log_probs, response_mask)
+    rule = partial(_weighted, w_min=w_min, w_max=w_max)
+    return with_slope(rule, response_mask, log_probs, old_log_probs, advantages)
+
+
+def _weighted(
+    log_probs: PerToken, old_log_probs: PerToken, advantages: PerToken, *, w_min: float, w_max: float
+) -> tuple[PerToken, PerToken]:
+    near, _ = limited_log_ratio(log_probs, old_log_probs)
+    slope = near.exp_().clamp_(w_min, w_max).mul(upcast(advantages)).neg_()
+    return slope * log_probs, slope

@@ -1,7 +1,14 @@
 """See :func:`decoupled_ppo`."""
 
-from rlprims.losses._clipped_surrogate import clipped_surrogate
-from rlprims.masking import check_tokens, log_ratio
+import math
+from functools import partial
+
+from torch import Tensor
+
+from rlprims.losses._bounds import check_ratio_bounds
+from rlprims.losses._clipped_surrogate import clipped
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -49,11 +56,31 @@ def decoupled_ppo(
     >>> decoupled_ppo(zero + 0.5, zero, zero - 1, zero + 1, m)  # e, times the clipped 1.2
     tensor([[-3.2619]])
     """
-    check_tokens(response_mask, cu_seqlens, rollout_log_probs=rollout_log_probs)
+    check_tokens(
+        response_mask,
+        cu_seqlens,
+        log_probs=log_probs,
+        old_log_probs=old_log_probs,
+        rollout_log_probs=rollout_log_probs,
+        advantages=advantages,
+    )
+    check_ratio_bounds(clip_low, clip_high)
     if w_max is not None and w_max < 1:
         raise ValueError(f"w_max={w_max} must be at least 1, or None for no bound")
-    losses = clipped_surrogate(
-        log_probs, old_log_probs, advantages, response_mask, cu_seqlens, clip_low=clip_low, clip_high=clip_high
-    )
-    weights = log_ratio(old_log_probs.detach(), rollout_log_probs, response_mask).exp()
-    return losses * (weights if w_max is None else weights.clamp(max=w_max))
+    rule = partial(_weighted, clip_low=clip_low, clip_high=clip_high, w_max=math.inf if w_max is None else w_max)
+    return with_slope(rule, response_mask, log_probs, old_log_probs, rollout_log_probs, advantages)
+
+
+def _weighted(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    *,
+    clip_low: float,
+    clip_high: float,
+    w_max: float,
+) -> tuple[PerToken, Tensor]:
+    loss, open_to_gradient = clipped(log_probs, old_log_probs, advantages, clip_low=clip_low, clip_high=clip_high)
+    stale, _ = limited_log_ratio(old_log_probs, rollout_log_probs)
+    return loss.mul_(stale.exp_().clamp_(max=w_max)), open_to_gradient

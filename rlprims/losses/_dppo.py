@@ -1,11 +1,13 @@
 """See :func:`dppo`."""
 
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 Divergence: TypeAlias = Literal["tv", "kl"]
@@ -68,16 +70,33 @@ def dppo(
         raise ValueError(f"threshold_low={threshold_low} and threshold_high={threshold_high} must be at least 0")
     if w_max is not None and w_max < 1:
         raise ValueError(f"w_max={w_max} must be at least 1, or None for no bound")
-    a = zero_outside(advantages, response_mask).detach()
-    log_rho = log_ratio(log_probs, rollout_log_probs, response_mask)
-    now = zero_outside(log_probs, response_mask).detach()
-    then = zero_outside(rollout_log_probs, response_mask).detach()
-    rise, distance = _moved(log_rho.detach(), now, then, divergence)
+    if divergence not in get_args(Divergence):
+        raise ValueError(f"unknown divergence {divergence!r}: choose 'tv' or 'kl'")
+    rule = partial(
+        _within,
+        divergence=divergence,
+        threshold_low=threshold_low,
+        threshold_high=threshold_high,
+        w_max=torch.inf if w_max is None else w_max,
+    )
+    return with_slope(rule, response_mask, log_probs, rollout_log_probs, advantages)
+
+
+def _within(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    *,
+    divergence: Divergence,
+    threshold_low: float,
+    threshold_high: float,
+    w_max: float,
+) -> tuple[PerToken, Tensor]:
+    log_rho, moves = limited_log_ratio(log_probs, rollout_log_probs)
+    rise, distance = _moved(log_rho, upcast(log_probs), upcast(rollout_log_probs), divergence)
+    a = upcast(advantages)
     left = ((a > 0) & (rise > 0) & (distance > threshold_high)) | ((a < 0) & (rise < 0) & (distance > threshold_low))
-    ratio = log_rho.exp()
-    if w_max is not None:
-        ratio = ratio * (w_max / ratio.detach()).clamp(max=1.0)
-    return -torch.where(left, 0.0, ratio) * a
+    return -torch.where(left, 0.0, log_rho.exp_().clamp_(max=w_max)) * a, moves.bool()
 
 
 def _moved(log_rho: Tensor, now: Tensor, then: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
@@ -85,7 +104,5 @@ def _moved(log_rho: Tensor, now: Tensor, then: Tensor, divergence: Divergence) -
     rise = now.exp() - then.exp()
     if divergence == "tv":
         return rise, rise.abs()
-    if divergence == "kl":
-        rest_then, rest_now = ((-torch.expm1(x)).clamp(min=_LEAST_REST) for x in (then, now))
-        return rise, rest_then * (rest_then / rest_now).log() - then.exp() * log_rho
-    raise ValueError(f"unknown divergence {divergence!r}: choose 'tv' or 'kl'")
+    rest_then, rest_now = ((-torch.expm1(x)).clamp(min=_LEAST_REST) for x in (then, now))
+    return rise, rest_then * (rest_then / rest_now).log() - then.exp() * log_rho

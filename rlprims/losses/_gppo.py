@@ -1,9 +1,13 @@
 """See :func:`gppo`."""
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from rlprims.losses._bounds import check_ratio_bounds
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -55,10 +59,22 @@ def gppo(
     check_ratio_bounds(clip_low, clip_high)
     if beta_low < 0 or beta_high < 0:
         raise ValueError(f"beta_low={beta_low} and beta_high={beta_high} must be at least 0")
-    a = zero_outside(advantages, response_mask).detach()
-    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
-    fixed = ratio.detach()
-    above, below = (fixed > 1 + clip_high) & (a > 0), (fixed < 1 - clip_low) & (a < 0)
-    kept = torch.where(above, beta_high * (1 + clip_high) / fixed, 1.0)
-    kept = torch.where(below, beta_low * (1 - clip_low) / fixed, kept)
-    return -kept * ratio * a
+    rule = partial(_held, low=1 - clip_low, high=1 + clip_high, beta_low=beta_low, beta_high=beta_high)
+    return with_slope(rule, response_mask, log_probs, old_log_probs, advantages)
+
+
+def _held(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    *,
+    low: float,
+    high: float,
+    beta_low: float,
+    beta_high: float,
+) -> tuple[PerToken, Tensor]:
+    near, moves = limited_log_ratio(log_probs, old_log_probs)
+    ratio, a = near.exp_(), upcast(advantages)
+    held = torch.where((ratio > high) & (a > 0), beta_high * high, ratio)
+    held = torch.where((ratio < low) & (a < 0), beta_low * low, held)
+    return -held * a, moves.bool()

@@ -1,8 +1,12 @@
 """See :func:`tv_symmetric`."""
 
-import torch
+from functools import partial
 
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+import torch
+from torch import Tensor
+
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -48,8 +52,13 @@ def tv_symmetric(
     )
     if threshold < 0:
         raise ValueError(f"threshold={threshold} must be at least 0, a difference of probabilities")
-    ratio = log_ratio(log_probs, rollout_log_probs, response_mask).exp()
-    now = zero_outside(log_probs, response_mask).detach()
-    then = zero_outside(rollout_log_probs, response_mask).detach()
-    stays = (now.exp() - then.exp()).abs() <= threshold
-    return -torch.where(stays, ratio, 0.0) * zero_outside(advantages, response_mask).detach()
+    rule = partial(_near, threshold=threshold)
+    return with_slope(rule, response_mask, log_probs, rollout_log_probs, advantages)
+
+
+def _near(
+    log_probs: PerToken, rollout_log_probs: PerToken, advantages: PerToken, *, threshold: float
+) -> tuple[PerToken, Tensor]:
+    near, moves = limited_log_ratio(log_probs, rollout_log_probs)
+    stays = (upcast(log_probs).exp() - upcast(rollout_log_probs).exp()).abs() <= threshold
+    return -torch.where(stays, near.exp_(), 0.0) * upcast(advantages), moves.bool()

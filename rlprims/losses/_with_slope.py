@@ -7,43 +7,78 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.masking import row_blocks
-from rlprims.types import PerToken
+from rlprims.first_order import first_order
+from rlprims.masking import LOG_RATIO_LIMIT, as_numbers, row_blocks, sign_zero_outside, upcast, zero_outside
+from rlprims.types import PerToken, TokenMask
 
-Rule: TypeAlias = Callable[..., tuple[PerToken, PerToken]]
+Rule: TypeAlias = Callable[..., tuple[PerToken, Tensor]]
 
 
-def with_slope(rule: Rule, log_probs: PerToken, *constants: Tensor) -> PerToken:
-    """Per-token losses from ``rule(log_probs, *constants)``, which returns them and their derivatives in log_probs.
+def with_slope(
+    rule: Rule,
+    response_mask: TokenMask,
+    log_probs: PerToken,
+    *constants: Tensor,
+    whole: Rule | None = None,
+) -> PerToken:
+    """Per-token losses and their derivatives in log_probs, both by ``rule(log_probs, *constants)``; 0 outside the mask.
 
-    The rule sees blocks of rows (or of packed tokens) and may write to what it makes, for nothing records it: of the
-    full size there are the losses and, if log_probs ask for a gradient, the slopes. The gradient is first order.
+    Derivatives that are bool say where the loss is its own, as that of any multiple of a ratio is; elsewhere it is 0.
+
+    The rule sees blocks of rows (or of packed tokens) and may write to what it makes, for nothing records it. It need
+    not look at the mask. Of the full size there are the losses and, if log_probs ask for a gradient, the derivatives:
+    the losses are then also read in backward, and must not be changed in place. The gradient is first order.
+
+    ``whole``, a kernel's rule, is called once instead: also with the mask and the dtype of the losses, which it obeys.
 
     >>> x = torch.tensor([3.0], requires_grad=True)
-    >>> torch.autograd.grad(with_slope(lambda x: (x.square(), 2 * x), x), x)
+    >>> torch.autograd.grad(with_slope(lambda x: (x.square(), 2 * x), torch.tensor([True]), x), x)
     (tensor([6.]),)
     """
-    losses: PerToken = _WithSlope.apply(rule, log_probs, *constants)  # type: ignore[no-untyped-call]
+    losses: PerToken = _WithSlope.apply(  # type: ignore[no-untyped-call]
+        rule, whole, response_mask, log_probs, *constants
+    )
     return losses
+
+
+def limited_log_ratio(log_probs: PerToken, old_log_probs: PerToken) -> tuple[PerToken, PerToken]:
+    """For a rule: log_probs − old_log_probs clamped to ±20; and 1.0 where the clamp lets it move, else 0.0."""
+    moved = upcast(log_probs) - upcast(old_log_probs)
+    near = moved.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return near, moved.eq_(near)  # in place: comparisons to bool take torch five times as long
 
 
 class _WithSlope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rule: Rule, log_probs: Tensor, *constants: Tensor) -> Tensor:
-        tensors = (log_probs, *constants)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # with named ones dynamo may take ctx for one, by their number
+        rule, whole, mask, *tensors = arguments
         dtype = reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
-        losses = torch.empty_like(log_probs, dtype=dtype)
-        slopes = torch.empty_like(losses) if ctx.needs_input_grad[1] else None
-        for rows in row_blocks(log_probs):
-            losses[rows], slope = rule(*(x[rows] for x in tensors))
-            if slopes is not None:
-                slopes[rows] = slope
-        ctx.save_for_backward(slopes)
+        losses: Tensor
+        slopes: Tensor | None = None
+        if whole is not None:
+            losses, slopes = whole(*tensors, mask, dtype)
+        else:
+            losses = torch.empty_like(tensors[0], dtype=dtype)
+            for rows in row_blocks(losses):
+                loss, slope = rule(*(x[rows] for x in tensors))
+                losses[rows] = zero_outside(loss, mask[rows])
+                if ctx.needs_input_grad[3]:
+                    slopes = torch.empty_like(losses, dtype=slope.dtype) if slopes is None else slopes
+                    slopes[rows] = slope if slope.dtype is torch.bool else zero_outside(slope, mask[rows])
+        if slopes is not None:
+            ctx.save_for_backward(slopes, losses if slopes.dtype is torch.bool else None)
+            if not torch.compiler.is_compiling():
+                sign_zero_outside(ctx, mask)
         return losses
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch would take the slopes for constants
-            raise RuntimeError("create_graph=True: the gradient of this loss has no gradient of its own")
-        (slope,) = ctx.saved_tensors
-        return (None, grad * slope, *(None for _ in ctx.needs_input_grad[2:]))
+        slopes, losses = ctx.saved_tensors
+        if losses is None:
+            gradient = grad * slopes
+        else:
+            gradient = grad * losses
+            for rows in row_blocks(gradient):
+                gradient[rows] *= as_numbers(slopes[rows], gradient.dtype)
+        return (None, None, None, gradient, *(None for _ in ctx.needs_input_grad[4:]))

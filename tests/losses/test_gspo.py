@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def row(*x: float) -> Tensor:
     return torch.tensor([x], dtype=torch.float64)
 
 
-def losses_and_gradient(form: Callable[..., Tensor], x: Tensor, old: Tensor, a: Tensor, **clip: float) -> list[float]:
+def losses_and_gradient(form: Callable[..., Tensor], x: Tensor, old: Tensor, a: Tensor, **clip: Any) -> list[float]:
     leaf = x.clone().requires_grad_()
     losses = form(leaf, old, a, torch.ones_like(x, dtype=torch.bool), **clip)
     losses.sum().backward()
@@ -110,6 +111,29 @@ def test_nemo_rl() -> None:
 def test_a_mean_is_clamped_and_not_its_tokens(form) -> None:
     x = row(30.0, -30.0 + 2 * math.log(1.1))
     assert losses_and_gradient(form, x, row(0, 0), row(1, 1), clip_high=9.0)[:2] == pytest.approx([-1.1, -1.1])
+
+
+@pytest.mark.parametrize(
+    ("factors", "advantage", "loss", "gradient"),
+    [
+        ((1.1, 1.0), 1.0, -1.1, -2.2),  # two tokens bear the loss, and each of them moves it in both
+        ((1.5, 0.9), 1.0, -1.28, 0.0),  # 1.35 is above 1.28
+        ((1.5, 0.8), 1.0, -1.2, -2.4),
+        ((0.9, 0.8), -1.0, 0.8, 0.0),  # 0.72 is below 0.8, and the geometric mean would not be
+        ((2.0, 2.0), -1.0, 4.0, 8.0),
+    ],
+)
+def test_ppos_clip_of_the_product(factors, advantage: float, loss: float, gradient: float) -> None:
+    x = row(*map(math.log, factors))
+    got = losses_and_gradient(
+        gspo, x, row(0, 0), row(advantage, advantage), clip_low=0.2, clip_high=0.28, mean="product"
+    )
+    assert got == pytest.approx([loss, loss, gradient, gradient], abs=1e-12)
+
+
+def test_an_unknown_mean_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown mean 'arithmetic'"):
+        gspo(*[row(0.0)] * 3, torch.ones(1, 1, dtype=torch.bool), mean="arithmetic")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -73,7 +73,7 @@ def test_gradcheck(dual_clip: float | None) -> None:
 
 def test_the_graph_may_be_used_twice_but_not_differentiated_twice() -> None:
     x = torch.tensor([3.0], requires_grad=True)
-    y = with_slope(lambda x: (x.square(), 2 * x), x)
+    y = with_slope(lambda x: (x.square(), 2 * x), torch.tensor([True]), x)
     for _ in range(2):
         assert torch.autograd.grad(y, x, retain_graph=True)[0].item() == 6
     with pytest.raises(RuntimeError, match="no gradient of its own"):
@@ -83,7 +83,7 @@ def test_the_graph_may_be_used_twice_but_not_differentiated_twice() -> None:
 def test_without_a_gradient_no_slopes_are_kept() -> None:
     x = torch.tensor([3.0], requires_grad=True)
     with torch.no_grad():
-        assert not with_slope(lambda x: (x.square(), 2 * x), x).requires_grad
+        assert not with_slope(lambda x: (x.square(), 2 * x), torch.tensor([True]), x).requires_grad
 
 
 def test_it_traces_in_one_graph_with_the_same_gradient() -> None:
