@@ -50,6 +50,9 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
 
 def _ids_of_integers(labels: np.ndarray, size: int) -> GroupIds:
     """The same for integers in [0, size), by look-up."""
+    steps = np.diff(labels, prepend=labels[:1])
+    if steps.min() >= 0:  # groups stand one after the other, as they were sampled
+        return torch.from_numpy(np.cumsum(steps > 0))
     rows = np.arange(len(labels))
     first = np.empty(size, np.int64)
     first[labels[::-1]] = rows[::-1]  # of equal labels the last write stays: the first row
@@ -59,52 +62,75 @@ def _ids_of_integers(labels: np.ndarray, size: int) -> GroupIds:
 
 def check_group_ids(group_ids: GroupIds) -> None:
     """Raise ``ValueError`` unless the ids are int64 (B,) and below B."""
+    _largest(group_ids)
+
+
+def _largest(group_ids: GroupIds) -> int | None:
+    """The largest id, checked; None where it is not read."""
     if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
         raise ValueError(
             f"group_ids has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, needs int64 (B,): "
             "use grouping.dense_ids(labels)"
         )
     # Reading values would stall an accelerator and break a traced graph; there index_add's own bounds check speaks.
-    if group_ids.device.type == "cpu" and len(group_ids) and not torch.compiler.is_compiling():
-        low, high = (int(bound) for bound in group_ids.aminmax())
-        if low < 0 or high >= len(group_ids):
-            raise ValueError(
-                f"group_ids run from {low} to {high}, need 0 to at most {len(group_ids) - 1}, the rows less one: "
-                "use grouping.dense_ids(labels)"
-            )
+    if group_ids.device.type != "cpu" or not len(group_ids) or torch.compiler.is_compiling():
+        return None
+    low, high = (int(bound) for bound in group_ids.aminmax())
+    if low < 0 or high >= len(group_ids):
+        raise ValueError(
+            f"group_ids run from {low} to {high}, need 0 to at most {len(group_ids) - 1}, the rows less one: "
+            "use grouping.dense_ids(labels)"
+        )
+    return high
 
 
-def _checked(group_ids: GroupIds, valid_rows: RowMask | None) -> None:
-    check_group_ids(group_ids)
+class _Groups(NamedTuple):
+    """The ids; and how many rows each group has if they stand together and are as many in all, as sampled, else 0."""
+
+    ids: GroupIds
+    run: int
+
+
+def _checked(group_ids: GroupIds, valid_rows: RowMask | None) -> _Groups:
+    largest = _largest(group_ids)
     if valid_rows is not None and (valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool):
         raise ValueError(
             f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
             f"needs bool ({len(group_ids)},): one answer per row"
         )
+    if largest is None or len(group_ids) % (largest + 1):
+        return _Groups(group_ids, 0)
+    together = group_ids.reshape(largest + 1, -1) == torch.arange(largest + 1)[:, None]
+    return _Groups(group_ids, together.shape[1] if bool(together.all()) else 0)
 
 
 # Below, what begins with an underscore has one entry per id; ``_to_rows`` gives each row its group's.
 
 
-def _to_rows(x: Tensor, group_ids: GroupIds) -> PerSequence:
-    return x.index_select(0, group_ids)
+def _to_rows(x: Tensor, groups: _Groups) -> PerSequence:
+    return x.repeat_interleave(groups.run) if groups.run else x.index_select(0, groups.ids)
 
 
-def _sum(x: Tensor, group_ids: GroupIds) -> Tensor:
-    return torch.zeros_like(x).scatter_add(0, group_ids, x)
+def _sum(x: Tensor, groups: _Groups) -> Tensor:
+    if groups.run:
+        return x.view(-1, groups.run).sum(-1)
+    return torch.zeros_like(x).scatter_add_(0, groups.ids, x)
 
 
-def _count(group_ids: GroupIds, valid_rows: RowMask | None) -> Tensor:
-    return _sum(torch.ones_like(group_ids) if valid_rows is None else valid_rows.long(), group_ids)
+def _count(groups: _Groups, valid_rows: RowMask | None) -> Tensor:
+    return _sum(torch.ones_like(groups.ids) if valid_rows is None else valid_rows.long(), groups)
 
 
-def _bounds(x: Tensor, group_ids: GroupIds, valid_rows: RowMask | None) -> tuple[Tensor, Tensor]:
-    infinity = torch.full_like(x, torch.inf)
-    low = infinity.scatter_reduce(0, group_ids, _valid(x, valid_rows, torch.inf), "amin")
-    high = infinity.neg().scatter_reduce(0, group_ids, _valid(x, valid_rows, -torch.inf), "amax")
+def _bounds(x: Tensor, groups: _Groups, valid_rows: RowMask | None) -> tuple[Tensor, Tensor]:
+    not_below, not_above = _valid(x, valid_rows, torch.inf), _valid(x, valid_rows, -torch.inf)
+    if groups.run:
+        low, high = not_below.view(-1, groups.run).amin(-1), not_above.view(-1, groups.run).amax(-1)
+    else:
+        low = torch.full_like(x, torch.inf).scatter_reduce_(0, groups.ids, not_below, "amin")
+        high = torch.full_like(x, -torch.inf).scatter_reduce_(0, groups.ids, not_above, "amax")
     if valid_rows is None:
         return low, high
-    some = _count(group_ids, valid_rows) > 0
+    some = _count(groups, valid_rows) > 0
     return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
 
 
@@ -118,8 +144,8 @@ def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tenso
     >>> group_count(torch.tensor([0, 1, 0]))
     tensor([2, 1, 2])
     """
-    _checked(group_ids, valid_rows)
-    return _to_rows(_count(group_ids, valid_rows), group_ids)
+    groups = _checked(group_ids, valid_rows)
+    return _to_rows(_count(groups, valid_rows), groups)
 
 
 def group_bounds(
@@ -130,9 +156,9 @@ def group_bounds(
     >>> group_bounds(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     (tensor([3., 1., 3.]), tensor([4., 1., 4.]))
     """
-    _checked(group_ids, valid_rows)
-    low, high = _bounds(upcast(x), group_ids, valid_rows)
-    return _to_rows(low, group_ids), _to_rows(high, group_ids)
+    groups = _checked(group_ids, valid_rows)
+    low, high = _bounds(upcast(x).contiguous(), groups, valid_rows)
+    return _to_rows(low, groups), _to_rows(high, groups)
 
 
 class GroupMoments(NamedTuple):
@@ -162,14 +188,14 @@ def group_moments(
     >>> group_moments(torch.tensor([3.0, 5.0]), torch.tensor([0, 0])).std
     tensor([1.4142, 1.4142])
     """
-    _checked(group_ids, valid_rows)
-    x = upcast(x)
-    size = _to_rows(_sum(_valid(torch.ones_like(x), valid_rows), group_ids), group_ids)
-    low, high = (_to_rows(bound, group_ids) for bound in _bounds(x, group_ids, valid_rows))
+    groups = _checked(group_ids, valid_rows)
+    x = upcast(x).contiguous()
+    size = _to_rows(_sum(_valid(torch.ones_like(x), valid_rows), groups), groups)
+    low, high = (_to_rows(bound, groups) for bound in _bounds(x, groups, valid_rows))
     above = x - low
-    mean_above_low = _to_rows(_sum(_valid(above, valid_rows), group_ids), group_ids) / size.clamp(min=1)
+    mean_above_low = _to_rows(_sum(_valid(above, valid_rows), groups), groups) / size.clamp(min=1)
     centred = above - mean_above_low
-    squares = _to_rows(_sum(_valid(centred, valid_rows).square(), group_ids), group_ids)
+    squares = _to_rows(_sum(_valid(centred, valid_rows).square(), groups), groups)
     std = (squares / threshold(size - ddof, 0.0, torch.inf)).sqrt()
     return GroupMoments(size, low, high, mean_above_low, centred, std)
 

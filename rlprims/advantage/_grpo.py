@@ -102,15 +102,15 @@ def standard_scores(
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerSequence:
     """:func:`grpo` of one number per response."""
-    valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
     group = group_moments(s, group_ids, valid_rows, ddof=ddof)
     alone = group.size <= 1
-    if singleton == "error" and bool((alone & valid).any()):
+    if singleton == "error" and bool((alone if valid_rows is None else alone & valid_rows).any()):
         raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
     a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else group.centred
     if normalize_std and std_over == "group":
         a = a / (group.std + eps)
     elif normalize_std:
+        valid = torch.ones_like(alone) if valid_rows is None else valid_rows
         whole = moments(s if std_over == "batch" else group.centred, valid, ddof=ddof, all_reduce=all_reduce)
         a = a / (whole.variance.sqrt() + eps)
     a = torch.where(is_narrow(group.low, group.high, tolerance=tolerance), 0.0, a)

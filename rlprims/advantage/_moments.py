@@ -26,10 +26,10 @@ def moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[Tensor]
     """
     reduce = all_reduce or (lambda x: x)
     x = zero_outside(x, mask)
-    n, total = reduce(torch.stack([mask.sum().to(x.dtype), x.sum()]))
+    n, total = reduce(torch.stack([mask.count_nonzero().to(x.dtype), x.sum()]))
     count = n.clamp(min=1)
-    centred = torch.where(mask, x - total / count, 0.0)
+    centred = zero_outside(x - total / count, mask)
     # The rounding of the mean is left in every difference, and divided by ~0 where all are equal: take it out as well.
     rest, squares = reduce(torch.stack([centred.sum(), centred.square().sum()]))
     variance = (squares - rest.square() / count).clamp(min=0.0) / (n - ddof).clamp(min=1)
-    return Moments(n, (total + rest) / count, torch.where(mask, centred - rest / count, 0.0), variance)
+    return Moments(n, (total + rest) / count, zero_outside(centred - rest / count, mask), variance)

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from rlprims.advantage._moments import moments
-from rlprims.masking import check_tokens
+from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -40,9 +39,10 @@ def whiten(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([[-0.8729, -0.2182,  1.0911]])
     """
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
     m = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
-    return torch.where(response_mask & (m.size > 1), m.centred * (m.variance + eps).rsqrt(), 0.0)
+    return zero_outside(m.centred * (m.variance + eps).rsqrt(), response_mask & (m.size > 1))
