@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rlprims import kernels
 from rlprims.masking import sequence_ids
 from rlprims.types import CuSeqlens, PerSequence, PerToken
 
@@ -49,6 +50,9 @@ def reverse_recurrence(
     >>> reverse_recurrence(a, b, torch.zeros(1))
     (tensor([[3., 4., 4.]]), tensor([[4., 4., 0.]]))
     """
+    tensors = (coefficient, addend, initial)
+    if kernels.chosen(*tensors) and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return _by_kernel(coefficient, addend, initial, cu_seqlens)
     s = addend.new_empty((*addend.shape[:-1], addend.shape[-1] + 1))
     if cu_seqlens is None:
         s[:, -1] = initial
@@ -60,3 +64,15 @@ def reverse_recurrence(
     s[-1] = 0.0
     _solve(torch.where(end, 0.0, coefficient), torch.where(end, addend + coefficient * beyond, addend), s, cuts=True)
     return s[:-1], torch.where(end, beyond, s[1:])
+
+
+def _by_kernel(
+    coefficient: PerToken, addend: PerToken, initial: PerSequence, cu_seqlens: CuSeqlens | None
+) -> tuple[PerToken, PerToken]:
+    from rlprims.kernels._scan import reverse_scan
+
+    if cu_seqlens is None:
+        cu_seqlens = torch.arange(len(addend) + 1, device=addend.device) * addend.shape[-1]
+    a, b, first = (x.to(addend.dtype).contiguous() for x in (coefficient, addend, initial))
+    s, received = reverse_scan(a.flatten(), b.flatten(), first, cu_seqlens.contiguous())
+    return s.view_as(addend), received.view_as(addend)
