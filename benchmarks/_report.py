@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _picture
 from benchmarks._harness import Row
 
 HEAD = ("family", "case", "who", "ms", "ratio", "quartiles", "error", "peak MiB")
@@ -17,6 +18,7 @@ FAMILIES = {
     "batch": "DataProto, 4096 x 4096 tokens in three columns (320 MiB), four object columns",
     "rewards": "Real answers scored by rule",
 }
+PICTURE = "ratios.png"
 INTRODUCTION = """\
 # Benchmarks
 
@@ -26,7 +28,10 @@ CPU milliseconds of one thread: median of rounds in which all functions of a cas
 **ratio** is that row's time over the time of `rlprims`, the median of the per-round ratios: above 1 we are faster.
 **error** is max |result − oracle| / max |oracle| against float64, in the same run (for the filter and the rewards: the
 share of wrong rows). **copy** moves as many bytes as the case must read and write, between buffers that exist. **peak**
-is how far resident memory rose, good to about one array.
+is how far resident memory rose, good to about one array. `make bench-gate` fails where a short run's ratio is below the
+floor that `benchmarks/floors.json` has for it, three fifths of one that was measured.
+
+![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
 {machine} · {versions} · {date}
 """
@@ -45,14 +50,16 @@ def write(rows: list[Row], facts: dict[str, Any], out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {**facts, "rows": [asdict(row) for row in rows]}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    page = markdown(json.loads(out.read_text(encoding="utf-8")), out.name)
-    out.with_name("README.md").write_text(page, encoding="utf-8")
+    result = json.loads(out.read_text(encoding="utf-8"))
+    _picture.draw(result["rows"], FAMILIES, out.with_name(PICTURE))
+    out.with_name("README.md").write_text(markdown(result, out.name), encoding="utf-8")
 
 
 def markdown(result: dict[str, Any], name: str) -> str:
     machine = result["machine"]
     page = INTRODUCTION.format(
         json=name,
+        picture=PICTURE,
         machine=f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}",
         versions=", ".join(f"{package} {version}" for package, version in result["versions"].items()),
         date=result["date"],

@@ -19,6 +19,7 @@ from rlprims.logprobs import from_hidden, fused_loss
 
 SIZES = ((1024, 512, 32_768), (256, 512, 151_936))
 QUICK_SIZES = ((256, 128, 16_384),)
+LIGER_CHUNK = 256  # rows; its default of one sequence is meant for long ones
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 LogProbs = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -80,6 +81,8 @@ def _training(tokens: Tokens) -> Case:
         "rlprims, two steps": partial(_two_steps, tokens, lambda *of: tuple(from_hidden(*of)), valid_only=True),
     }
     peers |= {who: partial(_two_steps, tokens, of) for who, of in _peers().items()}
+    if (liger := _liger(tokens)) is not None:
+        peers["liger"] = liger
     return Case(
         family="head",
         name=_name(tokens, "train"),
@@ -104,6 +107,24 @@ def _two_steps(tokens: Tokens, of: LogProbs, valid_only: bool = False) -> tuple[
     per_token = losses.clipped_surrogate(log_probs[None], old[None], advantages[None], mask[None])
     loss = losses.token_mean(per_token, mask[None])
     return loss, *torch.autograd.grad(loss, tokens[:2])
+
+
+def _liger(tokens: Tokens) -> Function | None:
+    """What of Liger runs on a CPU: its loss by chunks, in plain torch. A row is one token: advantages are per row."""
+    module = peer("liger_kernel.chunked_loss")
+    if module is None:
+        return None
+    loss_of = module.LigerFusedLinearGRPOLoss(
+        beta=0.0, compiled=False, use_ref_model=False, chunk_size=LIGER_CHUNK, loss_type="bnpo"
+    )
+    mask = tokens.mask[:, None].float()
+
+    def run() -> tuple[Tensor, ...]:
+        hidden, head, token_ids, old, advantages, _ = tokens
+        loss, _ = loss_of(hidden[:, None], head, token_ids[:, None], mask, advantages, old_per_token_logps=old[:, None])
+        return loss, *torch.autograd.grad(loss, tokens[:2])
+
+    return run
 
 
 def _plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
