@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_recurrence.py tests/advantage/test_gae.py
+KERNEL_LAWS := "clipped_surrogate or discounted_returns"
 RAY_TESTS ?= tests/execution tests/trainer
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants lint bench clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench bench-gate docs clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -34,6 +36,11 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
 	.venv-ray/bin/python -m pytest -q -m ray $(RAY_TESTS)
 
+test-triton: .venv-triton/.ready ## kernels in Triton's interpreter, on a CPU: beside the formulas, and under the laws
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels
+	TRITON_INTERPRET=1 RLPRIMS_KERNELS=always .venv-triton/bin/python -m pytest -q $(KERNEL_TESTS)
+	TRITON_INTERPRET=1 RLPRIMS_KERNELS=always .venv-triton/bin/python -m pytest -q tests/test_laws.py -k $(KERNEL_LAWS)
+
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation
 
@@ -45,6 +52,13 @@ lint: $(VENV)/.dev
 
 bench: .venv-bench/.ready ## ratios against verl and TRL
 	.venv-bench/bin/python -m benchmarks
+
+bench-gate: .venv-bench/.ready ## a minute: is any ratio below what benchmarks/floors.json asks?
+	.venv-bench/bin/python -m benchmarks --gate
+
+docs: .venv-docs/.ready ## the site, in docs/_build/html
+	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,8 +76,16 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt torch
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl math-verify
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e .
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl torchrl math-verify
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
+	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e . matplotlib
+	@touch $@
+
+.venv-triton/.ready: pyproject.toml constraints/dev.txt
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/python -m pip install -q -c constraints/dev.txt torch
+	.venv-triton/bin/python -m pip install -q -c constraints/dev.txt -e ".[triton]" \
+		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 	@touch $@
 
 # The test runner in the versions of constraints/dev.txt, whose other lines the peers would not bear.
@@ -78,6 +100,12 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.venv-mutants/bin/python -m pip install -q -c constraints/dev.txt -c constraints/mutation.txt -e ".[dev]" cosmic-ray
 	@touch $@
 
+.venv-docs/.ready: pyproject.toml constraints/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q -c constraints/docs.txt torch
+	.venv-docs/bin/python -m pip install -q -c constraints/docs.txt -e ".[docs]"
+	@touch $@
+
 # The CPU build; where there is a GPU: pip install 'rlprims[ray]' vllm
 install-ray: .venv-ray/.ready
 
@@ -88,4 +116,4 @@ install-ray: .venv-ray/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants .venv-triton .venv-docs docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
