@@ -1,5 +1,6 @@
 """What only a cluster has: the same numbers as one process, and workers that die, hang or hold the wrong weights."""
 
+import gc
 import os
 import signal
 import threading
@@ -244,6 +245,18 @@ def test_a_start_that_fails_gives_its_room_back(tied):
         cluster(tied, PPO, critic="/nowhere")
     (new,) = placement_group_table().keys() - before
     assert placement_group_table()[new]["state"] == "REMOVED"
+
+
+def test_what_nobody_holds_gives_its_processes_back(tied):
+    execution = cluster(tied, GRPO)
+    processes = [process_of(worker) for worker in (*execution.trainers.workers, *execution.rollouts.workers)]
+    del execution
+    gc.collect()
+    for _ in range(300):
+        if not any(os.path.exists(f"/proc/{process}") for process in processes):
+            return
+        time.sleep(0.1)
+    pytest.fail("its workers live on")
 
 
 def test_a_cluster_without_room_says_so(tied):

@@ -91,10 +91,11 @@ class RayExecution:
         before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
         if cluster.colocate:
             self.trainers.call(TrainingWorker.offload).result()
+        tokenizer = self.tokenizer  # what is held until the end must not hold this object: it would never be collected
 
         def start(rank: int) -> tuple[Any, Any]:
             worker = start_worker(RolloutWorker, before + rank, before + count, **places[engines])
-            return worker, worker.build.remote(cluster, model, self.tokenizer, window)
+            return worker, worker.build.remote(cluster, model, tokenizer, window)
 
         self.rollouts = Rollouts(
             start,
