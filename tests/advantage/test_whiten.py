@@ -46,6 +46,10 @@ def test_nothing_and_one_token_give_zero() -> None:
     assert whiten(x, torch.tensor([[False, True, False]])).tolist() == [[0, 0, 0]]
 
 
+def test_one_token_gives_zero_even_without_epsilon() -> None:
+    assert whiten(torch.tensor([[3.0, 9.0]]), torch.tensor([[True, False]]), eps=0.0).tolist() == [[0.0, 0.0]]
+
+
 def test_two_tokens() -> None:
     got = whiten(row(3, 9, 5), torch.tensor([[True, False, True]]), eps=0.0)
     assert got[0].tolist() == pytest.approx([-(0.5**0.5), 0, 0.5**0.5])

@@ -26,6 +26,7 @@ def loss_and_gradient(ratio: float, advantage: float, fn=aspo, **options) -> tup
         (0.5, -1.0, 0.0),  # PPO's clip
         (0.9, -1.0, 0.9),
         (3.0, -1.0, 3.0),
+        (3.0, -0.5, 3.0),
         (1.0, 2.0, 1.0),
         (1.0, 0.0, 1.0),
     ],

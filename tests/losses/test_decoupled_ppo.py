@@ -66,6 +66,11 @@ def test_skyrl(log_prob: float, old: float, rollout: float, advantage: float, gr
     assert got[1] == pytest.approx(gradient, abs=3e-6)
 
 
+def test_a_clip_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="clip_high"):
+        loss_and_gradient(0.5, 0.5, 0.5, 1.0, clip_high=-0.1)
+
+
 def test_a_bound_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="w_max"):
         loss_and_gradient(0.5, 0.5, 0.5, 1.0, w_max=0.5)

@@ -103,3 +103,8 @@ def test_verl_0_9_1(
 def test_options_that_make_no_sense_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         loss_and_gradient(0.5, 0.5, 1.0, **options)
+
+
+def test_a_weight_of_at_most_one_will_do() -> None:
+    """A ratio of 2, held at 1."""
+    assert loss_and_gradient(0.02, 0.01, 1.0, w_max=1.0) == pytest.approx((-1.0, -1.0))

@@ -41,6 +41,12 @@ def test_ppos_clip_of_the_geometric_mean(form, ratio: float, advantage: float, l
     assert got == pytest.approx([loss, loss, gradient, gradient], abs=1e-12)
 
 
+def test_the_bounds_are_the_papers_unless_told() -> None:
+    for ratio, loss in ((1.0003, -1.0003), (1.0005, -1.0004)):
+        got = losses_and_gradient(gspo, row(math.log(ratio)), row(0), row(1))
+        assert got[0] == pytest.approx(loss, abs=1e-9)
+
+
 def test_advantages_per_token_are_averaged_in_one_form_and_kept_in_the_other() -> None:
     x, a = row(0.0, 0.0), row(3.0, 1.0)
     assert losses_and_gradient(gspo, x, x, a) == pytest.approx([-3, -1, -2, -2])
