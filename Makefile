@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench bench-gate docs clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench bench-gate docs notebooks clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -59,6 +59,9 @@ bench-gate: .venv-bench/.ready ## a minute: is any ratio below what benchmarks/f
 docs: .venv-docs/.ready ## the site, in docs/_build/html
 	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+notebooks: $(VENV)/.dev ## run every notebook again: does it still say what is stored?
+	$(BIN)/python docs/notebooks/run.py --check
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	$(PYTHON) -m venv $(VENV)
