@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.processes import tree
 from tests.trainer.runs import metrics_of
 
 pytestmark = pytest.mark.ray
@@ -21,16 +21,6 @@ CLUSTER = {"training_workers": 2, "rollout_workers": 1, "engine": "hf", "call_ti
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "rlprims", *map(str, arguments)]
-
-
-def workers(name: str) -> list[int]:
-    """Processes by the title that Ray gives an actor, newest first."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_bytes().startswith(f"ray::{name}".encode()):
-                found.append(int(path.parent.name))
-    return sorted(found, reverse=True)
 
 
 @pytest.fixture
@@ -68,7 +58,9 @@ def test_a_killed_rank_ends_the_run_and_a_resume_repeats_the_rest(
     while not (metrics.exists() and metrics.read_text().count("\n") >= 6):
         assert process.poll() is None, "the run ended before it was to be ended"
         time.sleep(0.01)
-    os.kill(workers("TrainingWorker")[0], signal.SIGKILL)
+    ranks = [pid for pid, title in tree(process.pid).items() if title.startswith("ray::TrainingWorker")]
+    assert len(ranks) == 2
+    os.kill(ranks[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "training rank" in errors
