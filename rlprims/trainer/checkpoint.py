@@ -22,7 +22,7 @@ from rlprims.data_proto import DataProto
 from rlprims.trainer.writing import writing
 
 _MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2  # 1 had neither the state of the collection nor the version of the weights
 
 
 def save_checkpoint(directory: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:

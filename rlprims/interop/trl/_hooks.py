@@ -57,6 +57,7 @@ class Hooks:
             raise ValueError(f"{name} {problem}")
 
     def _vllm_problem(self) -> str | None:
+        """Why the algorithm and vLLM's samples do not go together, or None: each trainer's own."""
         raise NotImplementedError
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
