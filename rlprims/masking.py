@@ -77,7 +77,7 @@ def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
     tensor([1., 0.])
     """
     x = upcast(x)
-    if x.numel() < _FEW_ELEMENTS or x.device.type != "cpu" or x.shape != mask.shape or torch.compiler.is_compiling():
+    if _selected_plainly(x, mask):
         return torch.where(mask, x, 0.0)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return _chosen(x, mask)
@@ -87,13 +87,36 @@ def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
     return chosen
 
 
+def _selected_plainly(x: Tensor, mask: Tensor) -> bool:
+    few = x.numel() < _FEW_ELEMENTS
+    return few or x.device.type != "cpu" or x.shape != mask.shape or torch.compiler.is_compiling()
+
+
 def _chosen(x: Tensor, mask: Tensor) -> Tensor:
+    chosen = torch.empty(x.shape, dtype=x.dtype)
+    for rows in row_blocks(chosen):
+        _choose(x[rows], mask[rows], out=chosen[rows])
+    return chosen
+
+
+def _choose(x: Tensor, mask: Tensor, out: Tensor) -> None:
     """``torch.where(mask, x, 0.0)`` by ones and zeros in every bit, on a CPU three to eight times as fast."""
     bits = torch.int64 if x.dtype is torch.float64 else torch.int32
-    chosen = torch.empty(x.shape, dtype=bits)
-    for rows in row_blocks(chosen):
-        chosen[rows].copy_(mask[rows].view(torch.int8)).neg_().bitwise_and_(x[rows].view(bits))
-    return chosen.view(x.dtype)
+    out.view(bits).copy_(mask.view(torch.int8)).neg_().bitwise_and_(x.view(bits))
+
+
+def write_zero_outside(x: PerToken, mask: TokenMask, out: PerToken) -> None:
+    """``out`` becomes :func:`zero_outside` of ``x``, without a gradient; they do not overlap.
+
+    >>> out = torch.ones(2)
+    >>> write_zero_outside(torch.tensor([3.0, torch.nan]), torch.tensor([True, False]), out)
+    >>> out
+    tensor([3., 0.])
+    """
+    if x.dtype is not out.dtype or _selected_plainly(x, mask):
+        out.copy_(torch.where(mask, x, 0.0))
+    else:
+        _choose(x, mask, out)
 
 
 class _ZeroOutside(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims.first_order import first_order
-from rlprims.masking import LOG_RATIO_LIMIT, as_numbers, row_blocks, sign_zero_outside, upcast, zero_outside
+from rlprims.masking import LOG_RATIO_LIMIT, as_numbers, row_blocks, sign_zero_outside, upcast, write_zero_outside
 from rlprims.types import PerToken, TokenMask
 
 Rule: TypeAlias = Callable[..., tuple[PerToken, Tensor]]
@@ -61,10 +61,13 @@ class _WithSlope(torch.autograd.Function):
             losses = torch.empty_like(tensors[0], dtype=dtype)
             for rows in row_blocks(losses):
                 loss, slope = rule(*(x[rows] for x in tensors))
-                losses[rows] = zero_outside(loss, mask[rows])
+                write_zero_outside(loss, mask[rows], losses[rows])
                 if ctx.needs_input_grad[3]:
                     slopes = torch.empty_like(losses, dtype=slope.dtype) if slopes is None else slopes
-                    slopes[rows] = slope if slope.dtype is torch.bool else zero_outside(slope, mask[rows])
+                    if slope.dtype is torch.bool:
+                        slopes[rows] = slope
+                    else:
+                        write_zero_outside(slope, mask[rows], slopes[rows])
         if slopes is not None:
             ctx.save_for_backward(slopes, losses if slopes.dtype is torch.bool else None)
             if not torch.compiler.is_compiling():
@@ -75,10 +78,10 @@ class _WithSlope(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         slopes, losses = ctx.saved_tensors
-        if losses is None:
-            gradient = grad * slopes
-        else:
-            gradient = grad * losses
-            for rows in row_blocks(gradient):
-                gradient[rows] *= as_numbers(slopes[rows], gradient.dtype)
+        gradient = torch.empty_like(slopes, dtype=grad.dtype)
+        for rows in row_blocks(gradient):
+            if losses is None:
+                torch.mul(slopes[rows], grad[rows], out=gradient[rows])
+            else:
+                torch.mul(as_numbers(slopes[rows], grad.dtype), losses[rows], out=gradient[rows]).mul_(grad[rows])
         return (None, None, None, gradient, *(None for _ in ctx.needs_input_grad[4:]))
