@@ -93,30 +93,29 @@ def _selected_plainly(x: Tensor, mask: Tensor) -> bool:
 
 
 def _chosen(x: Tensor, mask: Tensor) -> Tensor:
-    chosen = torch.empty(x.shape, dtype=x.dtype)
-    for rows in row_blocks(chosen):
-        _choose(x[rows], mask[rows], out=chosen[rows])
-    return chosen
-
-
-def _choose(x: Tensor, mask: Tensor, out: Tensor) -> None:
     """``torch.where(mask, x, 0.0)`` by ones and zeros in every bit, on a CPU three to eight times as fast."""
     bits = torch.int64 if x.dtype is torch.float64 else torch.int32
-    out.view(bits).copy_(mask.view(torch.int8)).neg_().bitwise_and_(x.view(bits))
+    chosen = torch.empty(x.shape, dtype=bits)
+    for rows in row_blocks(chosen):
+        chosen[rows].copy_(mask[rows].view(torch.int8)).neg_().bitwise_and_(x[rows].view(bits))
+    return chosen.view(x.dtype)
 
 
-def write_zero_outside(x: PerToken, mask: TokenMask, out: PerToken) -> None:
-    """``out`` becomes :func:`zero_outside` of ``x``, without a gradient; they do not overlap.
+def write_zero_outside(mask: TokenMask, *pairs: tuple[PerToken, PerToken]) -> None:
+    """Of each pair, x and out: ``out`` becomes :func:`zero_outside` of x, without a gradient; they do not overlap.
 
     >>> out = torch.ones(2)
-    >>> write_zero_outside(torch.tensor([3.0, torch.nan]), torch.tensor([True, False]), out)
+    >>> write_zero_outside(torch.tensor([True, False]), (torch.tensor([3.0, torch.nan]), out))
     >>> out
     tensor([3., 0.])
     """
-    if x.dtype is not out.dtype or _selected_plainly(x, mask):
-        out.copy_(torch.where(mask, x, 0.0))
-    else:
-        _choose(x, mask, out)
+    keep = None
+    for x, out in pairs:
+        if x.dtype is not out.dtype or x.dtype is torch.float64 or _selected_plainly(x, mask):
+            out.copy_(torch.where(mask, x, 0.0))
+        else:
+            keep = mask.view(torch.int8).to(torch.int32).neg_() if keep is None else keep
+            torch.bitwise_and(x.view(torch.int32), keep, out=out.view(torch.int32))
 
 
 class _ZeroOutside(torch.autograd.Function):
@@ -216,8 +215,17 @@ def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     tensor([[5., 0.],
             [7., 7.]])
     """
-    spread = x[:, None].expand(mask.shape) if cu_seqlens is None else x[sequence_ids(cu_seqlens, len(mask))]
-    return zero_outside(spread, mask)
+    return zero_outside(spread(x, mask, cu_seqlens), mask)
+
+
+def spread(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Each sequence's number on each of its tokens, masked ones too: for what is masked afterwards.
+
+    >>> spread(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
+    tensor([[5., 5.],
+            [7., 7.]])
+    """
+    return x[:, None].expand(mask.shape) if cu_seqlens is None else x[sequence_ids(cu_seqlens, len(mask))]
 
 
 def last_token(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
@@ -294,14 +302,14 @@ def lengths_of_tokens(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> PerToken
 def sequence_log_ratio(
     log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, *, mean: bool
 ) -> PerToken:
-    """Sum or mean of the log-ratios of each sequence, clamped to ±20, on each of its valid tokens.
+    """Sum or mean of the log-ratios of each sequence, clamped to ±20, on each of its tokens, masked ones too.
 
     The clamp is on the sequence's number and not on the tokens', so that the ratio is that of the response.
     """
     total = sequence_sum(upcast(log_probs) - upcast(old_log_probs).detach(), mask, cu_seqlens)
     if mean:
         total = total / sequence_lengths(mask, cu_seqlens).clamp(min=1)
-    return to_tokens(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), mask, cu_seqlens)
+    return spread(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), mask, cu_seqlens)
 
 
 def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:

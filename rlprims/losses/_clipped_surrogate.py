@@ -56,7 +56,7 @@ def clipped_surrogate(
         raise ValueError(f"dual_clip={dual_clip} must be above 1 (3.0 is usual), or None for no dual clip")
     rule = partial(clipped, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     whole = None
-    if kernels.chosen(log_probs):
+    if kernels.chosen("clipped", log_probs):
         from rlprims.kernels._clipped import clipped as kernel
 
         whole = partial(kernel, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

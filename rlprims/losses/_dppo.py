@@ -95,8 +95,11 @@ def _within(
     log_rho, moves = limited_log_ratio(log_probs, rollout_log_probs)
     rise, distance = _moved(log_rho, upcast(log_probs), upcast(rollout_log_probs), divergence)
     a = upcast(advantages)
-    left = ((a > 0) & (rise > 0) & (distance > threshold_high)) | ((a < 0) & (rise < 0) & (distance > threshold_low))
-    return -torch.where(left, 0.0, log_rho.exp_().clamp_(max=w_max)) * a, moves.bool()
+    good = torch.empty_like(distance).copy_(a).gt_(0)
+    threshold = torch.lerp(torch.full_like(good, threshold_low), torch.full_like(good, threshold_high), good)
+    away = rise.mul_(a.sign()).gt_(0)  # 1.0 where a good token's probability rose, or a bad one's fell
+    left = distance.gt_(threshold).mul_(away)
+    return log_rho.exp_().clamp_(max=w_max).mul_(left.sub_(1)).mul_(a), moves.bool()
 
 
 def _moved(log_rho: Tensor, now: Tensor, then: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,11 @@
 """See :func:`gmpo`."""
 
+from functools import partial
+
 import torch
 
-from rlprims.masking import (
-    LOG_RATIO_LIMIT,
-    check_tokens,
-    lengths_of_tokens,
-    sequence_sum,
-    to_tokens,
-    zero_outside,
-)
+from rlprims.losses._with_slope import minus_weighted, with_slope
+from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, sequence_lengths, sequence_sum, spread, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -53,9 +49,26 @@ def gmpo(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     if clip_low < 0 or clip_high < 0:
         raise ValueError(f"clip_low={clip_low} and clip_high={clip_high} must be at least 0: they bound the log-ratio")
-    a = zero_outside(advantages, response_mask).detach()
-    d = zero_outside(log_probs, response_mask) - zero_outside(old_log_probs, response_mask).detach()
-    held = torch.where(a > 0, d.clamp(max=clip_high), torch.where(a < 0, d.clamp(min=-clip_low), 0.0))
-    total = to_tokens(sequence_sum(held, response_mask, cu_seqlens), response_mask, cu_seqlens)
-    mean = (total / lengths_of_tokens(response_mask, cu_seqlens)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return -mean.exp() * a
+    held = with_slope(
+        partial(_held, clip_low=clip_low, clip_high=clip_high), response_mask, log_probs, old_log_probs, advantages
+    )
+    total = sequence_sum(held, response_mask, cu_seqlens)
+    mean = total / sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
+    ratio = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return minus_weighted(spread(ratio, response_mask, cu_seqlens), advantages, response_mask)
+
+
+def _held(
+    log_probs: PerToken, old_log_probs: PerToken, advantages: PerToken, *, clip_low: float, clip_high: float
+) -> tuple[PerToken, PerToken]:
+    """d within (−∞, clip_high) where A > 0, (−clip_low, ∞) where A < 0, at 0 where A = 0; and 1 where it is free."""
+    d = upcast(log_probs) - upcast(old_log_probs)
+    a = upcast(advantages)
+    good, bad = torch.empty_like(d).copy_(a).gt_(0), torch.empty_like(d).copy_(a).lt_(0)
+    low = (bad * -clip_low).sub_(good, alpha=_FAR)
+    high = (good * clip_high).add_(bad, alpha=_FAR)
+    held = d.clamp(low, high)
+    return held, d.eq_(held).mul_(good.add_(bad))
+
+
+_FAR = 1e30  # no sum of log-ratios is; as a bound it is none

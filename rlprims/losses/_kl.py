@@ -1,7 +1,12 @@
 """See :func:`kl` and :func:`weighted_kl`."""
 
-from rlprims.divergence import Estimator, estimate_kl
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from functools import partial
+
+from torch import Tensor
+
+from rlprims.divergence import Estimator, kl_with_slope
+from rlprims.losses._with_slope import with_slope
+from rlprims.masking import check_tokens, log_ratio, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -42,12 +47,16 @@ def kl(
     tensor([[0.3679]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, ref_log_probs=ref_log_probs)
-    from_ref = zero_outside(log_probs, response_mask) - zero_outside(ref_log_probs, response_mask).detach()
-    estimate = estimate_kl(from_ref, value)
-    if gradient is None or gradient == value:
-        return estimate
-    carrier = estimate_kl(from_ref, gradient)
-    return estimate.detach() + (carrier - carrier.detach())
+    rule = partial(_estimate, value=value, gradient=value if gradient is None else gradient)
+    return with_slope(rule, response_mask, log_probs, ref_log_probs)
+
+
+def _estimate(
+    log_probs: Tensor, ref_log_probs: Tensor, *, value: Estimator, gradient: Estimator
+) -> tuple[Tensor, Tensor]:
+    from_ref = upcast(log_probs) - upcast(ref_log_probs)
+    estimate, slope = kl_with_slope(from_ref, value)
+    return estimate, slope if gradient == value else kl_with_slope(from_ref, gradient)[1]
 
 
 def weighted_kl(

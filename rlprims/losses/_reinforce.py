@@ -1,6 +1,7 @@
 """See :func:`reinforce`."""
 
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.losses._with_slope import minus_weighted
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -32,4 +33,4 @@ def reinforce(
     tensor([[1., -0.]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
-    return -zero_outside(advantages, response_mask).detach() * zero_outside(log_probs, response_mask)
+    return minus_weighted(log_probs, advantages, response_mask)

@@ -1,8 +1,11 @@
 """See :func:`sapo`."""
 
+from functools import partial
+
 import torch
 
-from rlprims.masking import check_tokens, log_ratio, zero_outside
+from rlprims.losses._with_slope import limited_log_ratio, with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -45,11 +48,20 @@ def sapo(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos={tau_pos} and tau_neg={tau_neg} must be above 0")
-    a = zero_outside(advantages, response_mask).detach()
-    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
-    gate = torch.where(a > 0, _gate(ratio, tau_pos), _gate(ratio, tau_neg))
-    return -gate * a
+    rule = partial(_gated, tau_pos=tau_pos, tau_neg=tau_neg)
+    return with_slope(rule, response_mask, log_probs, old_log_probs, advantages)
 
 
-def _gate(ratio: PerToken, tau: float) -> PerToken:
-    return torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
+def _gated(
+    log_probs: PerToken, old_log_probs: PerToken, advantages: PerToken, *, tau_pos: float, tau_neg: float
+) -> tuple[PerToken, PerToken]:
+    """The loss, and −4 σ(1 − σ) ρ A, where the limit of the log-ratio lets it move."""
+    a = upcast(advantages)
+    near, moves = limited_log_ratio(log_probs, old_log_probs)
+    ratio = near.exp_()
+    good = torch.empty_like(ratio).copy_(a).gt_(0)
+    tau = torch.lerp(torch.full_like(ratio, tau_neg), torch.full_like(ratio, tau_pos), good)
+    gate = (ratio - 1).mul_(tau).sigmoid_()
+    pull = (gate * -4).mul_(a)
+    slope = moves.mul_(ratio).mul_(pull).mul_(1 - gate)
+    return pull.div_(tau), slope

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 
+from rlprims.losses._with_slope import minus_weighted
 from rlprims.masking import check_tokens, log_ratio, sequence_log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
@@ -62,4 +63,4 @@ def topr(
         raise ValueError(f"unknown level {level!r}: choose 'sequence' or 'token'")
     a = zero_outside(advantages, response_mask).detach()
     weights = torch.where(a > 0, 1.0, log_rho.exp().clamp(max=w_max))
-    return -weights * a * zero_outside(log_probs, response_mask)
+    return minus_weighted(log_probs, weights * a, response_mask)

@@ -1,10 +1,12 @@
 """See :func:`value`."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
-from torch.nn.functional import huber_loss
 
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.losses._with_slope import with_slope
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -49,16 +51,26 @@ def value(
         raise ValueError(f"clip={clip} must be above 0, or None for no clipping")
     if huber_delta is not None and huber_delta <= 0:
         raise ValueError(f"huber_delta={huber_delta} must be above 0, or None for the squared error")
-    v = zero_outside(new_values, response_mask)
-    target = zero_outside(returns, response_mask).detach()
-    loss = _error(v, target, huber_delta)
-    if clip is not None:
-        old = zero_outside(values, response_mask).detach()
-        loss = torch.maximum(loss, _error(v.clamp(old - clip, old + clip), target, huber_delta))
-    return loss
+    if clip is None:
+        return with_slope(partial(_error, huber_delta=huber_delta), response_mask, new_values, returns)
+    rule = partial(_clipped, clip=clip, huber_delta=huber_delta)
+    return with_slope(rule, response_mask, new_values, returns, values)
 
 
-def _error(v: Tensor, target: Tensor, huber_delta: float | None) -> Tensor:
+def _error(new_values: Tensor, returns: Tensor, *, huber_delta: float | None) -> tuple[Tensor, Tensor]:
+    e = upcast(new_values) - upcast(returns)
     if huber_delta is None:
-        return (v - target).square() / 2
-    return huber_loss(v, target, reduction="none", delta=huber_delta)
+        return e.square().div_(2), e
+    near = e.clamp(-huber_delta, huber_delta)
+    return (near / -2).add_(e).mul_(near), near  # ½ e² within δ, beyond it δ (|e| − ½ δ)
+
+
+def _clipped(
+    new_values: Tensor, returns: Tensor, values: Tensor, *, clip: float, huber_delta: float | None
+) -> tuple[Tensor, Tensor]:
+    """Where V' is the worse it is a constant; within the clip V' is V."""
+    free, slope = _error(new_values, returns, huber_delta=huber_delta)
+    old = upcast(values)
+    held, _ = _error(upcast(new_values).clamp(old - clip, old + clip), returns, huber_delta=huber_delta)
+    loss = torch.maximum(free, held)
+    return loss, slope.mul_(free.eq_(loss))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rlprims.losses._with_slope import minus_weighted
 from rlprims.masking import check_tokens, sequence_log_ratio, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
@@ -56,7 +57,7 @@ def vespo(
     a = zero_outside(advantages, response_mask).detach()
     log_w = sequence_log_ratio(log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens, mean=False)
     kernel = torch.where(a > 0, _kernel(log_w, k_pos, lambda_pos), _kernel(log_w, k_neg, lambda_neg))
-    return -kernel * a * zero_outside(log_probs, response_mask)
+    return minus_weighted(log_probs, kernel * a, response_mask)
 
 
 def _kernel(log_w: Tensor, k: float, rate: float) -> Tensor:

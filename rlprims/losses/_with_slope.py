@@ -48,6 +48,16 @@ def limited_log_ratio(log_probs: PerToken, old_log_probs: PerToken) -> tuple[Per
     return near, moved.eq_(near)  # in place: comparisons to bool take torch five times as long
 
 
+def minus_weighted(log_probs: PerToken, weights: PerToken, response_mask: TokenMask) -> PerToken:
+    """−weights · log_probs per token, the weights a constant; 0 outside the mask."""
+    return with_slope(_minus_product, response_mask, log_probs, weights)
+
+
+def _minus_product(log_probs: PerToken, weights: PerToken) -> tuple[PerToken, PerToken]:
+    slope = upcast(weights).neg()
+    return slope * log_probs, slope
+
+
 class _WithSlope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:  # with named ones dynamo may take ctx for one, by their number
@@ -61,13 +71,14 @@ class _WithSlope(torch.autograd.Function):
             losses = torch.empty_like(tensors[0], dtype=dtype)
             for rows in row_blocks(losses):
                 loss, slope = rule(*(x[rows] for x in tensors))
-                write_zero_outside(loss, mask[rows], losses[rows])
+                pairs = [(loss, losses[rows])]
                 if ctx.needs_input_grad[3]:
                     slopes = torch.empty_like(losses, dtype=slope.dtype) if slopes is None else slopes
                     if slope.dtype is torch.bool:
                         slopes[rows] = slope
                     else:
-                        write_zero_outside(slope, mask[rows], slopes[rows])
+                        pairs.append((slope, slopes[rows]))
+                write_zero_outside(mask[rows], *pairs)
         if slopes is not None:
             ctx.save_for_backward(slopes, losses if slopes.dtype is torch.bool else None)
             if not torch.compiler.is_compiling():
