@@ -1,12 +1,15 @@
 """The contract of ``save`` and ``load``: the next update is the one that would have been."""
 
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 import torch
-from execution_contract import identical, plain_logits, prompts, training_batch, weights
+from execution_contract import identical, plain_logits, prompts, saved, training_batch, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlprims import algorithms
-from rlprims.execution import OptimizerConfig
+from rlprims.execution import Execution, OptimizerConfig, UpdateReport
 from tests import tiny
 
 PPO = algorithms.ppo()
@@ -22,48 +25,57 @@ def updates(execution, batch, count):
     return [(execution.update_critic(batch, PPO), execution.update(batch, PPO)) for _ in range(count)]
 
 
+class Interrupted(NamedTuple):
+    """A run saved after two updates, what it did next, and another execution of its kind."""
+
+    execution: Execution
+    directory: Path
+    reports: list[tuple[UpdateReport, UpdateReport]]
+    after: list[Path]
+    """A save after each of the reports."""
+    other: Execution
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
 def interrupted(request, build, batch, tmp_path_factory):
-    """A run saved after two updates, and what it did next."""
     path = tiny.save_model(tmp_path_factory.mktemp("model"), seed=3, tie_word_embeddings=request.param)
-
-    def make():
-        return build.func(path, PPO, optimizer=OPTIMIZER, updates=6)
-
-    execution, directory = make(), tmp_path_factory.mktemp("checkpoint")
+    execution, other = (build.func(path, PPO, optimizer=OPTIMIZER, updates=6) for _ in range(2))
+    directory, *after = (tmp_path_factory.mktemp("checkpoint") for _ in range(3))
     updates(execution, batch, 2)
     execution.sync_weights()
     execution.save(directory)
-    return make, execution, directory, updates(execution, batch, 2)
+    reports = []
+    for save in after:
+        reports += updates(execution, batch, 1)
+        execution.save(save)
+    return Interrupted(execution, directory, reports, after, other)
 
 
 def test_the_next_updates_are_bitwise_the_same(interrupted, batch, tmp_path):
-    make, execution, directory, reports = interrupted
-    resumed = make()
-    resumed.load(directory)
+    resumed = interrupted.other
+    resumed.load(interrupted.directory)
     again = updates(resumed, batch, 2)
     assert [(a.loss, a.grad_norm, a.lr) for pair in again for a in pair] == [
-        (r.loss, r.grad_norm, r.lr) for pair in reports for r in pair
+        (r.loss, r.grad_norm, r.lr) for pair in interrupted.reports for r in pair
     ]
     for model in ("policy", "critic"):
-        assert identical(weights(resumed, tmp_path / f"a{model}", model), weights(execution, tmp_path / model, model))
+        assert identical(weights(resumed, tmp_path / model, model), saved(interrupted.after[-1], model))
 
 
 def test_a_load_undoes_what_came_before_it(interrupted, batch, tmp_path):
-    make, _, directory, _ = interrupted
-    fresh, used = make(), make()
-    updates(used, batch, 3)
-    for execution in (fresh, used):
-        execution.load(directory)
-        updates(execution, batch, 1)
-    assert identical(weights(used, tmp_path / "used"), weights(fresh, tmp_path / "fresh"))
+    updates(interrupted.other, batch, 3)
+    for name, used in (("same", interrupted.execution), ("other", interrupted.other)):
+        used.load(interrupted.directory)
+        updates(used, batch, 1)
+        assert identical(weights(used, tmp_path / name), saved(interrupted.after[0]))
 
 
 def test_the_sampler_has_the_loaded_weights(interrupted, batch):
-    make, execution, directory, _ = interrupted
-    resumed = make()
-    resumed.load(directory)
-    assert resumed.weights_version == execution.weights_version == 2
+    resumed = interrupted.other
+    updates(resumed, batch, 1)
+    resumed.sync_weights()
+    resumed.load(interrupted.directory)
+    assert resumed.weights_version == 2
     resumed.sync_weights()
     sampled = training_batch(resumed)
     assert (sampled["weights_version"] == 3).all()
@@ -71,8 +83,7 @@ def test_the_sampler_has_the_loaded_weights(interrupted, batch):
 
 
 def test_the_policy_is_a_hugging_face_model(interrupted, batch):
-    make, _, directory, _ = interrupted
-    resumed = make()
+    resumed, directory = interrupted.other, interrupted.directory
     resumed.load(directory)
     ours = resumed.log_probs(batch)
     model = AutoModelForCausalLM.from_pretrained(directory / "policy", dtype=torch.float32).eval()
@@ -85,8 +96,8 @@ def test_the_policy_is_a_hugging_face_model(interrupted, batch):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (tiny.PAD_ID, tiny.EOS_ID)
 
 
-def test_before_the_first_update_too(build, batch, tmp_path):
-    first, second = build(PPO), build(PPO)
+def test_before_the_first_update_too(build, fresh, batch, tmp_path):
+    first, second = build(PPO), fresh(PPO)
     weights(first, tmp_path / "start")
     updates(second, batch, 1)
     second.load(tmp_path / "start")
@@ -95,8 +106,18 @@ def test_before_the_first_update_too(build, batch, tmp_path):
     assert identical(weights(first, tmp_path / "1"), weights(second, tmp_path / "2"))
 
 
-def test_another_models_checkpoint_is_refused(build, execution, tmp_path):
+def test_after_a_step_that_updated_nothing(fresh, batch, tmp_path):
+    """As a critic's warm-up: measured, sent to the sampler again, and saved."""
+    execution = fresh(algorithms.reinforce())
+    before = weights(execution, tmp_path / "before")
+    for _ in range(2):
+        execution.log_probs(batch)
+        execution.sync_weights()
+    assert identical(weights(execution, tmp_path / "after"), before)
+
+
+def test_another_models_checkpoint_is_refused(build, fresh, tmp_path):
     other = tiny.save_model(tmp_path / "other", num_hidden_layers=1)
     weights(build.func(other, algorithms.reinforce()), tmp_path / "save")
     with pytest.raises(ValueError, match="does not fit the model: lacks"):
-        build(algorithms.reinforce()).load(tmp_path / "save")
+        fresh(algorithms.reinforce()).load(tmp_path / "save")

@@ -76,7 +76,10 @@ def _block_names(module: nn.Module) -> set[str]:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of all ranks on each of them, on the CPU."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().detach().cpu()
+    # After a forward it may be gathered already: what FSDP frees later must not be lent to an array.
+    return tensor.detach().to("cpu", copy=True)
 
 
 def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
