@@ -1,6 +1,7 @@
 """A cluster to run on: started on this machine, or joined; and room reserved in it."""
 
 import os
+import time
 from typing import Any
 
 from rlprims.execution._config import PoolConfig
@@ -60,10 +61,22 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
 
     bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
     group = placement_group([bundle] * pool.workers, strategy=pool.placement)
-    if not group.wait(timeout):  # an impossible group waits forever and raises nothing
+    try:
+        if not _placed(group, timeout):  # an impossible group waits forever and raises nothing
+            raise ExecutionError(
+                f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
+                f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
+            )
+    except BaseException:  # also of who is tired of waiting: it would get its room yet, and keep it
         remove_placement_group(group)
-        raise ExecutionError(
-            f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster has "
-            f"{ray.cluster_resources()}, of which {ray.available_resources()} are free"
-        )
+        raise
     return group
+
+
+def _placed(group: Any, timeout: float) -> bool:
+    """Whether it has its room in time; a wait inside Ray would not hear a Ctrl-C until its end."""
+    end = time.monotonic() + timeout
+    while not group.wait(min(1.0, timeout)):
+        if time.monotonic() >= end:
+            return False
+    return True
