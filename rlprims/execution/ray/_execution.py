@@ -83,18 +83,23 @@ class RayExecution:
         held: ExitStack,
     ) -> None:
         places = reserve_pools(cluster, model, held)
-        # Ranks before engines: an engine takes what memory is left.
-        groups, window = start_training(cluster, model, optimizer, options, places, held)
-        self.pools, self.trainers, self.context_window = groups, groups["main"], window
         engines = cluster.roles.rollout
         count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
         before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
+
+        def process(rank: int) -> Any:
+            return start_worker(RolloutWorker, before + rank, before + count, **places[engines])
+
+        # All processes at once, for each imports for seconds; ranks before engines, which take what memory is left.
+        begun = [process(rank) for rank in reversed(range(count))]
+        groups, window = start_training(cluster, model, optimizer, options, places, held)
+        self.pools, self.trainers, self.context_window = groups, groups["main"], window
         if cluster.colocate:
             self.trainers.call(TrainingWorker.offload).result()
         tokenizer = self.tokenizer  # what is held until the end must not hold this object: it would never be collected
 
         def start(rank: int) -> tuple[Any, Any]:
-            worker = start_worker(RolloutWorker, before + rank, before + count, **places[engines])
+            worker = begun.pop() if begun else process(rank)
             return worker, worker.build.remote(cluster, model, tokenizer, window)
 
         self.rollouts = Rollouts(
