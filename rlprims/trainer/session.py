@@ -93,7 +93,10 @@ def _execution(config: Config, path: str, tokenizer: Any) -> Execution:
         from rlprims.execution.ray import RayExecution
     except ModuleNotFoundError as error:
         raise ValueError(f"execution: ray needs {error.name}: rlprims doctor says how to install it") from None
-    return RayExecution(config.ray, model, config.optimizer, **options)
+    try:
+        return RayExecution(config.ray, model, config.optimizer, **options)
+    except ExecutionError as error:
+        raise ValueError(f"execution: ray did not start: {error}") from None
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
