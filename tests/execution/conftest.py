@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, prompts
+from execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, Restarted, prompts
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
@@ -48,13 +48,27 @@ def build(request, model_path):
     return partial(request.param, model_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def without_engines(build):
+    """Options where nobody samples with what is built: vLLM takes longest to start."""
+    return {"engine": "hf", "rollout_workers": 1} if build.func is CLUSTERS["ray-vllm"] else {}
+
+
+@pytest.fixture(scope="session")
+def fresh(build, tmp_path_factory):
+    """``build`` for who is done with what was asked for before: it may be given again, as it was at its start."""
+    return Restarted(build, tmp_path_factory) if build.func in CLUSTERS.values() else build
+
+
+@pytest.fixture(scope="session")
 def execution(build):
     """A policy that nobody trains."""
-    return build(algorithms.reinforce())
+    execution = build(algorithms.reinforce())
+    yield execution
+    execution.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sampled(execution):
     batch = execution.generate(prompts(), SAMPLING, seed=0, prompt_width=WIDTH)
     lengths = batch["response_mask"].sum(-1)

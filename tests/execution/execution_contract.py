@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -99,6 +100,35 @@ CLUSTERS: dict[str, Callable[..., Execution]] = {
 """Run by the marker ``ray``, where Ray and vLLM are installed."""
 
 
+class Restarted:
+    """Builds an execution of each kind once; who asks again gets the same one back at its start.
+
+    By a load, of which test_execution_checkpoint says that nothing is left of what came before: 0.2 s on Ray, where a
+    start takes half a minute.
+    """
+
+    LIMIT = 4
+    """Kinds that are kept; each is three processes and more."""
+
+    def __init__(self, build: Callable[..., Execution], directories: pytest.TempPathFactory) -> None:
+        self.build, self.directories = build, directories
+        self.kept: dict[str, tuple[Execution, Path]] = {}
+
+    def __call__(self, algorithm: Algorithm, **options: Any) -> Execution:
+        models = sorted(algorithm.needs & {"ref_log_probs", "values"})  # all that is read of it before an update
+        kind = repr((models, sorted(options.items())))
+        if kind in self.kept:
+            execution, start = self.kept.pop(kind)
+            execution.load(start)
+        else:
+            execution, start = self.build(algorithm, **options), self.directories.mktemp("start")
+            execution.save(start)
+        self.kept[kind] = execution, start
+        if len(self.kept) > self.LIMIT:
+            self.kept.pop(next(iter(self.kept)))[0].close()
+        return execution
+
+
 def prompts(texts: Sequence[str] = QUESTIONS, sample_ids: Sequence[int] | None = None) -> DataProto:
     """What a trainer asks ``generate`` with; ids are the row numbers if none are given."""
     column = np.empty(len(texts), dtype=object)
@@ -160,6 +190,10 @@ def weights(execution: Execution, directory: Path, model: str = "policy") -> dic
     """What a save would keep of a model."""
     directory.mkdir(parents=True)
     execution.save(directory)
+    return saved(directory, model)
+
+
+def saved(directory: Path, model: str = "policy") -> dict[str, Tensor]:
     return load_file(directory / model / "model.safetensors")
 
 

@@ -23,8 +23,8 @@ class TestASampleIsAFunctionOfSeedAndId:
         self.assert_same(again, sampled, rows)
 
     @pytest.mark.parametrize("at_once", [1, 3])
-    def test_however_many_are_sampled_at_once(self, build, sampled, at_once):
-        execution = build(algorithms.reinforce(), max_rows_per_generation=at_once)
+    def test_however_many_are_sampled_at_once(self, fresh, sampled, at_once):
+        execution = fresh(algorithms.reinforce(), max_rows_per_generation=at_once)
         self.assert_same(generate(execution, prompts()), sampled, [*ROWS])
 
     def assert_same(self, again, sampled, rows):
@@ -78,8 +78,8 @@ class TestEnds:
 
 class TestDistribution:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_the_log_probs_are_those_of_the_sampled_tokens(self, build, plain, temperature):
-        execution = build(algorithms.reinforce(), temperature=temperature)
+    def test_the_log_probs_are_those_of_the_sampled_tokens(self, fresh, plain, temperature):
+        execution = fresh(algorithms.reinforce(), temperature=temperature)
         batch = generate(execution, prompts(), Sampling(max_new_tokens=LIMIT, temperature=temperature))
         rollout = batch["rollout_log_probs"]
         torch.testing.assert_close(rollout, execution.log_probs(batch), rtol=1e-5, atol=1e-5)

@@ -8,9 +8,9 @@ from rlprims import algorithms
 
 
 @pytest.fixture(scope="module")
-def trained_critic(build, sampled):
+def trained_critic(build, sampled, without_engines):
     """PPO with a reference and a critic that no longer answers 0."""
-    execution = build(algorithms.ppo().replace(kl_in_reward={}))
+    execution = build(algorithms.ppo().replace(kl_in_reward={}), **without_engines)
     mask = sampled["response_mask"]
     ramp = torch.where(mask, torch.arange(LIMIT) / LIMIT, 0.0)
     batch = with_columns(
@@ -53,14 +53,16 @@ class TestATokensMeasure:
 
 
 @pytest.mark.parametrize("tokens", [40, 100])
-def test_micro_batches_do_not_change_log_probs(build, execution, sampled, tokens):
-    small = build(algorithms.reinforce(), max_tokens_per_micro_batch=tokens)
+def test_micro_batches_do_not_change_log_probs(fresh, execution, sampled, tokens, without_engines):
+    small = fresh(algorithms.reinforce(), max_tokens_per_micro_batch=tokens, **without_engines)
     assert_same(small.log_probs(sampled), execution.log_probs(sampled))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_entropies_are_those_of_the_plain_model_at_the_samplers_temperature(build, plain, sampled, temperature):
-    measured = build(algorithms.reinforce(), temperature=temperature).entropies(sampled)
+def test_entropies_are_those_of_the_plain_model_at_the_samplers_temperature(
+    fresh, plain, sampled, temperature, without_engines
+):
+    measured = fresh(algorithms.reinforce(), temperature=temperature, **without_engines).entropies(sampled)
     for row, tokens in enumerate(responses(sampled)):
         expected = torch.distributions.Categorical(logits=plain_logits(plain, sampled, row) / temperature).entropy()
         assert_same(measured[row, : len(tokens)], expected.detach())
@@ -68,19 +70,19 @@ def test_entropies_are_those_of_the_plain_model_at_the_samplers_temperature(buil
 
 
 @pytest.mark.parametrize("tokens", [40, 100])
-def test_micro_batches_do_not_change_entropies(build, execution, sampled, tokens):
-    small = build(algorithms.reinforce(), max_tokens_per_micro_batch=tokens)
+def test_micro_batches_do_not_change_entropies(fresh, execution, sampled, tokens, without_engines):
+    small = fresh(algorithms.reinforce(), max_tokens_per_micro_batch=tokens, **without_engines)
     assert_same(small.entropies(sampled), execution.entropies(sampled))
 
 
-def test_a_row_beyond_the_budget_is_named(build, sampled):
-    small = build(algorithms.reinforce(), max_tokens_per_micro_batch=20)
+def test_a_row_beyond_the_budget_is_named(fresh, sampled, without_engines):
+    small = fresh(algorithms.reinforce(), max_tokens_per_micro_batch=20, **without_engines)
     with pytest.raises(ValueError, match=r"row \d+ has \d+ tokens, more than max_tokens=20"):
         small.log_probs(sampled)
 
 
-def test_values_begin_at_zero(build, sampled):
-    assert (build(algorithms.ppo()).values(sampled) == 0).all()
+def test_values_begin_at_zero(fresh, sampled, without_engines):
+    assert (fresh(algorithms.ppo(), **without_engines).values(sampled) == 0).all()
 
 
 def test_the_reference_begins_as_the_policy(trained_critic, sampled):

@@ -6,10 +6,11 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
-from execution_contract import SAMPLING, WIDTH, cluster, local, prompts, training_batch
+from execution_contract import SAMPLING, WIDTH, Restarted, cluster, local, prompts, training_batch
 from safetensors.torch import load_file
 
 from rlprims import algorithms
@@ -39,13 +40,18 @@ def tied(tmp_path_factory):
     return tiny.save_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tied, tmp_path_factory):
+    """Two ranks and an engine, as they were at their start."""
+    return Restarted(partial(cluster, tied, training_workers=2, optimizer=SLOW), tmp_path_factory)
+
+
 class TestTheSameNumbers:
     """Two ranks and an engine, step by step beside one process: the same tokens, losses and norms to 1e-5."""
 
     @pytest.mark.parametrize("engine", ["hf", "vllm"])
-    def test_as_one_process(self, tied, engine):
-        one = local(tied, GRPO, optimizer=SLOW)
-        many = cluster(tied, GRPO, training_workers=2, engine=engine, optimizer=SLOW)
+    def test_as_one_process(self, tied, two_ranks, engine):
+        one, many = local(tied, GRPO, optimizer=SLOW), two_ranks(GRPO, engine=engine)
         for step in range(4):
             mine, theirs = sample(one, seed=step), sample(many, seed=step)
             assert torch.equal(mine["responses"], theirs["responses"])
@@ -62,8 +68,8 @@ class TestTheSameNumbers:
             one.sync_weights()
             many.sync_weights()
 
-    def test_fewer_rows_than_ranks(self, tied):
-        one, many = local(tied, GRPO), cluster(tied, GRPO, training_workers=2)
+    def test_fewer_rows_than_ranks(self, tied, two_ranks):
+        one, many = local(tied, GRPO, optimizer=SLOW), two_ranks(GRPO, engine="hf")
         batch = training_batch(one).select_idxs([3])
         batch["group_ids"] = torch.zeros(1, dtype=torch.int64)
         assert many.update(batch, GRPO).loss == pytest.approx(one.update(batch, GRPO).loss, abs=1e-6)
@@ -85,8 +91,8 @@ class TestTheSameNumbers:
             assert theirs.grad_norm == pytest.approx(mine.grad_norm, rel=1e-4)
         assert not list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl")) + list(tmp_path.rglob(".metadata"))
 
-    def test_the_shards_hold_the_model(self, tied, tmp_path):
-        execution = cluster(tied, GRPO, training_workers=2)
+    def test_the_shards_hold_the_model(self, two_ranks, tmp_path):
+        execution = two_ranks(GRPO, engine="hf")
         execution.update(training_batch(execution), GRPO)
         execution.save(tmp_path)
         whole = load_file(tmp_path / "policy" / "model.safetensors")
@@ -228,23 +234,49 @@ class TestALostRank:
             execution.update(batch, GRPO)
         assert time.monotonic() - begun < 60
 
-    def test_an_error_names_its_rank_and_carries_its_traceback(self, tied):
-        execution = cluster(tied, GRPO, training_workers=2)
+    def test_an_error_names_its_rank_and_carries_its_traceback(self, two_ranks):
+        execution = two_ranks(GRPO, engine="hf")
         with pytest.raises(ExecutionError, match=r"(?s)training rank [01] of 2 raised:.*no critic was loaded"):
             execution.values(training_batch(execution))
 
 
-def test_a_start_that_fails_gives_its_room_back(tied):
-    from ray.util import placement_group_table
+class TestAStartThatFails:
+    """It gives back what it had, at whatever it fails."""
 
-    from rlprims.execution.ray._cluster import connect
+    @pytest.fixture(autouse=True)
+    def nothing_stays(self):
+        from ray.util import placement_group_table
 
-    connect(None, cpus=64)
-    before = placement_group_table().keys()
-    with pytest.raises(ExecutionError, match=r"training rank 0 of 1 raised:"):
-        cluster(tied, PPO, critic="/nowhere")
-    (new,) = placement_group_table().keys() - before
-    assert placement_group_table()[new]["state"] == "REMOVED"
+        from rlprims.execution.ray._cluster import connect
+
+        connect(None, cpus=64)
+        before = placement_group_table().keys()
+        yield
+        states = {group: entry["state"] for group, entry in placement_group_table().items() if group not in before}
+        assert states
+        assert set(states.values()) == {"REMOVED"}
+
+    def test_at_a_rank(self, tied):
+        with pytest.raises(ExecutionError, match=r"training rank 0 of 1 raised:"):
+            cluster(tied, PPO, critic="/nowhere")
+
+    def test_at_an_engine(self, tied):
+        with pytest.raises(ExecutionError, match=r"rollout worker 0 of 1 raised:"):
+            cluster(tied, GRPO, engine="vllm", cluster={"kv_cache_bytes": 1})
+
+    def test_at_the_second_pool(self, tied):
+        pools = {"values": {"cpus": 1000.0}}
+        with pytest.raises(
+            ExecutionError, match=r"no room for 1 workers of {'CPU': 1000.0} .* within 3 s; the cluster"
+        ):
+            cluster(tied, PPO, cluster={"pools": pools, "roles": {"critic": "values"}, "start_timeout": 3.0})
+
+    def test_at_who_is_tired_of_waiting(self, tied):
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            cluster(tied, GRPO, cluster={"cpus_per_worker": 1000.0, "start_timeout": 240.0})
+        assert time.monotonic() - begun < 120
 
 
 def test_what_nobody_holds_gives_its_processes_back(tied):

@@ -9,8 +9,8 @@ from rlprims import algorithms
 from rlprims.execution import ProfileConfig
 
 
-def test_each_worker_reports_what_it_did_and_once(build):
-    execution = build(algorithms.reinforce(), peak_tflops=0.5)
+def test_each_worker_reports_what_it_did_and_once(fresh):
+    execution = fresh(algorithms.reinforce(), peak_tflops=0.5)
     batch = training_batch(execution)
     execution.reports()
     sampled = execution.generate(prompts(), SAMPLING, seed=1, prompt_width=WIDTH)
@@ -33,8 +33,8 @@ def test_each_worker_reports_what_it_did_and_once(build):
     assert not any(report.work for report in execution.reports())
 
 
-def test_a_profile_of_each_process_but_this(build):
-    execution = build(algorithms.reinforce())
+def test_a_profile_of_each_process_but_this(fresh):
+    execution = fresh(algorithms.reinforce(), peak_tflops=0.5)
     batch = training_batch(execution)
     workers = {report.worker for report in execution.reports()} - {"local"}
     assert execution.stop_profile() == {}, "nothing was begun"

@@ -22,8 +22,8 @@ def reward_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rewarding(build, reward_path):
-    return build(algorithms.reinforce(), reward=str(reward_path))
+def rewarding(build, reward_path, without_engines):
+    return build(algorithms.reinforce(), reward=str(reward_path), **without_engines)
 
 
 def alone(path, tokens):
@@ -44,11 +44,12 @@ def test_is_the_heads_number_at_the_last_token(rewarding, sampled, reward_path):
     assert scores.std() > 0.1
 
 
-def test_belongs_to_the_row(build, rewarding, sampled, reward_path):
+def test_belongs_to_the_row(build, rewarding, sampled, reward_path, without_engines):
     whole = rewarding.reward_scores(sampled)
     assert_same(rewarding.reward_scores(widened(sampled, left=5, right=3, token=9)), whole)
     assert_same(rewarding.reward_scores(sampled.select_idxs([5, 0, 3])), whole[[5, 0, 3]])
-    small = build(algorithms.reinforce(), reward=str(reward_path), max_tokens_per_micro_batch=50)
+    options = {"reward": str(reward_path), "max_tokens_per_micro_batch": 50, **without_engines}
+    small = build(algorithms.reinforce(), **options)
     assert_same(small.reward_scores(sampled), whole)
 
 
