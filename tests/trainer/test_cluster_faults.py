@@ -14,6 +14,7 @@ import yaml
 
 from tests.trainer.processes import LOOPBACK, alive, listening, tree, until
 from tests.trainer.runs import metrics_of, small_run
+from tests.trainer.small_disk import run_on_a_small_disk
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -98,6 +99,7 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
     ("victim", "code", "said"),
     [
         ("rlprims", -signal.SIGKILL, ""),
+        ("^ray::TrainingWorker", 2, "training rank"),
         ("gcs_server", 1, "Failed to connect to GCS within 15 seconds"),
         ("raylet/raylet", 2, "rlprims resume"),
     ],
@@ -106,10 +108,12 @@ def test_what_is_killed_leaves_nobody_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, victim: str, code: int, said: str
 ) -> None:
     run = Run(config, tmp_path / "run")
+    assert len(run.pids("^ray::TrainingWorker")) == 2
     os.kill(run.pids(victim)[0], signal.SIGKILL)
     left, errors = run.end()
     assert left == code, errors
     assert said in errors
+    assert code != 2 or f"rlprims resume {run.path}" in errors
     run.leaves_nobody()
     assert run.goes_on() == undisturbed
 
@@ -127,3 +131,23 @@ def test_a_rank_that_hangs_is_found_by_the_timeout(
     assert f"rlprims resume {run.path}" in errors
     run.leaves_nobody()
     assert run.goes_on() == undisturbed
+
+
+def test_a_start_that_finds_no_room_midway_says_so(config: Path, tmp_path: Path) -> None:
+    """The ranks' pool has its room by then."""
+    pool = ("ray.pools={values: {gpus: 64}}", "ray.roles.critic=values", "ray.start_timeout=20")
+    command = rlprims("train", config, f"run_dir={tmp_path / 'run'}", *pool)
+    run = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+    assert "execution: ray did not start: no room for 1 workers of {'CPU': 1.0, 'GPU': 64.0}" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_the_rest(
+    config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Room for one checkpoint, and not for the shards of a second."""
+    ended = run_on_a_small_disk(tmp_path / "disk", "2m", "train", config, "checkpoint.keep=1")
+    assert re.search(r"cannot write \S+/run/checkpoints/step_000006: training rank [01] of 2 raised:", ended.errors)
+    assert ended.metrics == undisturbed

@@ -1,17 +1,13 @@
-"""A run on Ray from the command line: as the local one, and whole again after a rank was killed."""
+"""A run on Ray from the command line: as the local one."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.processes import tree
 from tests.trainer.runs import metrics_of
 
 pytestmark = pytest.mark.ray
@@ -41,29 +37,3 @@ def test_the_metrics_are_those_of_one_process(
     for ours, theirs in pairs:
         assert ours.pop("kind") == theirs.pop("kind")
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
-
-
-def test_a_killed_rank_ends_the_run_and_a_resume_repeats_the_rest(
-    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
-) -> None:
-    settings |= {"steps": 12, "checkpoint": {"every": 3}, "evaluation": {"every": 100, "samples": 1, "limit": 2}}
-    config = write_config(settings)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)
-
-    process = subprocess.Popen(
-        command("train", config, f"run_dir={killed}"), cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    metrics = killed / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 6):
-        assert process.poll() is None, "the run ended before it was to be ended"
-        time.sleep(0.01)
-    ranks = [pid for pid, title in tree(process.pid).items() if title.startswith("ray::TrainingWorker")]
-    assert len(ranks) == 2
-    os.kill(ranks[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 2
-    assert "training rank" in errors
-    assert f"rlprims resume {killed}" in errors
-    subprocess.run(command("resume", killed), cwd=ROOT, check=True)
-    assert metrics_of(killed) == metrics_of(whole)

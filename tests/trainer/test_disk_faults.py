@@ -2,7 +2,6 @@
 
 import json
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build
 from rlprims.trainer.writing import CannotWrite
 from tests.trainer.runs import metrics_of
+from tests.trainer.small_disk import run_on_a_small_disk
 
 ROOT = Path(__file__).parents[2]
 FULL = Path("/dev/full")  # whatever is written to it meets a full disk
@@ -88,59 +88,20 @@ def test_a_checkpoint_cut_at_any_byte_is_damaged(tmp_path: Path) -> None:
     assert damage_of(whole) is None
 
 
-_ON_A_SMALL_DISK = """
-import json, os, subprocess, sys, time
-from pathlib import Path
-disk, how, *command = sys.argv[1:]
-size = "1500k" if how == "checkpoint" else "4m"
-subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
-quiet = {"stdout": subprocess.DEVNULL, "text": True}
-process = subprocess.Popen([*command, f"run_dir={disk}/run"], stderr=subprocess.PIPE, **quiet)
-if how == "anything":  # something else fills the disk after the first checkpoint
-    while not list(Path(disk).glob("run/checkpoints/step_*")) and process.poll() is None:
-        time.sleep(0.01)
-    with open(f"{disk}/ballast", "wb", buffering=0) as ballast:
-        try:
-            while process.poll() is None:
-                ballast.write(bytes(512))
-        except OSError:
-            pass
-errors = process.communicate()[1]
-left = sorted(path.name for path in Path(disk).glob("run/checkpoints/*"))
-Path(disk, "ballast").unlink(missing_ok=True)
-subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-resumed = subprocess.run([*command[:3], "resume", f"{disk}/run"], **quiet).returncode
-metrics = Path(disk, "run", "metrics.jsonl").read_text() if resumed == 0 else ""
-json.dump([process.returncode, errors, left, resumed, metrics], sys.stdout)
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["checkpoint", "anything"])
+@pytest.mark.parametrize(("size", "others"), [("1500k", False), ("4m", True)], ids=["checkpoint", "anything"])
 def test_a_run_on_a_disk_that_fills_up_ends_and_goes_on(
-    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, how: str
+    settings: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+    size: str,
+    others: bool,
 ) -> None:
-    unshare = ["unshare", "--mount", "--user", "--map-root-user"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False).returncode:
-        pytest.skip("no mount namespaces here")
     settings |= {"steps": 40, "checkpoint": {"every": 2, "keep": 1}, "optimizer": {"lr": 1e-4}}
     settings["evaluation"] = {"every": 20, "samples": 1, "limit": 2}
-    config, disk = write_config(settings), tmp_path / "disk"
-    disk.mkdir()
-    command = [sys.executable, "-m", "rlprims", "train", str(config)]
-    script = [*unshare, sys.executable, "-c", _ON_A_SMALL_DISK, str(disk), how, *command]
-    answer = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True)
-    code, errors, left, resumed, metrics = json.loads(answer.stdout)
-    assert code == 2
-    assert "Traceback" not in errors
-    assert f"cannot write {disk}/run/" in errors
-    assert "No space left on device" in errors
-    assert f"rlprims resume {disk}/run" in errors
-    assert len(left) == 1, "the checkpoint before, and nothing of the one that failed"
-    assert resumed == 0
-    again = tmp_path / "again"
-    again.mkdir()
-    (again / "metrics.jsonl").write_text(metrics)
+    config = write_config(settings)
+    ended = run_on_a_small_disk(tmp_path / "disk", size, "train", config, others_fill_it=others)
+    assert "Traceback" not in ended.errors
     whole = tmp_path / "whole"
-    subprocess.run([*command, f"run_dir={whole}"], cwd=ROOT, check=True)
-    assert metrics_of(again) == metrics_of(whole)
+    subprocess.run([sys.executable, "-m", "rlprims", "train", config, f"run_dir={whole}"], cwd=ROOT, check=True)
+    assert ended.metrics == metrics_of(whole)
