@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from rlprims import kernels
-from rlprims.masking import sequence_ids
-from rlprims.types import CuSeqlens, PerSequence, PerToken
+from rlprims import _recurrence_cpu, kernels
+from rlprims.blocks import all_valid
+from rlprims.masking import as_numbers, sequence_ids, zero_outside
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
 def _map(a: Tensor, x: Tensor, b: Tensor, cuts: bool) -> Tensor:
@@ -44,19 +45,22 @@ def reverse_recurrence(
 
     Neighbours are composed in pairs and the half as long recurrence of the pairs is solved the same way, so the work is
     linear in T, the depth logarithmic, and no position is visited in a loop. For padded input the two results are views
-    of one buffer.
+    of one buffer. On a CPU, where no gradient is asked, ``_recurrence_cpu`` gives the same numbers sooner.
 
     >>> a, b = torch.full((1, 3), 0.5), torch.tensor([[1.0, 2.0, 4.0]])
     >>> reverse_recurrence(a, b, torch.zeros(1))
     (tensor([[3., 4., 4.]]), tensor([[4., 4., 0.]]))
     """
     tensors = (coefficient, addend, initial)
-    if kernels.chosen(*tensors) and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+    if kernels.chosen("scan", *tensors) and not _has_gradient(*tensors):
         return _by_kernel(coefficient, addend, initial, cu_seqlens)
+    in_place = _may_be_in_place(addend, coefficient, initial)
+    if in_place and cu_seqlens is not None:
+        return _recurrence_cpu.solve_packed(coefficient, addend, initial, cu_seqlens)
     s = addend.new_empty((*addend.shape[:-1], addend.shape[-1] + 1))
     if cu_seqlens is None:
         s[:, -1] = initial
-        _solve(coefficient, addend, s)
+        (_recurrence_cpu.solve if in_place else _solve)(coefficient, addend, s)
         return s[:, :-1], s[:, 1:]
     owner = sequence_ids(cu_seqlens, len(addend))
     end = torch.arange(len(addend), device=addend.device) + 1 == cu_seqlens[1:][owner]
@@ -64,6 +68,73 @@ def reverse_recurrence(
     s[-1] = 0.0
     _solve(torch.where(end, 0.0, coefficient), torch.where(end, addend + coefficient * beyond, addend), s, cuts=True)
     return s[:-1], torch.where(end, beyond, s[1:])
+
+
+def skipping_recurrence(
+    discount: float | PerToken,
+    addend: PerToken,
+    mask: TokenMask,
+    initial: PerSequence | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+) -> tuple[PerToken, PerToken]:
+    """:func:`reverse_recurrence` with the coefficient ``discount`` on valid tokens and 1 on masked ones.
+
+    Args:
+        discount: one number, or one per token.
+        addend: 0 on masked tokens, which thus hand on what they got.
+        mask: which tokens are valid.
+        initial: S beyond each sequence's end; None: 0.
+        cu_seqlens: int (B+1,) if packed.
+
+    Returns:
+        S[t], and S[t+1]: what each position received from its right. What stands on masked tokens means nothing.
+
+    >>> mask = torch.tensor([[True, False, True]])
+    >>> skipping_recurrence(0.5, torch.tensor([[1.0, 0.0, 4.0]]), mask)[0]
+    tensor([[3., 4., 4.]])
+    """
+    if isinstance(discount, Tensor):
+        coefficient = discount if all_valid(mask) else zero_outside(discount, mask) + as_numbers(~mask, addend.dtype)
+    elif cu_seqlens is None and 0 <= discount <= 1 and _may_be_in_place(addend, initial) and _one_run_each(mask):
+        return _over_runs(discount, addend, mask, initial)
+    else:
+        coefficient = discount * as_numbers(mask, addend.dtype) + as_numbers(~mask, addend.dtype)
+    if initial is None:
+        initial = addend.new_zeros(len(addend) if cu_seqlens is None else len(cu_seqlens) - 1)
+    return reverse_recurrence(coefficient, addend, initial.to(addend.dtype), cu_seqlens)
+
+
+def _has_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _may_be_in_place(addend: Tensor, *others: Tensor | None) -> bool:
+    on_cpu = addend.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_cpu and not _has_gradient(addend, *others) and not kernels.chosen("scan", addend)
+
+
+def _one_run_each(mask: TokenMask) -> bool:
+    """Whether the valid tokens of every row are neighbours."""
+    m = mask.view(torch.int8)
+    begins = (m[:, 1:] > m[:, :-1]).view(torch.int8)
+    if not begins.numel() or not bool(begins.max()):  # the usual case, and torch's fastest reduction
+        return True
+    return bool((begins.sum(-1) + m[:, 0] <= 1).all())
+
+
+def _over_runs(
+    discount: float, addend: PerToken, mask: TokenMask, initial: PerSequence | None
+) -> tuple[PerToken, PerToken]:
+    """One coefficient everywhere: all that is beyond a run is its ``initial``, set right behind it."""
+    b = addend.new_empty((len(addend), addend.shape[1] + 1))
+    b[:, :-1] = addend
+    b[:, -1] = 0.0
+    if initial is not None:
+        never_none = torch.nn.functional.pad(mask, (1, 0), value=True)
+        behind = mask.shape[1] - never_none.flip(1).view(torch.int8).argmax(1)
+        b[torch.arange(len(b)), behind] = initial.to(b.dtype)
+    s = _recurrence_cpu.solve_constant(discount, b)
+    return s[:, :-1], s[:, 1:]
 
 
 def _by_kernel(

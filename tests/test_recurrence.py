@@ -1,10 +1,14 @@
 """The linear recurrence against the loop that it replaces."""
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlprims.recurrence import reverse_recurrence
+from rlprims.advantage import gae
+from rlprims.recurrence import reverse_recurrence, skipping_recurrence
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def loop(a: torch.Tensor, b: torch.Tensor, initial: float) -> tuple[list[float], list[float]]:
@@ -16,23 +20,70 @@ def loop(a: torch.Tensor, b: torch.Tensor, initial: float) -> tuple[list[float],
     return solved[::-1], received[::-1]
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 2**31))
-def test_packed_and_padded_against_a_loop(lengths: list[int], seed: int) -> None:
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 25), min_size=1, max_size=3), st.booleans(), st.integers(0, 2**31))
+def test_packed_and_padded_against_a_loop(lengths: list[int], gradient: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     a, b = torch.randn(2, sum(lengths), generator=generator, dtype=torch.float64)
     initial = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
-    solved, received = reverse_recurrence(a, b, initial, torch.tensor([0, *lengths]).cumsum(0))
+    b.requires_grad_(gradient)  # the readable way; without, the one in place
+    solved, received = (x.detach() for x in reverse_recurrence(a, b, initial, torch.tensor([0, *lengths]).cumsum(0)))
     pieces = zip(
         a.split(lengths), b.split(lengths), initial, solved.split(lengths), received.split(lengths), strict=True
     )
     for a_i, b_i, start, solved_i, received_i in pieces:
         want = torch.tensor(loop(a_i, b_i, float(start)), dtype=torch.float64).reshape(2, -1)
-        torch.testing.assert_close(torch.stack([solved_i, received_i]), want, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.stack([solved_i, received_i]), want, **CLOSE)
         alone = reverse_recurrence(a_i[None], b_i[None], start[None])
-        torch.testing.assert_close(torch.cat(alone), want, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.cat(alone).detach(), want, **CLOSE)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from([0.0, 1e-200, 0.5, 0.95, 1.0, 1.1]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_masked_tokens_are_skipped(
+    runs: list[tuple[int, bool]], discount: float, starts: bool, each: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.cat([torch.full((n,), valid) for n, valid in runs])
+    mask = torch.stack([mask, mask.flip(0), torch.ones_like(mask), torch.zeros_like(mask)])
+    b = torch.where(mask, torch.randn(mask.shape, generator=generator, dtype=torch.float64), 0.0)
+    initial = torch.randn(4, generator=generator, dtype=torch.float64) if starts else None
+    discounts = torch.full_like(b, discount).masked_fill(~mask, torch.nan) if each else discount
+    for rows in (slice(0, 4), slice(2, 4)):  # of any masks; of one run in each row
+        given_each = discounts[rows] if isinstance(discounts, torch.Tensor) else discounts
+        start = None if initial is None else initial[rows]
+        padded = skipping_recurrence(given_each, b[rows], mask[rows], start)
+        cu = torch.arange(len(mask[rows]) + 1) * mask.shape[1]
+        flat = given_each.flatten() if isinstance(given_each, torch.Tensor) else given_each
+        packed = skipping_recurrence(flat, b[rows].flatten(), mask[rows].flatten(), start, cu)
+        for i, (b_i, m) in enumerate(zip(b[rows], mask[rows], strict=True)):
+            alone = torch.full_like(b_i[m], discount)
+            want = torch.tensor(loop(alone, b_i[m], 0.0 if start is None else float(start[i])), dtype=b.dtype)
+            for got in (padded, [x.view_as(b[rows]) for x in packed]):
+                torch.testing.assert_close(torch.stack([x[i][m] for x in got]), want.reshape(2, -1), **CLOSE)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95)])
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_long_response_in_float32(gamma: float, lam: float, holes: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    r, v = torch.randn(2, 2, 32768, generator=generator)
+    mask = torch.rand(2, 4096, generator=generator).repeat_interleave(8, 1) < (0.9 if holes else 1.0)
+    want = gae(r.double(), v.double(), mask, gamma=gamma, lam=lam)
+    assert (gae(r, v, mask, gamma=gamma, lam=lam) - want).abs().max() <= 1e-6 * want.abs().max()
 
 
 def test_a_nan_stays_in_its_sequence_and_to_the_left() -> None:
-    b = torch.tensor([1.0, 1.0, 1.0, torch.nan, 1.0])
-    solved, _ = reverse_recurrence(torch.ones(5), b, torch.zeros(2), torch.tensor([0, 2, 5]))
-    assert solved.isnan().tolist() == [False, False, True, True, False]
+    b = torch.arange(15.0)
+    cu, initial = torch.tensor([0, 4, 4, 11, 15]), torch.tensor([0.1, torch.nan, 0.2, 0.3])
+    clean, _ = reverse_recurrence(torch.full((15,), 0.3), b, initial, cu)
+    b[9] = torch.nan
+    solved, _ = reverse_recurrence(torch.full((15,), 0.3), b, initial, cu)
+    assert solved.isnan().nonzero().flatten().tolist() == list(range(4, 10))
+    assert torch.equal(solved[~solved.isnan()], clean[~solved.isnan()]), "to the bit"

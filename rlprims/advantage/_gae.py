@@ -1,10 +1,13 @@
 """See :func:`gae`."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_sequences, check_tokens, row_blocks, zero_outside
-from rlprims.recurrence import reverse_recurrence
+from rlprims.blocks import by_blocks, selected
+from rlprims.masking import check_sequences, check_tokens
+from rlprims.recurrence import skipping_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -60,39 +63,32 @@ def gae_of(
     *,
     gamma: float,
     lam: float | PerToken,
+    less_values: bool = True,
 ) -> PerToken:
-    """:func:`gae` with one λ, or one per token."""
+    """:func:`gae` with one λ, or one per token; ``less_values=False`` leaves the λ-returns, gae + values."""
     check_tokens(response_mask, cu_seqlens, rewards=rewards, values=values)
-    if bootstrap_values is None:
-        bootstrap_values = rewards.new_zeros(len(rewards) if cu_seqlens is None else len(cu_seqlens) - 1)
-    check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    tensors = (rewards, values, response_mask, bootstrap_values)
-    if cu_seqlens is not None:
-        return _advantages(*tensors, cu_seqlens, gamma=gamma, lam=lam)
-    blocks = [
-        _advantages(*(x[rows] for x in tensors), gamma=gamma, lam=lam[rows] if isinstance(lam, Tensor) else lam)
-        for rows in row_blocks(rewards)
-    ]
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    if bootstrap_values is not None:
+        check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
+    block = partial(_in_block, gamma=gamma, less_values=less_values)
+    return by_blocks(block, (rewards, values, response_mask, lam), cu_seqlens, bootstrap_values)
 
 
-def _advantages(
+def _in_block(
     rewards: PerToken,
     values: PerToken,
     mask: TokenMask,
-    bootstrap_values: PerSequence,
-    cu_seqlens: CuSeqlens | None = None,
+    lam: float | PerToken,
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
     *,
     gamma: float,
-    lam: float | PerToken,
+    less_values: bool,
 ) -> PerToken:
-    r, v = zero_outside(rewards, mask), zero_outside(values, mask)
+    r, v = selected(rewards, mask), selected(values, mask)
     dtype = torch.promote_types(r.dtype, v.dtype)
     r, v = r.to(dtype), v.to(dtype)
-    # With W_t = γ V_{t+1} + γλ A_{t+1}, what follows t, this is one linear recurrence without a shifted V:
-    #   A_t = r_t − V_t + W_t    and    W_{t−1} = γλ W_t + γ V_t + γλ (r_t − V_t);    masked: W_{t−1} = W_t.
-    carried = gamma * lam * torch.ones_like(r)
-    coefficient = torch.where(mask, carried, 1.0)
-    addend = gamma * v + carried * (r - v)
-    _, what_follows = reverse_recurrence(coefficient, addend, gamma * bootstrap_values.to(dtype), cu_seqlens)
-    return zero_outside(r - v + what_follows, mask)
+    # With U_t = (1 − λ) V_{t+1} + λ G_{t+1}, what follows t, this is one linear recurrence without a shifted V:
+    #   G_t = r_t + γ U_t    and    U_{t−1} = (1 − λ) V_t + λ r_t + γλ U_t;    masked: U_{t−1} = U_t.
+    mixed = torch.lerp(v, r, lam.to(dtype) if isinstance(lam, Tensor) else lam)
+    _, what_follows = skipping_recurrence(gamma * lam, mixed, mask, bootstrap_values, cu_seqlens)
+    return selected(torch.add(r - v if less_values else r, what_follows, alpha=gamma), mask)

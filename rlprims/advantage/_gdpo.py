@@ -109,4 +109,4 @@ def _standard(
     x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
     m = moments(x, mask, ddof=ddof, all_reduce=all_reduce)
-    return torch.where(m.size > 1, m.centred / (m.variance.sqrt() + eps), 0.0)
+    return torch.where(m.size > 1, m.centred(x, mask) / (m.variance.sqrt() + eps), 0.0)

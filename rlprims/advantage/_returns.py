@@ -1,9 +1,12 @@
 """See :func:`discounted_returns`."""
 
+from functools import partial
+
 import torch
 
-from rlprims.masking import check_sequences, check_tokens, last_of_turn, zero_outside
-from rlprims.recurrence import reverse_recurrence
+from rlprims.blocks import by_blocks, selected
+from rlprims.masking import check_sequences, check_tokens, last_of_turn
+from rlprims.recurrence import skipping_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 
@@ -46,11 +49,23 @@ def discounted_returns(
     tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    r = zero_outside(rewards, response_mask)
-    if bootstrap_values is None:
-        bootstrap_values = r.new_zeros(len(r) if cu_seqlens is None else len(cu_seqlens) - 1)
-    check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    discounts = response_mask if turn_ids is None else last_of_turn(turn_ids, response_mask, cu_seqlens)
-    discount = torch.where(discounts, gamma, torch.ones_like(r))  # the others pass the return on untouched
-    returns, _ = reverse_recurrence(discount, r, bootstrap_values.to(r.dtype), cu_seqlens)
-    return zero_outside(returns, response_mask)
+    if bootstrap_values is not None:
+        check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
+    discounts = None if turn_ids is None else last_of_turn(turn_ids, response_mask, cu_seqlens)
+    block = partial(_in_block, gamma=gamma)
+    return by_blocks(block, (rewards, response_mask, discounts), cu_seqlens, bootstrap_values)
+
+
+def _in_block(
+    rewards: PerToken,
+    mask: TokenMask,
+    discounts: TokenMask | None,
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
+    *,
+    gamma: float,
+) -> PerToken:
+    r = selected(rewards, mask)
+    discount = gamma if discounts is None else torch.where(discounts, gamma, torch.ones_like(r))
+    returns, _ = skipping_recurrence(discount, r, mask, bootstrap_values, cu_seqlens)
+    return selected(returns, mask)

@@ -1,7 +1,6 @@
 """See :func:`td_lambda`."""
 
-from rlprims.advantage._gae import gae
-from rlprims.masking import zero_outside
+from rlprims.advantage._gae import gae_of
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -41,5 +40,4 @@ def td_lambda(
     >>> td_lambda(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.3, 9.0, 0.5]]), m, lam=0.5)
     tensor([[0.7500, 0.0000, 1.0000]])
     """
-    advantages = gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam)
-    return advantages + zero_outside(values, response_mask)
+    return gae_of(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam, less_values=False)

@@ -1,9 +1,14 @@
 """See :func:`vtrace` and :func:`vtrace_returns`."""
 
-import torch
+from collections.abc import Callable
+from functools import partial
 
-from rlprims.masking import check_sequences, check_tokens, log_ratio, zero_outside
-from rlprims.recurrence import reverse_recurrence
+import torch
+from torch import Tensor
+
+from rlprims.blocks import by_blocks, selected
+from rlprims.masking import check_sequences, check_tokens, log_ratio
+from rlprims.recurrence import skipping_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -54,24 +59,9 @@ def vtrace(
     >>> vtrace(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000]])
     """
-    targets = vtrace_returns(
-        rewards,
-        values,
-        old_log_probs,
-        rollout_log_probs,
-        response_mask,
-        cu_seqlens,
-        bootstrap_values,
-        gamma=gamma,
-        lam=lam,
-        clip_rho=clip_rho,
-        clip_c=clip_c,
-    )
-    r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
-    mixed = v + lam * (targets - v)
-    rho = log_ratio(old_log_probs, rollout_log_probs, response_mask).detach().exp()
-    following = _of_the_next_token(mixed, response_mask, cu_seqlens, bootstrap_values)
-    return zero_outside(rho.clamp(max=clip_pg_rho) * (r + gamma * following - v), response_mask)
+    block = partial(_in_block, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho)
+    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask)
+    return _checked_by_blocks(block, data, cu_seqlens, bootstrap_values)
 
 
 def vtrace_returns(
@@ -112,32 +102,51 @@ def vtrace_returns(
     >>> vtrace_returns(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.7500, 1.0000]])
     """
-    check_tokens(
-        response_mask,
-        cu_seqlens,
-        rewards=rewards,
-        values=values,
-        old_log_probs=old_log_probs,
-        rollout_log_probs=rollout_log_probs,
-    )
-    r, v = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
-    rho = log_ratio(old_log_probs, rollout_log_probs, response_mask).detach().exp()
-    following = _of_the_next_token(v, response_mask, cu_seqlens, bootstrap_values)
-    delta = zero_outside(rho.clamp(max=clip_rho) * (r + gamma * following - v), response_mask)
-    carry = torch.where(response_mask, gamma * lam * rho.clamp(max=clip_c), 1.0).to(delta.dtype)
-    errors, _ = reverse_recurrence(carry, delta, _nothing(delta, cu_seqlens), cu_seqlens)
-    return zero_outside(v + errors, response_mask)
+    block = partial(_in_block, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=None)
+    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask)
+    return _checked_by_blocks(block, data, cu_seqlens, bootstrap_values)
 
 
-def _of_the_next_token(
-    x: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, beyond: PerSequence | None
+def _checked_by_blocks(
+    block: Callable[..., PerToken],
+    data: tuple[Tensor, ...],
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
 ) -> PerToken:
-    """``x`` of the next valid token of the sequence; ``beyond``, or 0, for the last one."""
-    skip = torch.where(response_mask, 0.0, torch.ones_like(x))  # a valid token hands on its own, others what they got
-    end = _nothing(x, cu_seqlens) if beyond is None else beyond.to(x.dtype)
-    check_sequences(response_mask, cu_seqlens, bootstrap_values=end)
-    return reverse_recurrence(skip, x, end, cu_seqlens)[1]
+    *floats, mask = data
+    names = ("rewards", "values", "old_log_probs", "rollout_log_probs")
+    check_tokens(mask, cu_seqlens, **dict(zip(names, floats, strict=True)))
+    if bootstrap_values is not None:
+        check_sequences(mask, cu_seqlens, bootstrap_values=bootstrap_values)
+    return by_blocks(block, data, cu_seqlens, bootstrap_values)
 
 
-def _nothing(x: PerToken, cu_seqlens: CuSeqlens | None) -> PerSequence:
-    return x.new_zeros(len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
+def _in_block(
+    rewards: PerToken,
+    values: PerToken,
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
+    *,
+    gamma: float,
+    lam: float,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg_rho: float | None,
+) -> PerToken:
+    """The advantages, or without their bound the critic's targets."""
+    r, v = selected(rewards, mask), selected(values, mask)
+    dtype = torch.promote_types(r.dtype, v.dtype)
+    r, v = r.to(dtype), v.to(dtype)
+    rho = log_ratio(old_log_probs, rollout_log_probs, mask).detach().exp()
+    # A valid token hands on its own value, others what they got: V_{t+1} of the next valid token.
+    _, next_value = skipping_recurrence(0.0, v, mask, bootstrap_values, cu_seqlens)
+    one_step = r + gamma * next_value - v
+    delta = selected(rho.clamp(max=clip_rho) * one_step, mask)
+    carry = (gamma * lam * rho.clamp(max=clip_c)).to(delta.dtype)
+    error, next_error = skipping_recurrence(carry, delta, mask, None, cu_seqlens)
+    if clip_pg_rho is None:
+        return selected(v + error, mask)
+    return selected(rho.clamp(max=clip_pg_rho) * (one_step + gamma * lam * next_error), mask)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rlprims.advantage._moments import moments
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.blocks import joined
+from rlprims.masking import check_tokens, row_blocks
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -39,10 +41,12 @@ def whiten(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
-    >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([[-0.8729, -0.2182,  1.0911]])
     """
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
     m = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
-    return zero_outside(m.centred * (m.variance + eps).rsqrt(), response_mask & (m.size > 1))
+    spread = m.variance + eps
+    scale = torch.where((m.size > 1) & (spread != 0), spread.rsqrt(), 0.0)
+    pieces = (m.centred(advantages[rows], response_mask[rows]) * scale for rows in row_blocks(advantages))
+    return joined(pieces, len(advantages))

@@ -109,3 +109,10 @@ def test_long_sequences_keep_their_precision(length: int, dtype: torch.dtype, rt
 def test_bootstrap_values_of_another_batch_size_are_refused() -> None:
     with pytest.raises(ValueError, match="bootstrap_values"):
         gae(row(0, 1), row(0, 1), full(2), bootstrap_values=torch.zeros(2))
+
+
+def test_the_gradient_of_a_bootstrap_value_alone() -> None:
+    start = torch.tensor([0.7], requires_grad=True)
+    gae(row(0, 0), row(0.2, 0.4), full(2), bootstrap_values=start, gamma=0.5, lam=1.0).sum().backward()
+    assert start.grad is not None
+    assert start.grad.item() == 0.5 + 0.25
