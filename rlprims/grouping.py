@@ -1,22 +1,21 @@
 """Groups of samples that answer the same prompt: ids from any labels, and statistics of a group for each of its rows.
 
-``group_ids`` are int64 (B,) and dense: every id is below B, so that no buffer depends on their values and no device is
-asked to synchronize. :func:`dense_ids` makes them from any labels. Statistics come back as (B,), each row its group's.
-``valid_rows`` (bool (B,)) leaves rows out of the statistics; they still receive their group's.
+``group_ids`` are int64 (B,) and dense: every id is below B, so that no accelerator is asked how large the largest is.
+:func:`dense_ids` makes them from any labels. Statistics come back as (B,), each row its group's. ``valid_rows`` (bool
+(B,)) leaves rows out of the statistics; they still receive their group's.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import threshold
 
-from rlprims.masking import upcast
+from rlprims._groups import Groups, Numbers, checked_largest, moments_of, on_groups, variance_of, width_and_limit
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 
 
@@ -33,109 +32,58 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     """
     if isinstance(labels, Tensor):
         labels = labels.numpy(force=True)
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
-        smallest, largest = int(labels.min()), int(labels.max())
-        if largest - smallest < 4 * len(labels):
-            return _ids_of_integers(labels - smallest, largest - smallest + 1)
-    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
-        codes = np.fromiter(map(ids.__getitem__, names), np.int64)
+        if not isinstance(labels, np.ndarray) or labels.ndim != 1:
+            labels = np.fromiter(labels, object)
+        if labels.dtype.kind in "iu" and len(labels):
+            return torch.from_numpy(_ids_of_integers(labels))
+        return torch.from_numpy(_ids_of_names(labels))
     except TypeError as error:
         raise ValueError(f"labels must be hashable, one per row (strings, numbers, tuples): {error}") from None
-    if any(isinstance(name, float) and math.isnan(name) for name in ids):
+
+
+def _ids_of_names(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """By a dictionary, which is asked once for each run of rows with one label."""
+    same = labels
+    if labels.dtype == object:  # one object has one name; that two objects may have it too is the dictionary's affair
+        same = np.ndarray(labels.shape, np.intp, np.ascontiguousarray(labels))
+    begins = np.append(True, same[1:] != same[:-1])[: len(labels)]
+    runs = np.count_nonzero(begins)
+    few = 2 * runs < len(labels)
+    names = (labels[begins] if few else labels).tolist()
+    ids: dict[Hashable, Any] = dict.fromkeys(names) if few else {}
+    codes = np.arange(len(names))  # right if every run is a group
+    if len(ids) < len(names):
+        ids = defaultdict(count().__next__)
+        codes = np.fromiter(map(ids.__getitem__, names), np.int64, len(names))
+    if any(issubclass(kind, float) for kind in set(map(type, ids))) and any(name != name for name in ids):
         raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
-    return torch.from_numpy(codes)
+    return codes[begins.cumsum() - 1] if few else codes
 
 
-def _ids_of_integers(labels: np.ndarray, size: int) -> GroupIds:
-    """The same for integers in [0, size), by look-up."""
-    steps = np.diff(labels, prepend=labels[:1])
-    if steps.min() >= 0:  # groups stand one after the other, as they were sampled
-        return torch.from_numpy(np.cumsum(steps > 0))
-    rows = np.arange(len(labels))
-    first = np.empty(size, np.int64)
-    first[labels[::-1]] = rows[::-1]  # of equal labels the last write stays: the first row
-    first_of_group = first[labels]
-    return torch.from_numpy((np.cumsum(first_of_group == rows) - 1)[first_of_group])
+def _ids_of_integers(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """The same without asking for names: by steps if they ascend, as sampled, or by look-up if they are near 0."""
+    if (labels[1:] >= labels[:-1]).all():
+        ids = np.zeros(len(labels), np.int64)
+        np.cumsum(labels[1:] != labels[:-1], out=ids[1:])
+        return ids
+    smallest, largest = int(labels.min()), int(labels.max())
+    if largest - smallest >= 4 * len(labels):
+        return _ids_of_names(labels)
+    labels = labels - smallest
+    first = np.full(largest - smallest + 1, len(labels))
+    np.minimum.at(first, labels, np.arange(len(labels)))
+    begins = np.zeros(len(labels) + 1, np.bool_)  # one more, for numbers in between that no row has
+    begins[first] = True
+    firsts = np.flatnonzero(begins[:-1])
+    number = np.empty_like(first)
+    number[labels[firsts]] = np.arange(len(firsts))
+    return number.take(labels)
 
 
 def check_group_ids(group_ids: GroupIds) -> None:
     """Raise ``ValueError`` unless the ids are int64 (B,) and below B."""
-    _largest(group_ids)
-
-
-def _largest(group_ids: GroupIds) -> int | None:
-    """The largest id, checked; None where it is not read."""
-    if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
-        raise ValueError(
-            f"group_ids has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, needs int64 (B,): "
-            "use grouping.dense_ids(labels)"
-        )
-    # Reading values would stall an accelerator and break a traced graph; there index_add's own bounds check speaks.
-    if group_ids.device.type != "cpu" or not len(group_ids) or torch.compiler.is_compiling():
-        return None
-    low, high = (int(bound) for bound in group_ids.aminmax())
-    if low < 0 or high >= len(group_ids):
-        raise ValueError(
-            f"group_ids run from {low} to {high}, need 0 to at most {len(group_ids) - 1}, the rows less one: "
-            "use grouping.dense_ids(labels)"
-        )
-    return high
-
-
-class _Groups(NamedTuple):
-    """The ids; and how many rows each group has if they stand together and are as many in all, as sampled, else 0."""
-
-    ids: GroupIds
-    run: int
-
-
-def _checked(group_ids: GroupIds, valid_rows: RowMask | None) -> _Groups:
-    largest = _largest(group_ids)
-    if valid_rows is not None and (valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool):
-        raise ValueError(
-            f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
-            f"needs bool ({len(group_ids)},): one answer per row"
-        )
-    if largest is None or len(group_ids) % (largest + 1):
-        return _Groups(group_ids, 0)
-    together = group_ids.reshape(largest + 1, -1) == torch.arange(largest + 1)[:, None]
-    return _Groups(group_ids, together.shape[1] if bool(together.all()) else 0)
-
-
-# Below, what begins with an underscore has one entry per id; ``_to_rows`` gives each row its group's.
-
-
-def _to_rows(x: Tensor, groups: _Groups) -> PerSequence:
-    return x.repeat_interleave(groups.run) if groups.run else x.index_select(0, groups.ids)
-
-
-def _sum(x: Tensor, groups: _Groups) -> Tensor:
-    if groups.run:
-        return x.view(-1, groups.run).sum(-1)
-    return torch.zeros_like(x).scatter_add_(0, groups.ids, x)
-
-
-def _count(groups: _Groups, valid_rows: RowMask | None) -> Tensor:
-    return _sum(torch.ones_like(groups.ids) if valid_rows is None else valid_rows.long(), groups)
-
-
-def _bounds(x: Tensor, groups: _Groups, valid_rows: RowMask | None) -> tuple[Tensor, Tensor]:
-    not_below, not_above = _valid(x, valid_rows, torch.inf), _valid(x, valid_rows, -torch.inf)
-    if groups.run:
-        low, high = not_below.view(-1, groups.run).amin(-1), not_above.view(-1, groups.run).amax(-1)
-    else:
-        low = torch.full_like(x, torch.inf).scatter_reduce_(0, groups.ids, not_below, "amin")
-        high = torch.full_like(x, -torch.inf).scatter_reduce_(0, groups.ids, not_above, "amax")
-    if valid_rows is None:
-        return low, high
-    some = _count(groups, valid_rows) > 0
-    return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
-
-
-def _valid(x: Tensor, valid_rows: RowMask | None, otherwise: float = 0.0) -> Tensor:
-    return x if valid_rows is None else torch.where(valid_rows, x, otherwise)
+    checked_largest(group_ids)
 
 
 def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
@@ -144,8 +92,7 @@ def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tenso
     >>> group_count(torch.tensor([0, 1, 0]))
     tensor([2, 1, 2])
     """
-    groups = _checked(group_ids, valid_rows)
-    return _to_rows(_count(groups, valid_rows), groups)
+    return on_groups(lambda g: (g.rows(g.count()),), group_ids, valid_rows)[0]
 
 
 def group_bounds(
@@ -156,48 +103,8 @@ def group_bounds(
     >>> group_bounds(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     (tensor([3., 1., 3.]), tensor([4., 1., 4.]))
     """
-    groups = _checked(group_ids, valid_rows)
-    low, high = _bounds(upcast(x).contiguous(), groups, valid_rows)
-    return _to_rows(low, groups), _to_rows(high, groups)
-
-
-class GroupMoments(NamedTuple):
-    """Of each row's group, all float (B,): how many rows are valid, their bounds, mean and standard deviation.
-
-    ``centred`` is the row's own value less the mean, both measured from the minimum: a large common offset takes no
-    digits away, where beside 1e5 a float32 mean is rounded to 1/128, and equal values give exactly 0.
-    """
-
-    size: PerSequence
-    low: PerSequence
-    high: PerSequence
-    mean_above_low: PerSequence
-    centred: PerSequence
-    std: PerSequence
-
-    @property
-    def mean(self) -> PerSequence:
-        return self.low + self.mean_above_low
-
-
-def group_moments(
-    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
-) -> GroupMoments:
-    """Everything that can be said of a group, asked once: the divisor of σ², two-pass, is n − ddof; 0 if not positive.
-
-    >>> group_moments(torch.tensor([3.0, 5.0]), torch.tensor([0, 0])).std
-    tensor([1.4142, 1.4142])
-    """
-    groups = _checked(group_ids, valid_rows)
-    x = upcast(x).contiguous()
-    size = _to_rows(_sum(_valid(torch.ones_like(x), valid_rows), groups), groups)
-    low, high = (_to_rows(bound, groups) for bound in _bounds(x, groups, valid_rows))
-    above = x - low
-    mean_above_low = _to_rows(_sum(_valid(above, valid_rows), groups), groups) / size.clamp(min=1)
-    centred = above - mean_above_low
-    squares = _to_rows(_sum(_valid(centred, valid_rows).square(), groups), groups)
-    std = (squares / threshold(size - ddof, 0.0, torch.inf)).sqrt()
-    return GroupMoments(size, low, high, mean_above_low, centred, std)
+    low, high = on_groups(lambda g, x: (g.rows(g.low(x)), g.rows(g.high(x))), group_ids, valid_rows, x)
+    return low, high
 
 
 def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -220,7 +127,12 @@ def is_constant(
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
     """
-    return is_narrow(*group_bounds(x, group_ids, valid_rows), tolerance=tolerance)
+
+    def constant(g: Groups, x: Numbers) -> tuple[Numbers]:
+        width, limit = width_and_limit(g, g.low(x), g.high(x), tolerance)
+        return (g.rows(width <= limit),)
+
+    return on_groups(constant, group_ids, valid_rows, x)[0]
 
 
 def is_varied(
@@ -233,21 +145,12 @@ def is_varied(
     >>> is_varied(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
     """
-    low, high = group_bounds(x, group_ids, valid_rows)
-    return high - low > _limit(low, high, tolerance)
 
+    def varied(g: Groups, x: Numbers) -> tuple[Numbers]:
+        width, limit = width_and_limit(g, g.low(x), g.high(x), tolerance)
+        return (g.rows(width > limit),)
 
-def is_narrow(low: PerSequence, high: PerSequence, *, tolerance: float) -> RowMask:
-    """:func:`is_constant` of bounds that are at hand.
-
-    >>> is_narrow(torch.tensor([0.0, 5.0]), torch.tensor([1.0, 5.0]), tolerance=1e-6)
-    tensor([False,  True])
-    """
-    return high - low <= _limit(low, high, tolerance)
-
-
-def _limit(low: PerSequence, high: PerSequence, tolerance: float) -> PerSequence:
-    return tolerance * torch.maximum(high, -low).clamp(min=1.0)
+    return on_groups(varied, group_ids, valid_rows, x)[0]
 
 
 def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -256,16 +159,23 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
     """
-    return group_moments(x, group_ids, valid_rows).mean
+
+    def mean(g: Groups, x: Numbers) -> tuple[Numbers]:
+        of = moments_of(g, x)
+        return (g.rows(of.low + of.mean_above_low),)
+
+    return on_groups(mean, group_ids, valid_rows, x)[0]
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """``x`` minus the mean of each row's group, both measured from the group's minimum: see :class:`GroupMoments`.
+    """``x`` minus the mean of each row's group, both measured from the group's minimum.
+
+    So a large common offset takes no digits away, where beside 1e5 a float32 mean is rounded to 1/128.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
     """
-    return group_moments(x, group_ids, valid_rows).centred
+    return on_groups(lambda g, x: (moments_of(g, x).centred,), group_ids, valid_rows, x)[0]
 
 
 def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:
@@ -274,7 +184,7 @@ def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = 
     >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    return group_moments(x, group_ids, valid_rows, ddof=ddof).std
+    return on_groups(lambda g, x: (g.rows(variance_of(g, moments_of(g, x), ddof) ** 0.5),), group_ids, valid_rows, x)[0]
 
 
 class Ranks(NamedTuple):

@@ -1,15 +1,17 @@
 """See :func:`grpo`."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rlprims._groups import Groups, Numbers, moments_of, on_groups, variance_of, width_and_limit
 from rlprims.advantage._moments import moments
 from rlprims.advantage._responses import response_scores
-from rlprims.advantage._rloo import leave_one_out
-from rlprims.grouping import group_moments, is_narrow
+from rlprims.advantage._rloo import others
+from rlprims.grouping import group_centred
 from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -102,16 +104,30 @@ def standard_scores(
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerSequence:
     """:func:`grpo` of one number per response."""
-    group = group_moments(s, group_ids, valid_rows, ddof=ddof)
-    alone = group.size <= 1
-    if singleton == "error" and bool((alone if valid_rows is None else alone & valid_rows).any()):
-        raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
-    a = leave_one_out(s, group_ids, valid_rows) if baseline == "leave_one_out" else group.centred
-    if normalize_std and std_over == "group":
-        a = a / (group.std + eps)
-    elif normalize_std:
-        valid = torch.ones_like(alone) if valid_rows is None else valid_rows
-        whole = moments(s if std_over == "batch" else group.centred, valid, ddof=ddof, all_reduce=all_reduce)
-        a = a / (whole.variance.sqrt() + eps)
-    a = torch.where(is_narrow(group.low, group.high, tolerance=tolerance), 0.0, a)
-    return torch.where(alone, s if singleton == "raw" else 0.0, a)
+    whole: Tensor | None = None
+    if normalize_std and std_over != "group":
+        raw = s if std_over == "batch" else group_centred(s, group_ids, valid_rows)
+        valid = torch.ones_like(s, dtype=torch.bool) if valid_rows is None else valid_rows
+        whole = moments(raw, valid, ddof=ddof, all_reduce=all_reduce).variance
+
+    def scores(g: Groups, s: Numbers) -> tuple[Numbers]:
+        group = moments_of(g, s)
+        alone = group.size <= 1
+        if singleton == "error" and bool((group.size == 1).any()):
+            raise ValueError(
+                "a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'"
+            )
+        a = group.centred
+        if baseline == "leave_one_out":
+            a = a * g.rows(others(g, group.size))
+        width, limit = width_and_limit(g, group.low, g.high(s), tolerance)
+        silent = (width <= limit) | alone
+        if normalize_std:
+            square = variance_of(g, group, ddof) if whole is None else 0 * group.size + g.scalar(whole)
+            # To divide by infinity makes exactly 0, and keeps the root of 0 out of the gradient.
+            a = a / g.rows(g.where(silent, math.inf, square) ** 0.5 + eps)
+        else:
+            a = g.where(g.rows(silent), 0.0, a)
+        return (g.where(g.rows(alone), s, a) if singleton == "raw" else a,)
+
+    return on_groups(scores, group_ids, valid_rows, s)[0]

@@ -1,9 +1,7 @@
 """See :func:`rloo`."""
 
-import torch
-
+from rlprims._groups import Groups, Numbers, moments_of, on_groups
 from rlprims.advantage._responses import response_scores
-from rlprims.grouping import group_centred, group_count
 from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -33,6 +31,7 @@ def rloo(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[ 1.0000, -0.5000, -0.5000]])
@@ -44,9 +43,18 @@ def rloo(
 def leave_one_out(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None) -> PerSequence:
     """Each valid row's number less the mean of the valid others of its group; 0 if there are none.
 
+    >>> import torch
     >>> leave_one_out(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 0, 1]), None)
     tensor([-2.,  2.,  0.])
     """
-    n = group_count(group_ids, valid_rows)
-    centred = group_centred(s, group_ids, valid_rows)
-    return torch.where(n > 1, centred * n / (n - 1).clamp(min=1), 0.0)
+
+    def less_the_others(g: Groups, s: Numbers) -> tuple[Numbers]:
+        group = moments_of(g, s)
+        return (group.centred * g.rows(others(g, group.size)),)
+
+    return on_groups(less_the_others, group_ids, valid_rows, s)[0]
+
+
+def others(groups: Groups, size: Numbers) -> Numbers:
+    """n/(n−1), which makes of a distance to the mean of all a distance to the mean of the others; without others 0."""
+    return groups.where(size > 1, size / groups.larger(size - 1, 1.0), 0.0)

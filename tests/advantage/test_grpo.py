@@ -71,6 +71,16 @@ def test_a_large_offset_does_not_eat_the_deviation() -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
 
 
+def test_the_gradient_of_equal_rewards_is_zero_and_not_nan() -> None:
+    rewards, mask = scored(1, 1, 2, 4, 7)
+    rewards.requires_grad_()
+    grpo(rewards, group(2, 2, 1), mask, eps=1.0)[::2].sum().backward()
+    assert rewards.grad is not None
+    assert rewards.grad[[0, 1, 4]].tolist() == [[0], [0], [0]]
+    slope = 0.5 / (2**0.5 + 1) ** 2  # of (a − b)/2 / (|a − b|/√2 + 1) in a, where b − a = 2
+    torch.testing.assert_close(rewards.grad[2:4, 0], torch.tensor([slope, -slope], dtype=torch.float64))
+
+
 class TestGroupOfOne:
     rewards, mask = scored(3.0, 1.0, 0.0)
     ids = torch.tensor([1, 0, 0])
