@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -52,8 +53,7 @@ def pack(
         parts.append(fullest[1::2])
         del fullest[1::2]
     owners = np.empty(len(work), np.int64)
-    for i, part in enumerate(parts):
-        owners[part] = i
+    owners[list(chain.from_iterable(parts))] = np.repeat(np.arange(len(parts)), list(map(len, parts)))
     return whole.rows(owners, len(parts))
 
 

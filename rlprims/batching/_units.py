@@ -1,6 +1,7 @@
 """What cannot be divided: single rows, or whole groups."""
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,9 @@ class Units(NamedTuple):
     def rows(self, owners: Integers, parts: int) -> list[list[int]]:
         """The rows of each part, ascending, from the part of each unit."""
         owner = owners[self.of_row]
-        ends = np.bincount(owner, minlength=parts).cumsum()
-        return [rows.tolist() for rows in np.split(np.argsort(owner, kind="stable"), ends)[:parts]]
+        ends = np.bincount(owner, minlength=parts).cumsum().tolist()
+        rows: list[int] = np.argsort(owner, kind="stable").tolist()
+        return [rows[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 def units(lengths: Sequence[int] | Integers, group_ids: Sequence[Hashable] | None) -> Units:
