@@ -19,7 +19,7 @@ LOG_RATIO_LIMIT = 20.0
 _BLOCK_ELEMENTS = 2**18
 """Elements of one block: its temporaries stay in a core's cache, in float32 1 MiB each."""
 
-_FEW_ELEMENTS = 2**13
+_FEW_ELEMENTS = 2**12
 """Below, one call of torch takes less time than what would be saved by several."""
 
 
@@ -93,11 +93,13 @@ def _selected_plainly(x: Tensor, mask: Tensor) -> bool:
 
 
 def _chosen(x: Tensor, mask: Tensor) -> Tensor:
-    """``torch.where(mask, x, 0.0)`` by ones and zeros in every bit, on a CPU three to eight times as fast."""
-    bits = torch.int64 if x.dtype is torch.float64 else torch.int32
-    chosen = torch.empty(x.shape, dtype=bits)
+    """``torch.where(mask, x, 0.0)`` as a product of integers, 0 or 1 times the bits: three to eight times as fast."""
+    bits, ones = x.view(torch.int64 if x.dtype is torch.float64 else torch.int32), mask.view(torch.int8)
+    if x.numel() <= _BLOCK_ELEMENTS:
+        return ones.to(bits.dtype).mul_(bits).view(x.dtype)
+    chosen = torch.empty(x.shape, dtype=bits.dtype)
     for rows in row_blocks(chosen):
-        chosen[rows].copy_(mask[rows].view(torch.int8)).neg_().bitwise_and_(x[rows].view(bits))
+        chosen[rows].copy_(ones[rows]).mul_(bits[rows])
     return chosen.view(x.dtype)
 
 
@@ -114,8 +116,8 @@ def write_zero_outside(mask: TokenMask, *pairs: tuple[PerToken, PerToken]) -> No
         if x.dtype is not out.dtype or x.dtype is torch.float64 or _selected_plainly(x, mask):
             out.copy_(torch.where(mask, x, 0.0))
         else:
-            keep = mask.view(torch.int8).to(torch.int32).neg_() if keep is None else keep
-            torch.bitwise_and(x.view(torch.int32), keep, out=out.view(torch.int32))
+            keep = mask.view(torch.int8).to(torch.int32) if keep is None else keep
+            torch.mul(x.view(torch.int32), keep, out=out.view(torch.int32))
 
 
 class _ZeroOutside(torch.autograd.Function):
@@ -188,9 +190,12 @@ def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     >>> sequence_sum(x, m, torch.tensor([0, 1, 3]))
     tensor([1., 2.])
     """
-    kept = zero_outside(x, mask)
     if cu_seqlens is None:
-        return kept.sum(-1)
+        if x.requires_grad and torch.is_grad_enabled():
+            return zero_outside(x, mask).sum(-1)
+        sums = [zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)]
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+    kept = zero_outside(x, mask)
     sums = kept.new_zeros(len(cu_seqlens) - 1)
     return sums.index_add(0, sequence_ids(cu_seqlens, len(kept)), kept)
 
