@@ -193,8 +193,8 @@ def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     if cu_seqlens is None:
         if x.requires_grad and torch.is_grad_enabled():
             return zero_outside(x, mask).sum(-1)
-        sums = [zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)]
-        return sums[0] if len(sums) == 1 else torch.cat(sums)
+        of_blocks = [zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)]
+        return of_blocks[0] if len(of_blocks) == 1 else torch.cat(of_blocks)
     kept = zero_outside(x, mask)
     sums = kept.new_zeros(len(cu_seqlens) - 1)
     return sums.index_add(0, sequence_ids(cu_seqlens, len(kept)), kept)
