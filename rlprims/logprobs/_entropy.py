@@ -1,46 +1,10 @@
 """See :func:`entropy_from_logits`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rlprims.first_order import first_order
-from rlprims.masking import upcast
-from rlprims.softmax import check_logits, row_blocks, softmax_and_log
+from rlprims.logprobs._logits import scores
 from rlprims.types import PerToken
-
-
-def _surprise(log_p: Tensor) -> Tensor:
-    """−log p where p > 0, else 0: a banned token adds 0 · ∞ = 0 to the entropy."""
-    return torch.where(log_p == -torch.inf, 0.0, -log_p)
-
-
-class _Entropy(torch.autograd.Function):
-    """Keeps the logits alone for backward: each block's softmax is made again, not stored."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        entropy = upcast(logits.new_empty(len(logits)))
-        for rows in row_blocks(logits):
-            p, log_p = softmax_and_log(logits[rows], temperature)
-            entropy[rows] = (p * _surprise(log_p)).sum(-1)
-        ctx.save_for_backward(logits, entropy)
-        ctx.temperature = temperature
-        return entropy
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        logits, entropy = ctx.saved_tensors
-        grad_logits = torch.empty_like(logits)
-        for rows in row_blocks(logits):
-            # d H / d z_j = p_j (−log p_j − H) / temperature
-            g = grad[rows, None] / ctx.temperature
-            p, log_p = softmax_and_log(logits[rows], ctx.temperature)
-            block = p * (_surprise(log_p) - entropy[rows, None]) * g
-            grad_logits[rows] = torch.where(g == 0, 0.0, block).to(logits.dtype)
-        return grad_logits, None
 
 
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken:
@@ -61,6 +25,5 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken
     >>> entropy_from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
     """
-    check_logits(logits, temperature)
-    entropy: Tensor = _Entropy.apply(logits.reshape(-1, logits.shape[-1]), temperature)
-    return entropy.reshape(logits.shape[:-1])
+    no_tokens = torch.empty((*logits.shape[:-1], 0), dtype=torch.int64, device=logits.device)
+    return scores(logits, no_tokens, temperature, with_entropies=True)[1]

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlprims.first_order import first_order
 from rlprims.logprobs._head import (
     add_to_weight_,
-    capped_blocks,
+    capped_parts,
     check_head,
     surprise_slopes_,
     tiles,
@@ -16,7 +16,7 @@ from rlprims.logprobs._head import (
     write_logits_,
 )
 from rlprims.masking import upcast
-from rlprims.softmax import softmax_and_log
+from rlprims.softmax import write_scores, write_slopes
 from rlprims.types import PerToken
 
 
@@ -79,10 +79,9 @@ class _FromHidden(torch.autograd.Function):
         entropies = torch.empty_like(log_probs)
         for tokens, tile in tiles(len(hidden), head_weight):
             write_logits_(tile, hidden[tokens], head_weight)
-            for rows, block, _ in capped_blocks(tile, soft_cap):
-                p, log_p = softmax_and_log(block, temperature)
-                log_probs[tokens][rows] = log_p.gather(1, token_ids[tokens][rows, None])[:, 0]
-                entropies[tokens][rows] = -p.mul_(log_p).sum(-1)
+            for rows, part, _ in capped_parts(tile, soft_cap):
+                ids = token_ids[tokens][rows, None]
+                write_scores(part, ids, temperature, log_probs[tokens][rows, None], entropies[tokens][rows])
         ctx.save_for_backward(hidden, head_weight, token_ids, entropies)
         ctx.temperature, ctx.soft_cap = temperature, soft_cap
         ctx.set_materialize_grads(False)
@@ -97,36 +96,25 @@ class _FromHidden(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(head_weight, dtype=entropies.dtype) if needs_weight else None
-        zero = torch.zeros_like(entropies)
-        of_log_probs = zero if grad_log_probs is None else grad_log_probs
-        of_entropies = zero if grad_entropies is None else grad_entropies
-        unread = (of_log_probs == 0) & (of_entropies == 0)
+        of_log_probs = torch.zeros_like(entropies) if grad_log_probs is None else grad_log_probs
+        read = of_log_probs != 0 if grad_entropies is None else (of_log_probs != 0) | (grad_entropies != 0)
         for tokens, tile in tiles(len(hidden), head_weight):
             # A token that no loss reads gets exactly 0, whatever stands in its hidden state.
-            states = torch.where(unread[tokens, None], 0.0, hidden[tokens])
+            states = torch.where(read[tokens, None], hidden[tokens], 0.0)
             write_logits_(tile, states, head_weight)
+            scale: Tensor | float = 1.0
             if grad_entropies is None:
                 surprise_slopes_(tile, token_ids[tokens], ctx.temperature, ctx.soft_cap)
-                scale: Tensor | float = -of_log_probs[tokens, None] / ctx.temperature
+                scale = -of_log_probs[tokens, None] / ctx.temperature
             else:
-                level = torch.where(unread, 0.0, entropies)[tokens]
-                _slopes_(tile, token_ids[tokens], level, of_log_probs[tokens], of_entropies[tokens], ctx)
-                scale = 1 / ctx.temperature
+                per_token = token_ids[:, None], of_log_probs[:, None], grad_entropies, entropies
+                for rows, part, bend in capped_parts(tile, ctx.soft_cap):
+                    ids, *of = (x[tokens][rows] for x in per_token)
+                    write_slopes(part, part, ids, ctx.temperature, *of)
+                    if bend is not None:
+                        part.mul_(bend)
             if grad_hidden is not None:
                 grad_hidden[tokens] = to_hidden(tile, head_weight) * scale
             if grad_weight is not None:
                 add_to_weight_(grad_weight, tile, (states * scale).to(hidden.dtype))
         return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None
-
-
-def _slopes_(
-    tile: Tensor, token_ids: Tensor, entropies: Tensor, of_log_probs: Tensor, of_entropies: Tensor, ctx: Any
-) -> None:
-    """A tile of raw logits becomes the gradient of them, in place, but for the temperature."""
-    for rows, block, slope in capped_blocks(tile, ctx.soft_cap):
-        p, log_p = softmax_and_log(block, ctx.temperature)
-        # d log p_a / d z_j = 1[j = a] − p_j and d H / d z_j = p_j (−log p_j − H)
-        g = of_log_probs[rows, None]
-        factor = -(log_p + entropies[rows, None]) * of_entropies[rows, None] - g
-        p.mul_(factor).scatter_add_(1, token_ids[rows, None], g)
-        tile[rows] = p if slope is None else p.mul_(slope)

@@ -13,10 +13,11 @@ from rlprims.types import PerToken, Scalar, TokenMask
 
 
 class FusedLoss(NamedTuple):
-    """The loss, and the log-probs that it was made of: without gradient, 0 outside the mask."""
+    """The loss, and the log-probs that it was made of, and entropies: without gradient, 0 outside the mask."""
 
     loss: Scalar
     log_probs: PerToken
+    entropies: PerToken
 
 
 def fused_loss(
@@ -41,7 +42,7 @@ def fused_loss(
     with ``log_probs``, the tile's part of each tensor of ``data``, ``response_mask`` (all True) and ``cu_seqlens``;
     hyperparameters are bound before: ``functools.partial(losses.clipped_surrogate, clip_high=0.28)``. A sum of losses
     is a function too. One that needs whole sequences (GSPO, GMPO, ...) reads ``cu_seqlens`` and is refused: a tile ends
-    anywhere. Entropies are not offered to the loss.
+    anywhere. Entropies are given back, and not offered to the loss.
 
     ``weights`` are the aggregation, which is linear: for ``losses.token_mean`` 1 / totals.tokens for each token, and
     for any of them its gradient, ``torch.func.grad(aggregation)(torch.zeros(response_mask.shape), response_mask)``.
@@ -62,7 +63,8 @@ def fused_loss(
         soft_cap: c > 0 for logits c · tanh(z / c), or None.
 
     Returns:
-        loss float32 (or float64 if given) (), the only gradient, to hidden and head_weight; and log_probs in nats.
+        loss float32 (or float64 if given) (), the only gradient, to hidden and head_weight; log_probs and entropies
+        in nats.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a loss of whole sequences; temperature or soft_cap <= 0.
@@ -70,7 +72,7 @@ def fused_loss(
     >>> hidden, head = torch.ones(1, 2, 1), torch.tensor([[0.0], [0.0]])
     >>> m, tokens = torch.tensor([[True, False]]), torch.tensor([[0, 1]])
     >>> fused_loss(hidden, head, tokens, m / m.sum(), m, lambda log_probs, **_: -log_probs, {})
-    FusedLoss(loss=tensor(0.6931), log_probs=tensor([[-0.6931,  0.0000]]))
+    FusedLoss(loss=tensor(0.6931), log_probs=tensor([[-0.6931,  0.0000]]), entropies=tensor([[0.6931, 0.0000]]))
     """
     check_head(hidden, head_weight, token_ids, temperature, soft_cap)
     for name, x in {"weights": weights, "response_mask": response_mask, **data}.items():
@@ -98,8 +100,8 @@ def fused_loss(
     rows = hidden.reshape(-1, hidden.shape[-1])
     if not torch.is_grad_enabled():
         rows, head_weight = rows.detach(), head_weight.detach()
-    total, log_probs = _FusedLoss.apply(rows, head_weight, token_ids.flatten(), valid, weighted, temperature, soft_cap)
-    return FusedLoss(total, log_probs.reshape(token_ids.shape))
+    total, *per_token = _FusedLoss.apply(rows, head_weight, token_ids.flatten(), valid, weighted, temperature, soft_cap)
+    return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -115,21 +117,22 @@ class _FusedLoss(torch.autograd.Function):
         weighted: Callable[[Tensor, slice], Tensor],
         temperature: float,
         soft_cap: float | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         total = upcast(hidden.new_zeros(()))
-        log_probs = total.new_zeros(len(hidden))
+        log_probs, entropies = total.new_zeros(len(hidden)), total.new_zeros(len(hidden))
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(head_weight, dtype=total.dtype) if needs_weight else None
         for part, tile in tiles(len(valid), head_weight):
             here = valid[part]
             states = hidden[here]
             write_logits_(tile, states, head_weight)
-            leaf = surprise_slopes_(tile, token_ids[here], temperature, soft_cap).requires_grad_()
+            spread = total.new_empty(len(here))
+            leaf = surprise_slopes_(tile, token_ids[here], temperature, soft_cap, spread).requires_grad_()
             with torch.enable_grad():
                 share = weighted(leaf, part)
             total += share.detach()
-            log_probs[here] = leaf.detach()
+            log_probs[here], entropies[here] = leaf.detach(), spread
             if not (needs_hidden or needs_weight):
                 continue
             (slope,) = torch.autograd.grad(share, leaf)
@@ -139,12 +142,12 @@ class _FusedLoss(torch.autograd.Function):
             if grad_weight is not None:
                 add_to_weight_(grad_weight, tile, (states * scale).to(hidden.dtype))
         ctx.gradients = grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype)
-        ctx.mark_non_differentiable(log_probs)
-        return total, log_probs
+        ctx.mark_non_differentiable(log_probs, entropies)
+        return total, log_probs, entropies
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "backward of fused_loss runs once: its gradients were handed over. Call fused_loss again"

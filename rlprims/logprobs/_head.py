@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rlprims import softmax
 from rlprims.masking import upcast
-from rlprims.softmax import check_temperature, row_blocks, softmax_and_log
 
 _SLICE_ELEMENTS = 2**20
 """Elements of the head's weight that are cast at a time."""
@@ -16,7 +16,7 @@ def check_head(
     hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
 ) -> None:
     """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
-    check_temperature(temperature)
+    softmax.check_temperature(temperature)
     if hidden.dim() < 1 or not hidden.is_floating_point():
         raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}, needs floats (..., H)")
     if head_weight.dim() != 2 or head_weight.shape[1] != hidden.shape[-1] or head_weight.dtype is not hidden.dtype:
@@ -59,26 +59,31 @@ def write_logits_(tile: Tensor, hidden: Tensor, head_weight: Tensor) -> None:
             torch.mm(wide, head_weight[columns].float().T, out=tile[:, columns])
 
 
-def capped_blocks(tile: Tensor, soft_cap: float | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Of each block of rows of raw logits: where, the logits under the cap, and d capped / d raw (None: 1)."""
-    for rows in row_blocks(tile):
-        if soft_cap is None:
-            yield rows, tile[rows], None
-        else:
-            bent = torch.tanh(tile[rows] / soft_cap)
-            yield rows, bent * soft_cap, 1 - bent.square()
+def capped_parts(tile: Tensor, soft_cap: float | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """Of rows of raw logits: where, the logits under the cap in their place, and d capped / d raw (None: 1)."""
+    if soft_cap is None:
+        yield slice(None), tile, None
+        return
+    for rows in softmax.row_blocks(tile):
+        bent = tile[rows].div_(soft_cap).tanh_()
+        slope = 1 - bent.square()
+        yield rows, bent.mul_(soft_cap), slope
 
 
-def surprise_slopes_(tile: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
-    """Log-probs (n,) of a tile of raw logits, which becomes temperature · d(−log_probs) / d(logits) in place."""
+def surprise_slopes_(
+    tile: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None, entropies: Tensor | None = None
+) -> Tensor:
+    """Log-probs (n,) of a tile of raw logits, which becomes temperature · d(−log_probs) / d(logits) in place.
+
+    The tokens' entropies (n,) are written, too, unless None.
+    """
     log_probs = tile.new_empty(len(tile))
-    minus_one = tile.new_full((len(tile), 1), -1.0)
-    for rows, block, slope in capped_blocks(tile, soft_cap):
-        p, log_p = softmax_and_log(block, temperature)
-        log_probs[rows] = log_p.gather(1, token_ids[rows, None])[:, 0]
-        # d −log p_a / d z_j = p_j − 1[j = a]
-        p.scatter_add_(1, token_ids[rows, None], minus_one[rows])
-        tile[rows] = p if slope is None else p.mul_(slope)
+    for rows, part, bend in capped_parts(tile, soft_cap):
+        log_probs[rows] = softmax.surprise_slopes_(
+            part, token_ids[rows], temperature, None if entropies is None else entropies[rows]
+        )
+        if bend is not None:
+            part.mul_(bend)
     return log_probs
 
 

@@ -1,41 +1,10 @@
 """See :func:`from_logits`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from rlprims.first_order import first_order
-from rlprims.masking import upcast
-from rlprims.softmax import check_logits, log_softmax, row_blocks, softmax
-
-
-class _Selected(torch.autograd.Function):
-    """Keeps the logits alone for backward: each block's softmax is made again, not stored."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float, inplace_backward: bool) -> Tensor:
-        ctx.save_for_backward(logits, token_ids)
-        ctx.temperature, ctx.inplace = temperature, inplace_backward
-        selected = upcast(logits.new_empty(token_ids.shape))
-        for rows in row_blocks(logits):
-            selected[rows] = log_softmax(logits[rows], temperature).gather(1, token_ids[rows])
-        return selected
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, token_ids = ctx.saved_tensors
-        # Detached, it still counts as the same memory: torch refuses another function's backward that has saved it.
-        grad_logits = logits.detach() if ctx.inplace else torch.empty_like(logits)
-        for rows in row_blocks(logits):
-            # d log p_a / d z_j = (1[j = a] − p_j) / temperature
-            g = grad[rows] / ctx.temperature
-            block = -softmax(logits[rows], ctx.temperature) * g.sum(1, keepdim=True)
-            block.scatter_add_(1, token_ids[rows], g)
-            # A row that no loss reads gets exactly 0, whatever stands in it.
-            grad_logits[rows] = torch.where((g == 0).all(1, keepdim=True), 0.0, block).to(logits.dtype)
-        return grad_logits, None, None, None
+from rlprims.logprobs._logits import scores
 
 
 def from_logits(
@@ -59,20 +28,8 @@ def from_logits(
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf.
 
+    >>> import torch
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
     """
-    check_logits(logits, temperature)
-    leading = logits.shape[:-1]
-    if leading not in (token_ids.shape, token_ids.shape[:-1]) or token_ids.dtype is not torch.int64:
-        raise ValueError(
-            f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
-            f"needs int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}"
-        )
-    if inplace_backward and logits.is_leaf and logits.requires_grad:
-        raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: it needs a model's output")
-    rows, each = leading.numel(), token_ids.shape[-1] if token_ids.dim() == logits.dim() else 1
-    selected: Tensor = _Selected.apply(
-        logits.reshape(rows, logits.shape[-1]), token_ids.reshape(rows, each), temperature, inplace_backward
-    )
-    return selected.reshape(token_ids.shape)
+    return scores(logits, token_ids, temperature, inplace_backward=inplace_backward)[0]

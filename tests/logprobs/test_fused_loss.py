@@ -65,7 +65,7 @@ def two_steps(b: dict[str, Tensor], loss: Callable[..., Tensor], names: list[str
 def fused(b: dict[str, Tensor], loss: Callable[..., Tensor], names: list[str], weights: Tensor, **options) -> tuple:
     data = {name: b[name] for name in names}
     first = (b[name] for name in ("hidden", "head_weight", "token_ids"))
-    total, log_probs = fused_loss(*first, weights, b["response_mask"], loss, data, **options)
+    total, log_probs, _ = fused_loss(*first, weights, b["response_mask"], loss, data, **options)
     return total, log_probs, *torch.autograd.grad(total, (b["hidden"], b["head_weight"]))
 
 
@@ -88,7 +88,7 @@ def test_the_gradient_by_hand() -> None:
     """One token, two equal logits, loss 3 log p: d/dz = 3 (½, −½), so the head moves by it times the state."""
     hidden, head = torch.tensor([[2.0]], requires_grad=True), torch.tensor([[1.0], [1.0]], requires_grad=True)
     token, one = torch.tensor([0]), torch.ones(1)
-    loss, _ = fused_loss(hidden, head, token, one, one.bool(), lambda log_probs, **_: 3 * log_probs, {})
+    loss, *_ = fused_loss(hidden, head, token, one, one.bool(), lambda log_probs, **_: 3 * log_probs, {})
     loss.backward()
     assert head.grad.tolist() == [[3.0], [-3.0]]
     assert hidden.grad.tolist() == [[0.0]]
@@ -191,7 +191,7 @@ def test_many_tiles_and_nothing_is_as_large_as_the_logits() -> None:
     token_ids, mask = torch.randint(vocab, (tokens,), generator=generator), torch.arange(tokens) % 10 < 7
     advantages = torch.randn(tokens, generator=generator)
     with Largest() as seen:
-        loss, log_probs = fused_loss(
+        loss, log_probs, _ = fused_loss(
             hidden, head, token_ids, mask / mask.sum(), mask, losses.reinforce, {"advantages": advantages}
         )
         got = torch.autograd.grad(loss, (hidden, head))
@@ -204,6 +204,15 @@ def test_many_tiles_and_nothing_is_as_large_as_the_logits() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "soft_cap": 2.0}])
+def test_entropies_are_those_of_from_hidden(options: dict[str, float]) -> None:
+    b = batch()
+    mask, first = b["response_mask"], tuple(b[name] for name in ("hidden", "head_weight", "token_ids"))
+    got = fused_loss(*first, mask / mask.sum(), mask, losses.nll, {}, **options).entropies
+    assert not got.requires_grad
+    torch.testing.assert_close(got, torch.where(mask, from_hidden(*first, **options).entropies.detach(), 0.0))
+
+
 def test_frozen_parts_get_no_gradient() -> None:
     b = batch()
     weights, loss, names = each_counts_differently(b), losses.clipped_surrogate, ["old_log_probs", "advantages"]
@@ -212,7 +221,7 @@ def test_frozen_parts_get_no_gradient() -> None:
     for frozen, at in (("head_weight", 2), ("hidden", 3)):
         part = b | {frozen: b[frozen].detach()}
         first = (part[name] for name in ("hidden", "head_weight", "token_ids"))
-        total, _ = fused_loss(*first, weights, b["response_mask"], loss, data)
+        total, *_ = fused_loss(*first, weights, b["response_mask"], loss, data)
         (got,) = torch.autograd.grad(total, b["hidden" if frozen == "head_weight" else "head_weight"])
         assert torch.equal(got, want[at])
 
@@ -236,7 +245,7 @@ def test_the_loss_is_scaled_by_what_comes_after_it() -> None:
     weights, loss, names = each_counts_differently(b), losses.reinforce, ["advantages"]
     want = fused(b, loss, names, weights)
     first = [b[name] for name in ("hidden", "head_weight", "token_ids")]
-    total, _ = fused_loss(*first, weights, b["response_mask"], loss, {name: b[name] for name in names})
+    total, *_ = fused_loss(*first, weights, b["response_mask"], loss, {name: b[name] for name in names})
     got = torch.autograd.grad(-3 * total, (b["hidden"], b["head_weight"]))
     for mine, theirs in zip(got, want[2:], strict=True):
         torch.testing.assert_close(mine, -3 * theirs, rtol=1e-12, atol=0)
@@ -246,7 +255,7 @@ def test_a_second_backward_is_refused() -> None:
     b = batch()
     first = [b[name] for name in ("hidden", "head_weight", "token_ids")]
     weights = each_counts_differently(b)
-    total, _ = fused_loss(*first, weights, b["response_mask"], losses.nll, {})
+    total, *_ = fused_loss(*first, weights, b["response_mask"], losses.nll, {})
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         total.backward()
