@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_recurrence.py tests/advantage/test_gae.py
-KERNEL_LAWS := "clipped_surrogate or discounted_returns"
+KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_recurrence.py tests/advantage/test_gae.py \
+	$(addprefix tests/logprobs/test_, from_logits.py entropy_from_logits.py from_logits_with_entropy.py \
+	from_hidden.py::test_values_and_gradients_of_the_plain_way fused_loss.py::test_against_float64_of_the_same_numbers)
+KERNEL_LAWS := "clipped_surrogate or discounted_returns or from_logits"
 RAY_TESTS ?= tests/execution tests/trainer
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE

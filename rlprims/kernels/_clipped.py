@@ -1,5 +1,8 @@
 """PPO's clipped loss, and where it is its own slope: see ``rlprims.losses._clipped_surrogate``."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -24,18 +27,41 @@ def clipped(
     """Losses in ``dtype``, 0 outside the mask, and where they are their own slopes, like the mask."""
     losses, moves = (torch.empty(mask.shape, dtype=x, device=mask.device) for x in (dtype, torch.bool))
     inputs = (x.contiguous() for x in (log_probs, old_log_probs, advantages, mask))
-    _clipped[(triton.cdiv(mask.numel(), _BLOCK),)](
-        *inputs,
-        losses,
-        moves.view(torch.int8),
-        mask.numel(),
-        LOW=1 - clip_low,
-        HIGH=1 + clip_high,
-        DUAL=dual_clip,
-        LIMIT=LOG_RATIO_LIMIT,
-        BLOCK=_BLOCK,
-    )
+    with torch.cuda.device_of(mask):
+        _clipped[(triton.cdiv(mask.numel(), _BLOCK),)](
+            *inputs,
+            losses,
+            moves.view(torch.int8),
+            mask.numel(),
+            LOW=1 - clip_low,
+            HIGH=1 + clip_high,
+            DUAL=dual_clip,
+            LIMIT=LOG_RATIO_LIMIT,
+            BLOCK=_BLOCK,
+        )
     return losses, moves
+
+
+def probe(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every side of every bound, none of them near, by either sign; over the edge of a block. By cases."""
+    moved = torch.tensor([-25.0, -1.0, -0.1, 0.0, 0.1, 1.0, 1.5, 25.0]).repeat(_BLOCK // 4 + 1)
+    old = torch.full_like(moved, -1.0).to(dtype)
+    log_probs = (old + moved).to(dtype)
+    advantages = torch.tensor([2.0, -2.0, 0.5]).repeat(len(moved))[: len(moved)].to(dtype)
+    mask = torch.arange(len(moved)) % 5 > 0
+    ratio = (log_probs.double() - old.double()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    one = torch.ones_like(ratio)
+    now, before, gains, here = (x.to(device) for x in (log_probs, old, advantages, mask))
+    computing = torch.promote_types(dtype, torch.float32)
+    run = partial(clipped, now, before, gains, here, computing, clip_low=0.2, clip_high=0.28)
+    for dual_clip in (None, 3.0):
+        low = torch.where(advantages > 0, 0.0, 0.8 * one)
+        high = torch.where(advantages > 0, 1.28 * one, (dual_clip or torch.inf) * one)
+        losses = torch.where(mask, -advantages.double() * ratio.clamp(low, high), 0.0)
+        moves = mask & (ratio > low) & (ratio < high) & (moved.abs() < LOG_RATIO_LIMIT)
+        got_losses, got_moves = run(dual_clip=dual_clip)
+        yield got_losses, losses
+        yield got_moves.float(), moves
 
 
 @triton.jit

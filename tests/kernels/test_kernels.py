@@ -1,9 +1,15 @@
 """When kernels are chosen; and kernels beside the plain formulas, in Triton's interpreter (``make test-triton``)."""
 
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from typing import get_args
+
 import pytest
 import torch
 
 from rlprims import kernels
+from rlprims.logprobs import from_logits
 from rlprims.losses import clipped_surrogate
 from rlprims.recurrence import reverse_recurrence
 
@@ -12,23 +18,102 @@ X = torch.zeros(2)
 
 def test_a_block_rules_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
-    assert not kernels.chosen(X)
-    with kernels.using("auto"):
-        assert not kernels.chosen(X)  # on a CPU
+    assert not kernels.chosen("scan", X)  # "auto", on a CPU
     monkeypatch.setenv("RLPRIMS_KERNELS", "always")
-    assert kernels.chosen(X)
-    assert not kernels.chosen(X, torch.zeros(0))
+    assert kernels.chosen("scan", X)
+    assert not kernels.chosen("scan", X, torch.zeros(0))
     with kernels.using("never"):
-        assert not kernels.chosen(X)
+        assert not kernels.chosen("scan", X)
         with kernels.using("always"):
-            assert kernels.chosen(X)
-    assert kernels.chosen(X)
+            assert kernels.chosen("scan", X)
+    assert kernels.chosen("scan", X)
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLPRIMS_KERNELS", "yes")
     with pytest.raises(ValueError, match="RLPRIMS_KERNELS='yes': choose 'auto', 'always' or 'never'"):
-        kernels.chosen(X)
+        kernels.chosen("scan", X)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if a CPU were the device: "auto" takes kernels there, in the interpreter, once they are seen to be right."""
+    monkeypatch.setattr(kernels, "_AUTO_DEVICES", ("cpu",))
+    kernels._right.cache_clear()
+    with kernels.using("auto"):
+        yield
+    kernels._right.cache_clear()
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", get_args(kernels.Name))
+@pytest.mark.parametrize("dtype", list(kernels.TOLERANCE))
+def test_a_kernel_that_passes_its_probe_is_taken(on_cpu: None, name: kernels.Name, dtype: torch.dtype) -> None:
+    with warnings.catch_warnings(action="error"):
+        assert kernels.chosen(name, X.to(dtype))
+
+
+WRONG = {
+    "clipped": {"clipped": lambda of, *args, **knobs: of(*args, **{**knobs, "clip_high": 0.3})},
+    "scan": {"reverse_scan": lambda of, a, *args: of(a.abs().clamp(max=0.999), *args)},
+    "softmax": {"softmax": lambda of, *args, **more: of(*args, **more) + 1e-3},
+}
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", get_args(kernels.Name))
+def test_a_wrong_kernel_is_off_with_one_warning(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch, name: kernels.Name
+) -> None:
+    module = import_module(f"rlprims.kernels._{name}")
+    ((function, wrong),) = WRONG[name].items()
+    right = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *args, **more: wrong(right, *args, **more))
+    with pytest.warns(
+        RuntimeWarning, match=f"kernel '{name}' is off for torch.float32 on cpu: on its probe it differs"
+    ):
+        assert not kernels.chosen(name, X)
+    with warnings.catch_warnings(action="error"):
+        assert not kernels.chosen(name, X)
+    with kernels.using("always"):
+        assert kernels.chosen(name, X)
+
+
+@pytest.mark.triton
+def test_a_kernel_that_does_not_compile_is_off_and_the_formula_computes(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr("rlprims.kernels._softmax.softmax", broken)
+    with pytest.warns(RuntimeWarning, match="on its probe it fails(.|\n)*RuntimeError: no such instruction"):
+        got = from_logits(torch.zeros(1, 4), torch.tensor([2]))
+    assert got.item() == pytest.approx(-1.3862944)
+
+
+@pytest.mark.triton
+def test_auto_computes_by_the_kernel(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlprims.kernels import _softmax
+
+    assert kernels.chosen("softmax", X)
+    right, calls = _softmax.softmax, []
+    monkeypatch.setattr(_softmax, "softmax", lambda *args, **more: calls.append(args) or right(*args, **more))
+    logits = torch.zeros(3, 4, requires_grad=True)
+    from_logits(logits, torch.tensor([2, 0, 1])).sum().backward()
+    assert len(calls) == 2
+    assert logits.grad.tolist()[0] == [-0.25, -0.25, 0.75, -0.25]
+
+
+@pytest.mark.triton
+def test_who_else_has_saved_the_logits_is_told_that_a_kernel_overwrote_them() -> None:
+    with kernels.using("always"):
+        leaf, tokens = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+        logits = leaf * 2
+        kept = logits.exp().log_softmax(-1).sum() + logits.square().sum()
+        log_probs = from_logits(logits, tokens, inplace_backward=True)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            (kept + log_probs.sum()).backward()
 
 
 @pytest.mark.triton
