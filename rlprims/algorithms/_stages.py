@@ -119,7 +119,13 @@ def _tokens_of(term: int) -> str:
 
 
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
-    """The scalar to minimize: the policy loss, weighed, and the added terms, per token, aggregated once.
+    """The scalar to minimize: :func:`policy_losses`, aggregated once."""
+    objective: Tensor = algorithm.aggregation({**data, "losses": policy_losses(algorithm, data)})
+    return objective
+
+
+def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
+    """The policy loss, weighed, and the added terms, per token.
 
     ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
     token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
@@ -132,8 +138,7 @@ def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
         if term.tokens is not None:
             added = torch.where(_weighed(_tokens_of(i), data), added, 0.0)
         per_token = per_token + term.coefficient * added
-    objective: Tensor = algorithm.aggregation({**data, "losses": per_token})
-    return objective
+    return per_token
 
 
 def _weighed(name: str, data: Data) -> Tensor:

@@ -69,6 +69,11 @@ class ModelConfig(_Config):
         ge=1,
         description="of one forward and backward; null: 16384, on a CPU 2^19 / the model's width; and a row at least",
     )
+    fused_head: Literal["auto", "never"] = Field(
+        default="auto",
+        description="auto: the logits of a micro-batch are made in tiles, not whole, where that is possible and pays; "
+        "never: they are whole",
+    )
     max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
     peak_tflops: float | None = Field(
         default=None, gt=0, description="of a device, for mfu; null: known of it, or measured"

@@ -17,6 +17,7 @@ from transformers import (
 
 from rlprims.execution._config import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
+from rlprims.execution.hf._head import part_head_if_equal
 from rlprims.execution.hf._packed import pack_if_equal
 
 
@@ -51,6 +52,8 @@ def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
         )
     if config.attention == "sdpa":
         pack_if_equal(model, response_logits)
+    if config.fused_head == "auto":
+        part_head_if_equal(model, response_logits)
     return model
 
 

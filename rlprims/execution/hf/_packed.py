@@ -87,16 +87,21 @@ def packing(model: nn.Module) -> Iterator[None]:
         config._attn_implementation = before
 
 
-@torch.no_grad()
-def pack_if_equal(model: nn.Module, padded_logits: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
-    """Let the model pack if that says what the padded forward does: the model itself is asked, no list is complete."""
+def probe(model: nn.Module) -> dict[str, Tensor]:
+    """Rows to ask a model with: two with the same prompt, one with a shorter one, and an early end."""
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     device = next(model.parameters()).device
     ids = (torch.arange(30, device=device) * 7 % vocabulary).reshape(3, 10)
     ids[1, :4] = ids[0, :4]
     attention = torch.ones(3, 10, dtype=torch.bool, device=device)
     attention[2, :2] = attention[1, 8:] = False
-    batch = {"prompts": ids[:, :4], "responses": ids[:, 4:], "attention_mask": attention}
+    return {"prompts": ids[:, :4], "responses": ids[:, 4:], "attention_mask": attention}
+
+
+@torch.no_grad()
+def pack_if_equal(model: nn.Module, padded_logits: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
+    """Let the model pack if that says what the padded forward does: the model itself is asked, no list is complete."""
+    batch = probe(model)
     where = layout(batch)
     expected = padded_logits(model, batch)[where.attended]
     model.packs = True  # type: ignore[assignment]

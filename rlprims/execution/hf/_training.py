@@ -15,18 +15,19 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf._adapters import adapt, adapters_off
+from rlprims.execution.hf._head import head_of
 from rlprims.execution.hf._learner import Learner
 from rlprims.execution.hf._models import (
     device_of,
     load_causal_lm,
     load_critic,
-    response_logits,
     response_values,
     token_budget,
     trimmed,
 )
-from rlprims.execution.hf._packed import layout, micro_batches_of_groups, packed_logits, packing, packs
-from rlprims.logprobs import entropy_from_logits, from_logits
+from rlprims.execution.hf._objective import is_token_wise, token_weights
+from rlprims.execution.hf._packed import micro_batches_of_groups, packing, packs
+from rlprims.execution.hf._scores import fused_objective, token_scores
 from rlprims.losses import count_totals
 from rlprims.types import Metric, Metrics, Totals, merge_metrics
 
@@ -74,6 +75,8 @@ class Training:
         ranks: Ranks = ALONE,
         roles: Collection[str] = ("actor", "reference", "critic"),
     ) -> None:
+        if ranks is not ALONE:  # a head in shards is whole inside the model's own forward alone
+            model = model.model_copy(update={"fused_head": "never"})
         self.model = model
         self.ranks = ranks
         self.device = device_of(model)
@@ -110,18 +113,18 @@ class Training:
         t = self.temperature if temperature is None else temperature
 
         def forward(part: dict[str, Tensor]) -> Tensor:
-            logits, attended = _logits(model, part)
-            return _placed(from_logits(logits, part["responses"][attended], temperature=t), attended)
+            return token_scores(model, part, temperature=t, wanted=["log_probs"])["log_probs"]
 
         with adapters_off(model) if reference else nullcontext():
             return self._each_token(batch, forward, model)
 
     def entropies(self, batch: DataProto) -> Tensor:
-        def forward(part: dict[str, Tensor]) -> Tensor:
-            logits, attended = _logits(self.policy.module, part)
-            return _placed(entropy_from_logits(logits, temperature=self.temperature), attended)
+        model = self.policy.module
 
-        return self._each_token(batch, forward, self.policy.module)
+        def forward(part: dict[str, Tensor]) -> Tensor:
+            return token_scores(model, part, temperature=self.temperature, wanted=["entropies"])["entropies"]
+
+        return self._each_token(batch, forward, model)
 
     def values(self, batch: DataProto) -> Tensor:
         critic = self._critic().module
@@ -129,16 +132,26 @@ class Training:
 
     def update(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
         """One optimizer step; loss and metrics are this rank's part of the step's."""
-        needs_entropy_gradient = "entropies" in algorithm.loss_needs
+        model, temperature = self.policy.module, self.temperature
+        head = head_of(model)
+        if head is not None and not is_token_wise(algorithm, dict(batch.batch.items())):
+            head = None
         bounds = {k: v for k, v in algorithm.policy_loss.hyperparameters.items() if k in ("clip_low", "clip_high")}
 
         def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
-            logits, attended = _logits(self.policy.module, part)
-            log_probs = from_logits(logits, part["responses"][attended], temperature=self.temperature)
-            with torch.set_grad_enabled(needs_entropy_gradient):
-                entropies = entropy_from_logits(logits, temperature=self.temperature)
-            log_probs, entropies = _placed(log_probs, attended), _placed(entropies, attended)
-            loss = policy_objective(algorithm, {**part, "log_probs": log_probs, "entropies": entropies})
+            weights = None if head is None else token_weights(algorithm, part)
+            if head is not None and weights is not None:
+                loss, scores = fused_objective(model, head, part, algorithm, weights, temperature=temperature)
+            else:
+                scores = token_scores(
+                    model,
+                    part,
+                    temperature=temperature,
+                    wanted=["log_probs", "entropies"],
+                    entropy_gradient="entropies" in algorithm.loss_needs,
+                )
+                loss = policy_objective(algorithm, {**part, **scores})
+            log_probs, entropies = scores["log_probs"], scores["entropies"]
             mask = part["response_mask"]
             metrics: Metrics = {"entropy": diagnostics.token_mean(entropies, mask)}
             if "old_log_probs" in part:
@@ -217,17 +230,3 @@ class Training:
                 metrics = merge_metrics(metrics, part_metrics)
         norm, lr, skipped = learner.step()
         return UpdateReport(loss, norm, lr, skipped, metrics)
-
-
-def _logits(model: nn.Module, part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(M, V), of the M response tokens that are attended, and where in (B, T) they are."""
-    if packs(model):
-        where = layout(part)
-        return packed_logits(model, where), where.attended
-    attended = part["attention_mask"][:, part["prompts"].shape[1] :].bool()
-    return response_logits(model, part)[attended], attended
-
-
-def _placed(x: Tensor, attended: Tensor) -> Tensor:
-    """(M,) to (B, T)."""
-    return x.new_zeros(attended.shape).masked_scatter(attended, x)
