@@ -61,7 +61,7 @@ def dppo(
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> now, then = torch.tensor([[0.9, 0.01]]).log(), torch.tensor([[0.6, 0.001]]).log()
     >>> dppo(now, then, torch.ones(1, 2), m)  # the likely token has left, the unlikely one has not
-    tensor([[ -0., -10.]])
+    tensor([[  0., -10.]])
     """
     check_tokens(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
@@ -96,7 +96,9 @@ def _within(
     rise, distance = _moved(log_rho, upcast(log_probs), upcast(rollout_log_probs), divergence)
     a = upcast(advantages)
     good = torch.empty_like(distance).copy_(a).gt_(0)
-    threshold = torch.lerp(torch.full_like(good, threshold_low), torch.full_like(good, threshold_high), good)
+    none = torch.finfo(good.dtype).max  # not inf, which times 0 is NaN
+    low, high = (torch.full_like(good, min(x, none)) for x in (threshold_low, threshold_high))
+    threshold = torch.lerp(low, high, good)
     away = rise.mul_(a.sign()).gt_(0)  # 1.0 where a good token's probability rose, or a bad one's fell
     left = distance.gt_(threshold).mul_(away)
     return log_rho.exp_().clamp_(max=w_max).mul_(left.sub_(1)).mul_(a), moves.bool()

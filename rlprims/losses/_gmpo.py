@@ -65,10 +65,10 @@ def _held(
     d = upcast(log_probs) - upcast(old_log_probs)
     a = upcast(advantages)
     good, bad = torch.empty_like(d).copy_(a).gt_(0), torch.empty_like(d).copy_(a).lt_(0)
-    low = (bad * -clip_low).sub_(good, alpha=_FAR)
-    high = (good * clip_high).add_(bad, alpha=_FAR)
+    low = (bad * -min(clip_low, _FAR)).sub_(good, alpha=_FAR)
+    high = (good * min(clip_high, _FAR)).add_(bad, alpha=_FAR)
     held = d.clamp(low, high)
     return held, d.eq_(held).mul_(good.add_(bad))
 
 
-_FAR = 1e30  # no sum of log-ratios is; as a bound it is none
+_FAR = 1e30  # as a bound it is none, and times 0 it is 0, which inf is not

@@ -30,7 +30,7 @@ def reinforce(
 
     >>> import torch
     >>> reinforce(torch.tensor([[-0.5, -9.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([[True, False]]))
-    tensor([[1., -0.]])
+    tensor([[1., 0.]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
     return minus_weighted(log_probs, advantages, response_mask)
