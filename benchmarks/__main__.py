@@ -11,23 +11,33 @@ from benchmarks import (
     _gate,
     _machine,
     _report,
+    batching,
     data_proto,
+    estimators,
     fused_head,
     gae,
     group_advantage,
     group_filter,
+    log_probs,
+    losses,
     policy_loss,
+    returns,
     rewards,
 )
 from benchmarks._harness import Row, measure, settle_allocator
 
 FAMILIES = {
     "gae": gae.cases,
+    "returns": returns.cases,
     "group": group_advantage.cases,
+    "estimators": estimators.cases,
     "filter": group_filter.cases,
     "loss": policy_loss.cases,
+    "losses": losses.cases,
+    "logits": log_probs.cases,
     "head": fused_head.cases,
     "batch": data_proto.cases,
+    "batching": batching.cases,
     "rewards": rewards.cases,
 }
 RESULTS = Path("docs/benchmarks/results.json")
@@ -52,7 +62,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     settle_allocator()
-    seconds, min_rounds = (1.0, 5) if gated else (1.0, 3) if options.quick else (6.0, 5)
+    seconds, min_rounds = (1.0, 5) if gated else (1.0, 3) if options.quick else (3.0, 5)
     rows: list[Row] = []
     print(_report.header())
     for family in chosen:

@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("rlprims", "verl", "trl", "liger-kernel", "torch", "numpy", "tensordict", "transformers")
+PACKAGES = ("rlprims", "verl", "trl", "torchrl", "liger-kernel", "torch", "numpy", "tensordict", "transformers")
 
 
 def describe() -> dict[str, Any]:

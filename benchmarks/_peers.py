@@ -21,3 +21,7 @@ def verl() -> Any | None:
 
 def trl() -> Any | None:
     return peer("trl.trainer.grpo_trainer")
+
+
+def torchrl() -> Any | None:
+    return peer("torchrl.objectives.value.functional")

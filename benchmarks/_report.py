@@ -11,11 +11,16 @@ from benchmarks._harness import Row
 HEAD = ("family", "case", "who", "ms", "ratio", "quartiles", "error", "peak MiB")
 FAMILIES = {
     "gae": "GAE, whitened, with returns",
+    "returns": "Discounted returns, V-trace and REINFORCE++",
     "group": "Group-relative advantages, from labels",
+    "estimators": "Other estimators, from labels to tokens",
     "filter": "DAPO's group filter, from labels",
     "loss": "Clipped policy loss, forward and backward, with metrics",
+    "losses": "Other losses, forward and backward (verl's with their metrics)",
+    "logits": "Logits to log-probs, entropies, and the gradient of the log-probs (train)",
     "head": "LM head to log-probs and entropy (score), and to a clipped policy loss with its gradient (train)",
     "batch": "DataProto, 4096 x 4096 tokens in three columns (320 MiB), four object columns",
+    "batching": "Rows to ranks (balance), to packs and to micro-batches of 8192 tokens",
     "rewards": "Real answers scored by rule",
 }
 PICTURE = "ratios.png"
@@ -27,8 +32,9 @@ Made by `make bench`; the numbers are in `{json}`. Do not edit: this page is wri
 CPU milliseconds of one thread: median of rounds in which all functions of a case take turns in one process.
 **ratio** is that row's time over the time of `rlprims`, the median of the per-round ratios: above 1 we are faster.
 **error** is max |result − oracle| / max |oracle| against float64, in the same run (for the filter and the rewards: the
-share of wrong rows). **copy** moves as many bytes as the case must read and write, between buffers that exist. **peak**
-is how far resident memory rose, good to about one array. `make bench-gate` fails where a short run's ratio is below the
+share of wrong rows; for batching: by how much the work or the parts exceed the least there can be, as a share).
+**copy** moves as many bytes as the case must read and write, between buffers that exist. **peak** is how far resident
+memory rose, good to about one array. `make bench-gate` fails where a short run's ratio is below the
 floor that `benchmarks/floors.json` has for it, three fifths of one that was measured.
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})

@@ -63,12 +63,15 @@ def _scoring(tokens: Tokens) -> Case:
     want = _plain(hidden.double(), head.double(), token_ids)
     peers: dict[str, Function] = {"torch": lambda: _plain(hidden, head, token_ids)}
     peers |= {who: partial(of, hidden, head, token_ids) for who, of in _peers().items()}
+    if (liger := peer("liger_kernel.chunked_loss.fused_linear_ppo")) is not None:
+        score = liger.LigerFusedLinearPPOBase.chunk_forward
+        peers["liger, no entropy"] = lambda: (score(hidden[None], head, token_ids[None])[0],)
     return Case(
         family="head",
         name=_name(tokens, "score"),
         ours=lambda: from_hidden(hidden, head, token_ids),
         peers=peers | {"products": lambda: _nothing(hidden @ head.T)},
-        error=lambda got: largest_error(got, want) if got else 0.0,
+        error=lambda got: largest_error(got, want[: len(got)]) if got else 0.0,
     )
 
 
@@ -95,7 +98,7 @@ def _training(tokens: Tokens) -> Case:
 def _fused(tokens: Tokens) -> tuple[Tensor, ...]:
     data = {"old_log_probs": tokens.old_log_probs, "advantages": tokens.advantages}
     weights = tokens.mask / tokens.mask.sum()
-    loss, _ = fused_loss(*tokens[:3], weights, tokens.mask, losses.clipped_surrogate, data)
+    loss, *_ = fused_loss(*tokens[:3], weights, tokens.mask, losses.clipped_surrogate, data)
     return loss, *torch.autograd.grad(loss, tokens[:2])
 
 

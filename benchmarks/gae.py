@@ -1,13 +1,13 @@
 """GAE over (B, T), whitened, with the critic's targets: what verl's one function does is three lines here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks._harness import Case, largest_error
-from benchmarks._peers import verl
+from benchmarks._peers import torchrl, verl
 from rlprims import advantage
 
 SIZES = ((256, 1024), (64, 32768), (1024, 8192))
@@ -41,6 +41,16 @@ def _case(rows: int, width: int, holes: bool) -> Case:
             gamma=GAMMA,
             lam=LAM,
         )
+    if not holes and (functional := torchrl()) is not None:  # it takes ends of episodes, and no gaps in them
+        done = torch.zeros(rows, width, 1, dtype=torch.bool)
+        done[:, -1] = True
+        following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+        peers["torchrl"] = partial(
+            _by_torchrl,
+            functional.vec_generalized_advantage_estimate,
+            *(x[..., None] for x in (values, following, rewards)),
+            done,
+        )
     return Case(
         family="gae",
         name=f"{rows}x{width}{' holes' if holes else ''}",
@@ -54,6 +64,11 @@ def _case(rows: int, width: int, holes: bool) -> Case:
 def _ours(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     a = advantage.gae(rewards, values, mask, gamma=GAMMA, lam=LAM)
     return advantage.whiten(a, mask), a + values
+
+
+def _by_torchrl(vec_gae: Callable[..., tuple[Tensor, Tensor]], *data: Tensor) -> tuple[Tensor, Tensor]:
+    a, targets = (x[..., 0] for x in vec_gae(GAMMA, LAM, *data))
+    return (a - a.mean()) / (a.var() + 1e-8).sqrt(), targets
 
 
 def _oracle(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

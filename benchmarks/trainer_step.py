@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from benchmarks import _machine, _tiny
+from benchmarks import _machine, _stages, _tiny
 from benchmarks._harness import settle_allocator
 from benchmarks._peers import peer
 from rlprims import algorithms
@@ -36,13 +36,23 @@ PAGE = """\
 
 Made by `python -m benchmarks.trainer_step`; do not edit. A Qwen2 of two layers, width 128, float32, one thread; GRPO
 with two epochs over 64 prompts x 8 samples of 64 tokens, prompts of 16, KL 0.04, unless the setting says otherwise
-(length and vocabulary: 16 prompts). In one process each of TRL's steps is followed by one of ours. CPU seconds,
+(length: 8 prompts; vocabulary: 2). In one process each of TRL's steps is followed by one of ours. CPU seconds,
 medians; **ratio** is the median of the rounds' own: above 1 we are faster. **loss gap**: our loss and TRL's of the same
 rollouts and weights, over the mean |advantage|.
 
 {table}
 {picture}
-{cpu} · {versions} · {date}
+## Where our step goes
+
+CPU seconds of the same steps by stage, and what torch's profiler says of one more: products of matrices, attention,
+and the rest, which is norms, activations, softmax and what Python takes. The sampler captures the old log-probs, so
+that the reference's alone are computed.
+
+{stages}
+
+{limits}
+
+{cpu} · {versions} · {date} · {minutes:.1f} minutes of CPU time
 """
 
 
@@ -65,9 +75,11 @@ SETTINGS = {
     "ragged": Setting(p_end=1 / 40),  # half of the longest, in the mean
     "no KL and one epoch": Setting(kl_coef=0.0, epochs=1),
     **{f"batch {8 * n}": Setting(prompts=n) for n in (8, 16, 32)},
-    **{f"length {n}": Setting(prompts=16, max_new_tokens=n) for n in (32, 64, 128, 256)},
-    **{f"vocabulary {n}": Setting(prompts=16, vocabulary=n) for n in (64, 1024, 8192, 32768)},
+    **{f"length {n}": Setting(prompts=8, max_new_tokens=n) for n in (32, 64, 128, 256)},
+    **{f"vocabulary {n}": Setting(prompts=2, vocabulary=n) for n in (64, 1024, 8192, 32768)},
 }
+PROFILED = ("equal", "ragged", "vocabulary 8192")
+TARGETS = {"equal": 2.0, "ragged": 3.0}
 
 
 class Ours:
@@ -183,14 +195,20 @@ def trl_trainer(setting: Setting, model: Path, after_step: Callable[[Any], bool]
     return trainer
 
 
-def compare(setting: Setting, rounds: int) -> dict[str, Any]:
-    """CPU seconds of a step of each, and their ratio; the first step of both is not counted."""
+def compare(setting: Setting, rounds: int, seconds: float, *, profiled: bool) -> dict[str, Any]:
+    """CPU seconds of a step of each, and their ratio; the first step of both is not counted.
+
+    As many rounds as ``seconds`` hold, at least two and at most ``rounds``.
+    """
     times: dict[str, list[float]] = {"rlprims": [], "trl": []}
-    tokens, gap, began = [], 0.0, process_time()
+    tokens, gap, started = [], 0.0, process_time()
+    began = started
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         window = setting.prompt_length + setting.max_new_tokens
         model = _tiny.save_model(Path(directory), vocabulary=setting.vocabulary, window=window, p_end=setting.p_end)
         ours = Ours(setting, model)
+        by_stage = _stages.timed(ours.trainer.execution)
 
         def after_step(peer: Any) -> bool:
             nonlocal began, gap
@@ -203,18 +221,25 @@ def compare(setting: Setting, rounds: int) -> dict[str, Any]:
                 tokens.append(sampled)
             else:
                 gap = ours.gap(peer)
+                for calls in by_stage.values():
+                    calls.clear()
             began = process_time()
-            return len(tokens) == rounds
+            return len(tokens) == rounds or (len(tokens) > 1 and began - started > seconds)
 
         trl_trainer(setting, model, after_step).train()
+        if profiled:
+            of_steps = _stages.per_step(by_stage, len(tokens))
+            found["stages"] = {"seconds": of_steps, "shares": _stages.shares(ours.step)}
     ratios = sorted(theirs / ours for theirs, ours in zip(times["trl"], times["rlprims"], strict=True))
     return {
         **asdict(setting),
         "ratio": median(ratios),
         "ratios": ratios,
         "seconds": {who: median(each) for who, each in times.items()},
-        "tokens": sum(tokens) / rounds,
+        "tokens": sum(tokens) / len(tokens),
         "loss_gap": gap,
+        "cpu_seconds": process_time() - started,
+        **found,
     }
 
 
@@ -253,6 +278,9 @@ def table(results: dict[str, Any]) -> str:
 def page(found: dict[str, Any], *, drawn: bool) -> str:
     return PAGE.format(
         table=table(found["results"]),
+        stages=_stages.table(found["results"]),
+        limits=_stages.limits(found["results"], TARGETS),
+        minutes=sum(r.get("cpu_seconds", 0.0) for r in found["results"].values()) / 60,
         picture="\n![CPU seconds against batch, length and vocabulary](trainer_step.png)\n" if drawn else "",
         cpu=found["machine"]["cpu"],
         versions=", ".join(f"{package} {version}" for package, version in found["versions"].items()),
@@ -263,7 +291,10 @@ def page(found: dict[str, Any], *, drawn: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.trainer_step", description="A step beside TRL's, as a ratio.")
     parser.add_argument("--only", default=",".join(SETTINGS), help="of %(default)s")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="at most, of each setting")
+    parser.add_argument(
+        "--seconds", type=float, default=12.0, help="of CPU time after which a setting has no more rounds"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON; what it has of other settings stays")
     parser.add_argument("--plot", action="store_true", help="draw what is there, and measure nothing")
     options = parser.parse_args()
@@ -276,7 +307,7 @@ def main() -> None:
     torch.set_num_threads(1)
     settle_allocator()
     for name in options.only.split(","):
-        found["results"][name] = compare(SETTINGS[name], options.rounds)
+        found["results"][name] = compare(SETTINGS[name], options.rounds, options.seconds, profiled=name in PROFILED)
         versions = _machine.versions()
         found |= {"date": datetime.date.today().isoformat(), "machine": _machine.describe(), "versions": versions}
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
