@@ -1,9 +1,20 @@
 """What takes another way for large or ordered input gives the same numbers."""
 
+import numpy as np
 import pytest
 import torch
 
-from rlprims.grouping import group_moments
+from rlprims.advantage import discounted_returns, gae, vtrace, whiten
+from rlprims.grouping import (
+    dense_ids,
+    group_bounds,
+    group_centred,
+    group_count,
+    group_mean,
+    group_std,
+    is_constant,
+    is_varied,
+)
 from rlprims.losses import clipped_surrogate, token_sum
 from rlprims.masking import zero_outside
 
@@ -31,13 +42,98 @@ def test_only_the_same_unchanged_mask_is_not_selected_by_again() -> None:
     assert token_sum(losses, mask).item() == -99 * 90
 
 
-def test_groups_in_order_have_the_moments_of_groups_that_are_not() -> None:
+def statistics(x: torch.Tensor, ids: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return (
+        group_count(ids, valid),
+        *group_bounds(x, ids, valid),
+        group_mean(x, ids, valid),
+        group_centred(x, ids, valid),
+        group_std(x, ids, valid),
+        is_constant(x, ids, valid),
+        is_varied(x, ids, valid),
+    )
+
+
+@pytest.mark.parametrize("groups", [4, 1000])  # by one of numpy's loops over the rows, and as the columns of a table
+@pytest.mark.parametrize("some_valid", [False, True])
+def test_groups_have_the_same_statistics_in_every_layout(groups: int, some_valid: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, ids = torch.randn(12, generator=generator, dtype=torch.float64), torch.arange(3).repeat_interleave(4)
-    valid = torch.rand(12, generator=generator) < 0.7
-    shuffled = torch.randperm(12, generator=generator)
-    for rows in (None, valid):
-        in_order = group_moments(x, ids, rows)
-        moved = group_moments(x[shuffled], ids[shuffled], None if rows is None else rows[shuffled])
-        for got, want in zip(moved, in_order, strict=True):
-            torch.testing.assert_close(got, want[shuffled], rtol=0, atol=1e-14)
+    rows = 4 * groups
+    x = torch.randn(rows, generator=generator, dtype=torch.float64)
+    x[:4], x[5], x[9] = 0.1, torch.nan, torch.inf
+    ids = torch.arange(groups).repeat_interleave(4)
+    valid = torch.rand(rows, generator=generator) < 0.7 if some_valid else None
+    shuffled = torch.randperm(rows, generator=generator)
+    in_order = statistics(x, ids, valid)
+    moved = statistics(x[shuffled], ids[shuffled], None if valid is None else valid[shuffled])
+    in_torch = statistics(x.clone().requires_grad_(), ids, valid)
+    for table, scattered, differentiable in zip(in_order, moved, in_torch, strict=True):
+        assert not table.requires_grad
+        for got, want in ((scattered, table[shuffled]), (differentiable, table)):
+            torch.testing.assert_close(got.detach(), want, rtol=0, atol=1e-14, equal_nan=True)
+
+
+def test_labels_in_runs_are_named_as_labels_that_are_not() -> None:
+    names: list[object] = ["a", "b", ("c", 1), 2**70, None, 1.5]
+    runs = [name for name in names for _ in range(5)]
+    for labels in (runs, np.fromiter(runs, object), np.fromiter(2 * runs, object)[::2]):
+        want: dict[object, int] = {}
+        assert dense_ids(labels).tolist() == [want.setdefault(name, len(want)) for name in labels]
+    equal = [bytes([65, i // 4]).decode() for i in range(8)]  # equal, and no two the same object
+    assert equal[0] is not equal[1]
+    assert dense_ids(equal).tolist() == [0] * 4 + [1] * 4
+    with pytest.raises(ValueError, match="NaN"):
+        dense_ids([float("nan")] * 3)
+
+
+@pytest.mark.parametrize("labels", [[3, 3, 7, 7, 7, 9], [7, 3, 7, 9, 3, 7], [2**62, 0, 2**62, -1], [-5, 4, -5, 4]])
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, object])
+def test_integers_are_names_too(labels: list[int], dtype: type) -> None:
+    want: dict[int, int] = {}
+    assert dense_ids(np.array(labels, dtype)).tolist() == [want.setdefault(name, len(want)) for name in labels]
+
+
+BY_TOKENS = {
+    "gae": lambda r, v, p, m, cu, start: gae(r, v, m, cu, start),
+    "discounted_returns": lambda r, v, p, m, cu, start: discounted_returns(r, m, cu, start, gamma=0.9),
+    "vtrace": lambda r, v, p, m, cu, start: vtrace(r, v, p, 0.9 * p, m, cu, start),
+    "whiten": lambda r, v, p, m, cu, start: whiten(r, m, cu),
+}
+
+
+@pytest.mark.parametrize("name", BY_TOKENS)
+@pytest.mark.parametrize("width", [5000, 2**18 + 5], ids=["rows in a block", "a row is a block"])
+def test_a_batch_of_several_blocks(name: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 2**19 // width + 2
+    r, v, p = torch.randn(3, rows, width, generator=generator)
+    mask = torch.arange(width) < torch.tensor([width, width // 3, 0]).repeat(rows)[:rows, None]
+    start = torch.randn(rows, generator=generator)
+    cu = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)])
+    padded = BY_TOKENS[name](r, v, p, mask, None, start)
+    packed = BY_TOKENS[name](r[mask], v[mask], p[mask], mask[mask], cu, start)
+    torch.testing.assert_close(packed, padded[mask], rtol=1e-5, atol=1e-4)
+    assert not padded[~mask].any()
+    if name != "whiten":
+        row = slice(1, 2)
+        alone = BY_TOKENS[name](r[row], v[row], p[row], mask[row], None, start[row])
+        torch.testing.assert_close(padded[row], alone, rtol=1e-5, atol=1e-4)
+
+
+def test_the_gradient_passes_blocks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 30_000, generator=generator, dtype=torch.float64)
+    mask = torch.rand(x.shape, generator=generator) < 0.9
+    slopes = []
+    for way in (lambda x: whiten(gae(x, 0.5 * x, mask), mask), lambda x: _in_one(x, mask)):
+        leaf = x.clone().requires_grad_()
+        way(leaf).pow(3).sum().backward()
+        slopes.append(leaf.grad)
+    torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-9)
+
+
+def _in_one(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    a = torch.cat([gae(x_i[None], 0.5 * x_i[None], m_i[None]) for x_i, m_i in zip(x, mask, strict=True)])
+    n, kept = mask.sum(), torch.where(mask, a, 0.0)
+    centred = torch.where(mask, kept - kept.sum() / n, 0.0)
+    return centred / (centred.square().sum() / (n - 1) + 1e-8).sqrt()
