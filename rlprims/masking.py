@@ -191,7 +191,7 @@ def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     tensor([1., 2.])
     """
     if cu_seqlens is None:
-        if x.requires_grad and torch.is_grad_enabled():
+        if x.numel() <= _BLOCK_ELEMENTS or (x.requires_grad and torch.is_grad_enabled()):
             return zero_outside(x, mask).sum(-1)
         of_blocks = [zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)]
         return of_blocks[0] if len(of_blocks) == 1 else torch.cat(of_blocks)
