@@ -115,10 +115,21 @@ def _may_be_in_place(addend: Tensor, *others: Tensor | None) -> bool:
     return on_cpu and not _has_gradient(addend, *others) and not kernels.chosen("scan", addend)
 
 
+def sums_from_right(x: PerToken, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Σ_{u≥t} x_u within each sequence.
+
+    >>> sums_from_right(torch.tensor([[1.0, 2.0, 4.0]]))
+    tensor([[7., 6., 4.]])
+    """
+    if cu_seqlens is None:
+        return x.flip(1).cumsum(1).flip(1)  # on a CPU torch sums in float64
+    return reverse_recurrence(torch.ones_like(x), x, x.new_zeros(len(cu_seqlens) - 1), cu_seqlens)[0]
+
+
 def _sums(addend: PerToken, initial: PerSequence | None) -> tuple[PerToken, PerToken]:
-    """Every coefficient is 1: sums from the right, which torch makes in one pass, on a CPU in float64."""
+    """Every coefficient is 1."""
     beyond = addend.new_zeros(len(addend)) if initial is None else initial.to(addend.dtype)
-    s = torch.cat([addend, beyond[:, None]], dim=1).flip(1).cumsum(1).flip(1)
+    s = sums_from_right(torch.cat([addend, beyond[:, None]], dim=1))
     return s[:, :-1], s[:, 1:]
 
 

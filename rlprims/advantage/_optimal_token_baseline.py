@@ -10,7 +10,7 @@ from rlprims.advantage._responses import tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
 from rlprims.grouping import check_group_ids
 from rlprims.masking import check_sequences, check_tokens, sequence_ids, zero_outside
-from rlprims.recurrence import reverse_recurrence
+from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -123,9 +123,7 @@ def _sum_so_far(x: PerToken, cu_seqlens: CuSeqlens | None) -> PerToken:
     """Σ_{u≤t} x_u in each sequence."""
     if cu_seqlens is None:
         return x.cumsum(-1)
-    turned = len(x) - cu_seqlens.flip(0)
-    sums, _ = reverse_recurrence(torch.ones_like(x), x.flip(0), x.new_zeros(len(cu_seqlens) - 1), turned)
-    return sums.flip(0)
+    return sums_from_right(x.flip(0), len(x) - cu_seqlens.flip(0)).flip(0)
 
 
 def _slots(group_ids: GroupIds, response_mask: TokenMask, cu_seqlens: CuSeqlens, *, compact: bool) -> Tensor:

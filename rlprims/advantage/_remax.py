@@ -1,7 +1,8 @@
 """See :func:`remax`."""
 
-from rlprims.advantage._returns import discounted_returns
-from rlprims.masking import check_sequences, to_tokens
+from rlprims.blocks import joined, selected, sequence_blocks
+from rlprims.masking import check_sequences, check_tokens, spread
+from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -34,6 +35,17 @@ def remax(
     >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
     tensor([[0.7500, 0.7500, 0.0000]])
     """
-    reward_to_go = discounted_returns(rewards, response_mask, cu_seqlens)
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
-    return reward_to_go - to_tokens(baseline_scores, response_mask, cu_seqlens)
+    pieces = (
+        _in_block(rewards[tokens], baseline_scores[sequences], response_mask[tokens], cu)
+        for tokens, sequences, cu in sequence_blocks(rewards, cu_seqlens)
+    )
+    return joined(pieces, len(rewards))
+
+
+def _in_block(
+    rewards: PerToken, baseline_scores: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None
+) -> PerToken:
+    reward_to_go = sums_from_right(selected(rewards, mask), cu_seqlens)
+    return selected(reward_to_go - spread(baseline_scores, mask, cu_seqlens), mask)
