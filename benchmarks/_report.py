@@ -37,6 +37,8 @@ share of wrong rows; for batching: by how much the work or the parts exceed the 
 memory rose, good to about one array. `make bench-gate` fails where a short run's ratio is below the
 floor that `benchmarks/floors.json` has for it, three fifths of one that was measured.
 
+[What was aimed at, what was reached, and why not](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
 {machine} · {versions} · {date}
