@@ -19,6 +19,14 @@ def verl() -> Any | None:
     return peer("verl.trainer.ppo.core_algos")
 
 
+def verl_actor(**settings: float) -> Any | None:
+    """verl's configuration of a policy loss, or None."""
+    configs = peer("verl.workers.config")
+    if configs is None:
+        return None
+    return configs.ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **settings)
+
+
 def trl() -> Any | None:
     return peer("trl.trainer.grpo_trainer")
 

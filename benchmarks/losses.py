@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._harness import Case, largest_error
-from benchmarks._peers import peer, verl
+from benchmarks._peers import verl, verl_actor
 from rlprims import losses
 
 SIZES = ((64, 1024), (1024, 2048))
@@ -50,19 +50,10 @@ AGGREGATIONS = {"token-mean": losses.token_mean, SEQUENCES: losses.seq_mean_toke
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    core, configs = verl(), peer("verl.workers.config")
-    if core is None or configs is None:
+    core = verl()
+    config = verl_actor(clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_ratio_c=LARGEST, tau_pos=1.0, tau_neg=1.05)
+    if core is None or config is None:
         return
-    config = configs.ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio_low=LOW,
-        clip_ratio_high=HIGH,
-        clip_ratio_c=LARGEST,
-        tau_pos=1.0,
-        tau_neg=1.05,
-    )
     for rows, width in SIZES[:1] if quick else SIZES:
         tokens = _tokens(rows, width)
         for name, (ours, aggregation) in OURS.items():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._harness import Case, Function, largest_error
-from benchmarks._peers import peer, trl, verl
+from benchmarks._peers import trl, verl, verl_actor
 from rlprims import diagnostics, losses
 
 SIZES = ((256, 2048), (64, 8192), (1024, 8192))
@@ -76,17 +76,9 @@ def _gradient(loss: Tensor, tokens: Tokens) -> Tensor:
 
 
 def _verl(tokens: Tokens) -> Function | None:
-    core, configs = verl(), peer("verl.workers.config")
-    if core is None or configs is None:
+    core, config = verl(), verl_actor(clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_ratio_c=DUAL)
+    if core is None or config is None:
         return None
-    config = configs.ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio_low=LOW,
-        clip_ratio_high=HIGH,
-        clip_ratio_c=DUAL,
-    )
     mask = tokens.mask.float()
 
     def run() -> tuple[Tensor, Tensor]:
