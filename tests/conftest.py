@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
@@ -9,6 +10,8 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 logging.getLogger("torch.__trace").propagate = False  # pytest would format every step of torch.compile
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
