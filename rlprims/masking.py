@@ -158,6 +158,24 @@ def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype) if torch.compiler.is_compiling() else mask.view(torch.int8).to(dtype)
 
 
+def positive(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where x > 0, else 0; compared in place, for a comparison to bool takes torch five times as long.
+
+    >>> positive(torch.tensor([2.0, 0.0, -3.0]), torch.float32)
+    tensor([1., 0., 0.])
+    """
+    return x.to(dtype, copy=True).gt_(0)
+
+
+def negative(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where x < 0, else 0.
+
+    >>> negative(torch.tensor([2.0, 0.0, -3.0]), torch.float32)
+    tensor([0., 0., 1.])
+    """
+    return x.to(dtype, copy=True).lt_(0)
+
+
 def row_blocks(x: Tensor) -> Iterator[slice]:
     """Slices that cover the rows of ``x``, or its packed tokens, in order: what they cut out stays in a core's cache.
 
@@ -193,8 +211,7 @@ def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     if cu_seqlens is None:
         if x.numel() <= _BLOCK_ELEMENTS or (x.requires_grad and torch.is_grad_enabled()):
             return zero_outside(x, mask).sum(-1)
-        of_blocks = [zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)]
-        return of_blocks[0] if len(of_blocks) == 1 else torch.cat(of_blocks)
+        return torch.cat([zero_outside(x[rows], mask[rows]).sum(-1) for rows in row_blocks(mask)])
     kept = zero_outside(x, mask)
     sums = kept.new_zeros(len(cu_seqlens) - 1)
     return sums.index_add(0, sequence_ids(cu_seqlens, len(kept)), kept)

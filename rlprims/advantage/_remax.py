@@ -1,6 +1,6 @@
 """See :func:`remax`."""
 
-from rlprims.blocks import joined, selected, sequence_blocks
+from rlprims.blocks import by_blocks, selected
 from rlprims.masking import check_sequences, check_tokens, spread
 from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
@@ -37,15 +37,11 @@ def remax(
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
-    pieces = (
-        _in_block(rewards[tokens], baseline_scores[sequences], response_mask[tokens], cu)
-        for tokens, sequences, cu in sequence_blocks(rewards, cu_seqlens)
-    )
-    return joined(pieces, len(rewards))
+    return by_blocks(_in_block, (rewards, response_mask), cu_seqlens, baseline_scores)
 
 
 def _in_block(
-    rewards: PerToken, baseline_scores: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None
+    rewards: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, baseline_scores: PerSequence
 ) -> PerToken:
     reward_to_go = sums_from_right(selected(rewards, mask), cu_seqlens)
     return selected(reward_to_go - spread(baseline_scores, mask, cu_seqlens), mask)

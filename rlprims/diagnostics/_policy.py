@@ -6,7 +6,7 @@ import torch
 
 from rlprims.diagnostics._tokens import token_mean
 from rlprims.divergence import estimate_kl
-from rlprims.masking import as_numbers, log_ratio, row_blocks, upcast, zero_outside
+from rlprims.masking import as_numbers, log_ratio, negative, positive, row_blocks, upcast, zero_outside
 from rlprims.types import Max, Mean, Metrics, PerToken, TokenMask, merge_metrics
 
 
@@ -66,7 +66,7 @@ def _policy_update(
     }
     if bounds is not None:
         a, moved = upcast(advantages).flatten(), moved.flatten()
-        good, bad = torch.empty_like(moved).copy_(a).gt_(0), torch.empty_like(moved).copy_(a).lt_(0)
+        good, bad = positive(a, moved.dtype), negative(a, moved.dtype)
         below, above = moved.clone().lt_(bounds[0]), moved.gt_(bounds[1])  # neither outside the mask
         metrics["clip_fraction_low"] = Mean(below.dot(bad), tokens)
         metrics["clip_fraction_high"] = Mean(above.dot(good), tokens)

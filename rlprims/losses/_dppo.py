@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlprims.losses._with_slope import limited_log_ratio, with_slope
-from rlprims.masking import check_tokens, upcast
+from rlprims.masking import check_tokens, positive, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 Divergence: TypeAlias = Literal["tv", "kl"]
@@ -95,7 +95,7 @@ def _within(
     log_rho, moves = limited_log_ratio(log_probs, rollout_log_probs)
     rise, distance = _moved(log_rho, upcast(log_probs), upcast(rollout_log_probs), divergence)
     a = upcast(advantages)
-    good = torch.empty_like(distance).copy_(a).gt_(0)
+    good = positive(a, distance.dtype)
     none = torch.finfo(good.dtype).max  # not inf, which times 0 is NaN
     low, high = (torch.full_like(good, min(x, none)) for x in (threshold_low, threshold_high))
     threshold = torch.lerp(low, high, good)

@@ -2,10 +2,17 @@
 
 from functools import partial
 
-import torch
-
 from rlprims.losses._with_slope import minus_weighted, with_slope
-from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, sequence_lengths, sequence_sum, spread, upcast
+from rlprims.masking import (
+    LOG_RATIO_LIMIT,
+    check_tokens,
+    negative,
+    positive,
+    sequence_lengths,
+    sequence_sum,
+    spread,
+    upcast,
+)
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -42,6 +49,7 @@ def gmpo(
     Raises:
         ValueError: shapes or dtypes that do not fit; clip_low or clip_high below 0.
 
+    >>> import torch
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
     tensor([[-1.2214, -1.2214]])
@@ -63,8 +71,7 @@ def _held(
 ) -> tuple[PerToken, PerToken]:
     """d within (−∞, clip_high) where A > 0, (−clip_low, ∞) where A < 0, at 0 where A = 0; and 1 where it is free."""
     d = upcast(log_probs) - upcast(old_log_probs)
-    a = upcast(advantages)
-    good, bad = torch.empty_like(d).copy_(a).gt_(0), torch.empty_like(d).copy_(a).lt_(0)
+    good, bad = positive(advantages, d.dtype), negative(advantages, d.dtype)
     low = (bad * -min(clip_low, _FAR)).sub_(good, alpha=_FAR)
     high = (good * min(clip_high, _FAR)).add_(bad, alpha=_FAR)
     held = d.clamp(low, high)

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from rlprims.losses._with_slope import limited_log_ratio, with_slope
-from rlprims.masking import check_tokens, upcast
+from rlprims.masking import check_tokens, positive, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -59,7 +59,7 @@ def _gated(
     a = upcast(advantages)
     near, moves = limited_log_ratio(log_probs, old_log_probs)
     ratio = near.exp_()
-    good = torch.empty_like(ratio).copy_(a).gt_(0)
+    good = positive(a, ratio.dtype)
     tau = torch.lerp(torch.full_like(ratio, tau_neg), torch.full_like(ratio, tau_pos), good)
     gate = (ratio - 1).mul_(tau).sigmoid_()
     pull = (gate * -4).mul_(a)
