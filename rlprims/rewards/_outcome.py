@@ -38,10 +38,10 @@ def raised(error: BaseException) -> Failure:
 
 def read(result: Any) -> Outcome:
     """A number, or a mapping with ``score``; of a mapping, what is no number is left out, such as a parsed answer."""
-    numbers = result if isinstance(result, Mapping) else {"score": result}
+    numbers = result if isinstance(result, (dict, Mapping)) else {"score": result}
     if "score" not in numbers:
         return Failure("returned no score", f"only {sorted(map(str, numbers))}"[:_LONGEST_DETAIL])
-    values = {str(name): _number(value) for name, value in numbers.items()}
+    values = {str(name): value if type(value) is float else _number(value) for name, value in numbers.items()}
     score = values["score"]
     if score is None:
         kind = type(numbers["score"]).__name__
@@ -58,7 +58,7 @@ def columns_of(verifier: Callable[..., Any]) -> list[str]:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str | bytes) or value is None:
+    if value is None or isinstance(value, (str, bytes)):
         return None
     try:
         return float(value)

@@ -48,6 +48,12 @@ def test_large_numbers_are_compared_exactly() -> None:
     assert gsm8k("#### 9007199254740992", "9007199254740993")["score"] == 0
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_gold_without_a_number_is_an_error(strict: bool) -> None:
+    with pytest.raises(ValueError, match="'seventy' holds no number"):
+        gsm8k("#### 72", "seventy", strict=strict)
+
+
 @pytest.mark.parametrize(
     ("response", "score", "form"),
     [
@@ -100,7 +106,7 @@ def test_a_hostile_megabyte_costs_little_and_scores_nothing(name: str) -> None:
 
 @given(st.text(), st.text())
 def test_any_text_has_a_score(response: str, answer: str) -> None:
-    for verdict in (gsm8k(response, answer), gsm8k(response, answer, strict=True), tagged_answer(response, answer)):
+    for verdict in (gsm8k(response, "72"), gsm8k(response, "72", strict=True), tagged_answer(response, answer)):
         assert set(verdict) == {"score", "acc", "format"}
         assert all(x in (0.0, 1.0) for x in verdict.values())
 

@@ -1,5 +1,8 @@
 """See :func:`gsm8k`."""
 
+from decimal import Decimal
+from functools import lru_cache
+
 from rlprims.rewards.verifiers._numbers import first_number, last_number
 
 
@@ -16,12 +19,22 @@ def gsm8k(response: str, answer: str, *, strict: bool = False) -> dict[str, floa
     >>> gsm8k("So she has 1,234 left. #### 1,234.0", "work ... #### 1234")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
-    marked = _marked(response)
+    gold, marked = _gold(answer), _marked(response)
     number = last_number(response) if marked is None and not strict else first_number(marked or "")
-    right = number is not None and number == first_number(_marked(answer) or answer)
-    return {"score": float(right), "acc": float(right), "format": float(marked is not None)}
+    right = float(number == gold)
+    return {"score": right, "acc": right, "format": float(marked is not None)}
+
+
+@lru_cache(maxsize=1024)  # a group has one
+def _gold(answer: str) -> Decimal:
+    number = first_number(_marked(answer) or answer)
+    if number is None:
+        raise ValueError(f"answer={answer!r} holds no number")
+    return number
 
 
 def _marked(text: str) -> str | None:
-    ends = [at + len(mark) for mark in ("####", "A:") if (at := text.rfind(mark)) >= 0]
-    return text[max(ends) :] if ends else None
+    """What follows the last mark."""
+    hashes = text.rfind("####")
+    letter = text.rfind("A:", max(hashes, 0))
+    return text[letter + 2 :] if letter >= 0 else text[hashes + 4 :] if hashes >= 0 else None

@@ -57,23 +57,25 @@ def _equal(gold: str, said: str) -> bool:
     return bool(verify(expected, _parse(said), timeout_seconds=None))
 
 
+@lru_cache(maxsize=1024)  # a group has one gold, and few answers
 def _plain(text: str) -> str:
     for other, one in _SAME:
         text = text.replace(other, one)
     return _SPACING.sub("", text).rstrip(".")
 
 
-def _numbers(plain: str) -> set[Fraction]:
+@lru_cache(maxsize=1024)
+def _numbers(plain: str) -> frozenset[Fraction]:
     """What a number or a fraction of integers can mean: 50% is 50 and 0.5, as datasets write either."""
     bare = plain.removesuffix("%").removesuffix("\\")
     if match := _FRACTION.fullmatch(bare):
         sign, *parts = (part for part in match.groups() if part is not None)
         above, below = map(int, parts)
-        return {Fraction(-above if sign == "-" else above, below)} if below else set()
+        return frozenset({Fraction(-above if sign == "-" else above, below)} if below else ())
     number = plain_number(bare)
     if number is None:
-        return set()
-    return {Fraction(number)} if bare == plain else {Fraction(number), Fraction(number) / 100}
+        return frozenset()
+    return frozenset({Fraction(number)} if bare == plain else {Fraction(number), Fraction(number) / 100})
 
 
 @lru_cache(maxsize=1024)  # a group has one
