@@ -81,6 +81,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
             "machine": _machine.describe(),
             "versions": _machine.versions(),
+            "rates": _machine.rates(),
             "threads": torch.get_num_threads(),
         }
         _report.write(rows, facts, out)

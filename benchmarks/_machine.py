@@ -2,8 +2,12 @@
 
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from time import process_time
 from typing import Any
+
+import torch
 
 PACKAGES = ("rlprims", "verl", "trl", "torchrl", "liger-kernel", "torch", "numpy", "tensordict", "transformers")
 
@@ -15,6 +19,33 @@ def describe() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
     }
+
+
+def rates() -> dict[str, float]:
+    """What one thread reaches here at best: the floor under every row, in GB or 1e9 operations a second."""
+    source = torch.zeros(16 * 2**20)
+    target, exponents = torch.empty_like(source), torch.zeros(2**16)
+    single = torch.randn(1024, 1024)
+    half = single.bfloat16()
+    flops, moved = 2 * 1024**3, 2 * source.nbytes
+    return {
+        "copy GB/s": moved / _best(lambda: target.copy_(source)) / 1e9,
+        "copy to fresh pages GB/s": moved / _best(source.clone) / 1e9,
+        "exp G/s": exponents.numel() / _best(exponents.exp) / 1e9,
+        "float32 product GFLOP/s": flops / _best(lambda: single @ single) / 1e9,
+        "bfloat16 product GFLOP/s": flops / _best(lambda: half @ half) / 1e9,
+    }
+
+
+def _best(function: Callable[[], Any]) -> float:
+    """CPU seconds of a call, the least of several."""
+
+    def seconds() -> float:
+        began = process_time()
+        function()
+        return process_time() - began
+
+    return min(seconds() for _ in range(20))
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The same rows as text, as JSON, and as Markdown made from the JSON."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,35 @@ FAMILIES = {
     "batching": "Rows to ranks (balance), to packs and to micro-batches of 8192 tokens",
     "rewards": "Real answers scored by rule",
 }
-PICTURE = "ratios.png"
+PICTURE, ALL = "ratios.png", "rows.md"
+SUMMARY = ("case", "ms", "fastest peer", "ms", "ratio", "verl ms", "ratio", "floor ms", "over floor", "error", "peer's")
 INTRODUCTION = """\
 # Benchmarks
 
 Made by `make bench`; the numbers are in `{json}`. Do not edit: this page is written from it.
 
 CPU milliseconds of one thread: median of rounds in which all functions of a case take turns in one process.
-**ratio** is that row's time over the time of `rlprims`, the median of the per-round ratios: above 1 we are faster.
-**error** is max |result − oracle| / max |oracle| against float64, in the same run (for the filter and the rewards: the
-share of wrong rows; for batching: by how much the work or the parts exceed the least there can be, as a share).
-**copy** moves as many bytes as the case must read and write, between buffers that exist. **peak** is how far resident
-memory rose, good to about one array. `make bench-gate` fails where a short run's ratio is below the
+**ratio** is a peer's time over ours, the median of the per-round ratios: above 1 we are faster.
+**error** is max |result − oracle| / max |oracle| against float64, ours and the fastest peer's, in the same run (for the
+filter and the rewards: the share of wrong rows; for batching: by how much the work or the parts exceed the least there
+can be, as a share). **floor** is a copy of as many bytes as the case must read and write, between buffers that exist;
+with a head, the products of matrices alone. `make bench-gate` fails where a short run's ratio is below the
 floor that `benchmarks/floors.json` has for it, three fifths of one that was measured.
 
-[What was aimed at, what was reached, and why not](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+[Every row, with quartiles and peak memory]({all}) · [what was aimed at, what was reached, and why
+not](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
 {machine} · {versions} · {date}
+
+One thread of this machine at its best: {rates}.
+"""
+ROWS = """\
+# Every row of the benchmarks
+
+Made by `make bench` from `{json}`; [the report](README.md) says what the columns mean. **peak** is how far resident
+memory rose, good to about one array.
 """
 
 
@@ -60,24 +71,79 @@ def write(rows: list[Row], facts: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     result = json.loads(out.read_text(encoding="utf-8"))
     _picture.draw(result["rows"], FAMILIES, out.with_name(PICTURE))
-    out.with_name("README.md").write_text(markdown(result, out.name), encoding="utf-8")
+    out.with_name("README.md").write_text(summary(result, out.name), encoding="utf-8")
+    out.with_name(ALL).write_text(every_row(result, out.name), encoding="utf-8")
 
 
-def markdown(result: dict[str, Any], name: str) -> str:
+def summary(result: dict[str, Any], name: str) -> str:
+    """A line for each case: ours, the fastest peer, verl, the floor."""
     machine = result["machine"]
     page = INTRODUCTION.format(
         json=name,
+        all=ALL,
         picture=PICTURE,
         machine=f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}",
         versions=", ".join(f"{package} {version}" for package, version in result["versions"].items()),
         date=result["date"],
+        rates=", ".join(f"{what} {rate:.3g}" for what, rate in result["rates"].items()),
     )
-    for family, title in FAMILIES.items():
-        rows = [row for row in result["rows"] if row["family"] == family]
-        if rows:
-            page += f"\n## {title}\n\n| {' | '.join(HEAD[1:])} |\n|---|---|{'---:|' * (len(HEAD) - 3)}\n"
-            page += "".join(f"| {' | '.join(_cells(row))} |\n" for row in rows)
+    for title, rows in _families(result):
+        page += f"\n## {title}\n\n| {' | '.join(SUMMARY)} |\n|---|---:|---|{'---:|' * (len(SUMMARY) - 3)}\n"
+        for case in dict.fromkeys(row["case"] for row in rows):
+            for cells in _compared([row for row in rows if row["case"] == case]):
+                page += f"| {' | '.join(cells)} |\n"
     return page
+
+
+def every_row(result: dict[str, Any], name: str) -> str:
+    page = ROWS.format(json=name)
+    for title, rows in _families(result):
+        page += f"\n## {title}\n\n| {' | '.join(HEAD[1:])} |\n|---|---|{'---:|' * (len(HEAD) - 3)}\n"
+        page += "".join(f"| {' | '.join(_cells(row))} |\n" for row in rows)
+    return page
+
+
+def _families(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    found = {family: [row for row in result["rows"] if row["family"] == family] for family in FAMILIES}
+    return [(FAMILIES[family], rows) for family, rows in found.items() if rows]
+
+
+def _compared(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Of one case: ours, and each variant of ours, beside the same peers and floor."""
+    fastest = next(iter(_picture.fastest_peers(rows)), None)
+    verl = next((row for row in rows if row["who"].split()[0].rstrip(",") == "verl"), None)
+    floor = next((row for row in rows if row["who"] in _picture.FLOORS), None)
+    for ours in rows:
+        who, _, variant = ours["who"].partition(", ")
+        if who != "rlprims":
+            continue
+
+        def ratio(row: dict[str, Any] | None, ours: dict[str, Any] = ours) -> float | None:
+            return None if row is None else row["ratio"] / ours["ratio"]
+
+        over = ratio(floor)
+        yield (
+            f"{ours['case']}, {variant}" if variant else ours["case"],
+            _number(ours["milliseconds"]),
+            "" if fastest is None else fastest["who"],
+            "" if fastest is None else _number(fastest["milliseconds"]),
+            _marked(ratio(fastest)),
+            "" if verl is None else _number(verl["milliseconds"]),
+            _marked(ratio(verl)),
+            "" if floor is None else _number(floor["milliseconds"]),
+            "" if over is None else _number(1 / over),
+            _error(ours["error"]),
+            "" if fastest is None else _error(fastest["error"]),
+        )
+
+
+def _marked(ratio: float | None) -> str:
+    """Bold where we are slower."""
+    return "" if ratio is None else _number(ratio) if ratio >= 1 else f"**{_number(ratio)}**"
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else "0" if error == 0 else f"{error:.1e}"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -89,7 +155,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _number(row["milliseconds"]),
         "" if ours else _number(row["ratio"]),
         "" if ours else f"{_number(low)} to {_number(high)}",
-        "" if row["error"] is None else "0" if row["error"] == 0 else f"{row['error']:.1e}",
+        _error(row["error"]),
         "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}",
     )
 
