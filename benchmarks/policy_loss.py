@@ -3,6 +3,7 @@
 verl always applies the dual clip, TRL never does by default: each is compared with the same mathematics of ours.
 """
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +21,8 @@ SIZES = ((256, 2048), (64, 8192), (1024, 8192))
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
 BYTES = 17  # per token: two log-probs, advantages and mask are read, the gradient is written
 WITHOUT_METRICS = "rlprims, loss alone"  # the peers' metrics are inside their functions
+COMPILED = "rlprims, compiled"  # loss, mean and metrics traced as one graph
+COMPILER = "g++"
 NEAR = 1e-5  # around a bound, float32 may fall on either side
 
 
@@ -33,8 +36,8 @@ class Tokens(NamedTuple):
 def cases(quick: bool) -> Iterator[Case]:
     for size in SIZES[:2] if quick else SIZES:
         tokens = _tokens(*size)
-        yield _case("dual clip", tokens, DUAL, {"verl": _verl})
-        yield _case("two-sided", tokens, None, {"trl": _trl})
+        for name, dual, peers in (("dual clip", DUAL, {"verl": _verl}), ("two-sided", None, {"trl": _trl})):
+            yield _case(name, tokens, dual, peers if quick else {**peers, COMPILED: partial(_compiled, dual=dual)})
 
 
 def _tokens(rows: int, width: int) -> Tokens:
@@ -69,6 +72,24 @@ def _loss_alone(tokens: Tokens, dual: float | None) -> tuple[Tensor, Tensor]:
     per_token = losses.clipped_surrogate(*tokens, clip_low=LOW, clip_high=HIGH, dual_clip=dual)
     loss = losses.token_mean(per_token, tokens.mask)
     return loss, _gradient(loss, tokens)
+
+
+def _compiled(tokens: Tokens, *, dual: float | None) -> Function | None:
+    if shutil.which(COMPILER) is None:
+        print(f"left out, torch.compile needs {COMPILER}: {COMPILED}")
+        return None
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def traced(*tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        metrics = diagnostics.policy_update(*tokens, clip_low=LOW, clip_high=HIGH)
+        per_token = losses.clipped_surrogate(*tokens, clip_low=LOW, clip_high=HIGH, dual_clip=dual)
+        return losses.token_mean(per_token, tokens[-1]), {name: metric.value() for name, metric in metrics.items()}
+
+    def run() -> tuple[Tensor, Tensor]:
+        loss, _ = traced(*tokens)
+        return loss, _gradient(loss, tokens)
+
+    return run
 
 
 def _gradient(loss: Tensor, tokens: Tokens) -> Tensor:

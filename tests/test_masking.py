@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from rlprims.masking import (
     check_sequences,
     check_tokens,
+    count,
+    empty_like,
     last_token,
     log_ratio,
     masked_mean,
@@ -20,6 +22,7 @@ from rlprims.masking import (
     sequence_sum,
     to_tokens,
     unpack,
+    write_zero_outside,
 )
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=7)
@@ -109,3 +112,27 @@ def test_row_blocks_cover_every_row_once(shape: tuple[int, ...]) -> None:
     blocks = [rows[block] for block in row_blocks(torch.empty(shape))]
     assert torch.equal(torch.cat(blocks), rows)
     assert all(len(block) <= 1 or len(block) * math.prod(shape[1:]) <= 2**18 for block in blocks)
+
+
+@pytest.mark.parametrize("width", [3, 5000])  # below and above the size from which numpy allocates, and counts
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64, torch.bfloat16])
+def test_an_empty_tensor_is_torchs_own_whoever_allocated_it(width: int, dtype: torch.dtype) -> None:
+    x = torch.zeros(2, width)
+    for like in (x, x.t()):
+        got = empty_like(like, dtype)
+        assert (got.dtype, got.shape, got.stride(), got._base) == (dtype, like.shape, like.stride(), None)
+
+
+@pytest.mark.parametrize("width", [3, 5000])
+def test_a_count_is_an_integer_tensor(width: int) -> None:
+    got = count(torch.arange(width) % 3 == 0)
+    assert torch.equal(got, torch.tensor((width + 2) // 3))
+
+
+@pytest.mark.parametrize("width", [3, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_may_be_written_in_place(width: int, dtype: torch.dtype) -> None:
+    mask = torch.arange(width) % 3 == 0
+    x = torch.where(mask, 1.5, torch.nan).to(dtype)
+    write_zero_outside(mask, (x, x))
+    assert torch.equal(x, 1.5 * mask.to(dtype))

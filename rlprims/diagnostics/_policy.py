@@ -6,7 +6,18 @@ import torch
 
 from rlprims.diagnostics._tokens import token_mean
 from rlprims.divergence import estimate_kl
-from rlprims.masking import as_numbers, log_ratio, negative, positive, row_blocks, upcast, zero_outside
+from rlprims.masking import (
+    LOG_RATIO_LIMIT,
+    as_bytes,
+    count,
+    empty_like,
+    negative,
+    positive,
+    row_blocks,
+    upcast,
+    write_zero_outside,
+    zero_outside,
+)
 from rlprims.types import Max, Mean, Metrics, PerToken, TokenMask, merge_metrics
 
 
@@ -52,22 +63,26 @@ def _policy_update(
 ) -> Metrics:
     """Of one block; of the log-ratio, for the ratio itself is needed at its maximum only.
 
-    Answers to comparisons are 1.0 and 0.0, made in place, for those to bool take torch five times as long; a dot
-    product counts where two of them agree.
+    Answers to comparisons are 1.0 and 0.0, for those to bool take torch five times as long; a dot product counts where
+    two of them agree.
     """
-    moved = log_ratio(log_probs, old_log_probs, mask)
-    tokens = mask.count_nonzero()
-    k3 = torch.expm1(moved).sub_(moved)  # of d = −moved, which is limited already; 0 outside the mask
-    outside = as_numbers(mask, moved.dtype).sub_(1)  # −1 there, 0 on valid tokens
-    highest = outside.mul_(torch.finfo(moved.dtype).max).add_(moved)
+    now, then, a = upcast(log_probs), upcast(old_log_probs), upcast(advantages)
+    dtype = torch.promote_types(now.dtype, then.dtype)
+    moved = torch.sub(now, then, out=empty_like(now, dtype))
+    write_zero_outside(mask, (moved, moved))
+    moved.clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    work = empty_like(now, dtype)
+    tokens = count(mask)
+    k3 = torch.expm1(moved, out=work).sub_(moved).sum()  # of d = −moved; 0 outside the mask
+    outside = work.copy_(as_bytes(~mask))
+    highest = torch.sub(moved, outside, alpha=torch.finfo(dtype).max, out=work)
     metrics: Metrics = {
-        "approx_kl": Mean(k3.sum(), tokens),
+        "approx_kl": Mean(k3, tokens),
         "ratio_max": Max(highest.amax().exp() if highest.numel() else moved.sum()),
     }
     if bounds is not None:
-        a, moved = upcast(advantages).flatten(), moved.flatten()
-        good, bad = positive(a, moved.dtype), negative(a, moved.dtype)
-        below, above = moved.clone().lt_(bounds[0]), moved.gt_(bounds[1])  # neither outside the mask
+        good, bad = positive(a, dtype).flatten(), negative(a, dtype).flatten()
+        below, above = torch.lt(moved, bounds[0], out=work).flatten(), moved.gt_(bounds[1]).flatten()  # none outside
         metrics["clip_fraction_low"] = Mean(below.dot(bad), tokens)
         metrics["clip_fraction_high"] = Mean(above.dot(good), tokens)
         metrics["outside_fraction_low"] = Mean(below.dot(good), tokens)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlprims.grouping import check_group_ids
-from rlprims.masking import check_sequences, check_tokens, sequence_lengths, sequence_sum, zero_outside
+from rlprims.masking import check_sequences, check_tokens, count, sequence_lengths, sequence_sum, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, Scalar, TokenMask, Totals
 
 
@@ -33,7 +33,7 @@ def count_totals(
         check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
         seen = torch.zeros(len(group_ids), dtype=torch.int64, device=response_mask.device)
         groups = (seen.index_add(0, group_ids, alive.long()) > 0).sum()
-    return Totals(tokens=response_mask.count_nonzero(), sequences=alive.sum(), groups=groups)
+    return Totals(tokens=count(response_mask), sequences=alive.sum(), groups=groups)
 
 
 def _at_least_one(count: Tensor | int) -> Tensor | int:
@@ -63,7 +63,7 @@ def token_mean(
     >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
     """
-    tokens = response_mask.count_nonzero() if totals is None else totals.tokens
+    tokens = count(response_mask) if totals is None else totals.tokens
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
 
 

@@ -1,14 +1,15 @@
 """See :func:`clipped_surrogate`."""
 
-from functools import partial
+import math
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from rlprims import kernels
 from rlprims.losses._bounds import check_ratio_bounds
-from rlprims.losses._with_slope import limited_log_ratio, with_slope
-from rlprims.masking import check_tokens, upcast
+from rlprims.losses._with_slope import with_slope
+from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, empty_like, negative, upcast
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -72,12 +73,17 @@ def clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[PerToken, Tensor]:
-    """The loss, and where it is its own slope: where neither a clip nor the limit of the log-ratio holds."""
-    blame = upcast(advantages).neg()
-    near, moves = limited_log_ratio(log_probs, old_log_probs)
-    ratio = near.exp_()
-    unclipped = ratio * blame
-    loss = torch.maximum(unclipped, ratio.clamp_(1 - clip_low, 1 + clip_high).mul_(blame))
-    if dual_clip is not None:
-        loss = torch.minimum(loss, blame.relu_().mul_(dual_clip))  # A >= 0: the loss is not above 0 anyway
-    return loss, unclipped.eq_(loss).mul_(moves).bool()
+    """The loss, and where it is its own slope: where neither a clip nor the limit of the log-ratio holds.
+
+    max and min of products are, by the sign of A, two clamps of the ratio; the limit is one more bound of them.
+    """
+    least, most = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
+    now, then, gain = upcast(log_probs), upcast(old_log_probs), upcast(advantages)
+    dtype = reduce(torch.promote_types, (now.dtype, then.dtype, gain.dtype))
+    ratio = torch.sub(now, then, out=empty_like(now, dtype)).exp_()
+    held, of_bad = empty_like(now, dtype), empty_like(now, dtype)
+    torch.clamp(ratio, least, min(1 + clip_high, most), out=held)
+    torch.clamp(ratio, max(1 - clip_low, least), min(most if dual_clip is None else dual_clip, most), out=of_bad)
+    held.lerp_(of_bad, negative(gain, dtype))  # one or the other, to the bit
+    free = ratio == held if torch.compiler.is_compiling() else ratio.eq_(held).bool()
+    return held.mul_(gain).neg_(), free

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from rlprims.first_order import first_order
-from rlprims.masking import LOG_RATIO_LIMIT, as_numbers, row_blocks, sign_zero_outside, upcast, write_zero_outside
+from rlprims.masking import (
+    LOG_RATIO_LIMIT,
+    as_bytes,
+    empty_like,
+    row_blocks,
+    sign_zero_outside,
+    upcast,
+    write_zero_outside,
+)
 from rlprims.types import PerToken, TokenMask
 
 Rule: TypeAlias = Callable[..., tuple[PerToken, Tensor]]
@@ -43,8 +51,9 @@ def with_slope(
 
 def limited_log_ratio(log_probs: PerToken, old_log_probs: PerToken) -> tuple[PerToken, PerToken]:
     """For a rule: log_probs − old_log_probs clamped to ±20; and 1.0 where the clamp lets it move, else 0.0."""
-    moved = upcast(log_probs) - upcast(old_log_probs)
-    near = moved.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    now, then = upcast(log_probs), upcast(old_log_probs)
+    moved = torch.sub(now, then, out=empty_like(now, torch.promote_types(now.dtype, then.dtype)))
+    near = torch.clamp(moved, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT, out=empty_like(moved, moved.dtype))
     return near, moved.eq_(near)  # in place: comparisons to bool take torch five times as long
 
 
@@ -68,12 +77,14 @@ class _WithSlope(torch.autograd.Function):
         if whole is not None:
             losses, slopes = whole(*tensors, mask, dtype)
         else:
-            losses = torch.empty_like(tensors[0], dtype=dtype)
+            losses = empty_like(tensors[0], dtype)
             for rows in row_blocks(losses):
                 loss, slope = rule(*(x[rows] for x in tensors))
                 pairs = [(loss, losses[rows])]
+                if torch.compiler.is_compiling() and slope.dtype is torch.bool:
+                    slope = slope * loss  # then the losses need not be written; and bools cost a compiler more
                 if ctx.needs_input_grad[3]:
-                    slopes = torch.empty_like(losses, dtype=slope.dtype) if slopes is None else slopes
+                    slopes = empty_like(losses, slope.dtype) if slopes is None else slopes
                     if slope.dtype is torch.bool:
                         slopes[rows] = slope
                     else:
@@ -89,10 +100,10 @@ class _WithSlope(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         slopes, losses = ctx.saved_tensors
-        gradient = torch.empty_like(slopes, dtype=grad.dtype)
+        gradient = empty_like(slopes, grad.dtype)
         for rows in row_blocks(gradient):
             if losses is None:
                 torch.mul(slopes[rows], grad[rows], out=gradient[rows])
             else:
-                torch.mul(as_numbers(slopes[rows], grad.dtype), losses[rows], out=gradient[rows]).mul_(grad[rows])
+                gradient[rows].copy_(as_bytes(slopes[rows])).mul_(losses[rows]).mul_(grad[rows])
         return (None, None, None, gradient, *(None for _ in ctx.needs_input_grad[4:]))
