@@ -1,7 +1,11 @@
-"""GAE over (B, T), whitened, with the critic's targets: what verl's one function does is three lines here."""
+"""GAE over (B, T), whitened, with the critic's targets: what verl's one function does is three lines here.
+
+A row beside them leaves whitening out, as a critic's targets or a trainer that whitens elsewhere would; verl cannot.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +17,11 @@ from rlprims import advantage
 SIZES = ((256, 1024), (64, 32768), (1024, 8192))
 GAMMA, LAM = 1.0, 0.95
 BYTES = 17  # per token: rewards, values and mask are read, advantages and returns written
+
+
+class NotWhitened(NamedTuple):
+    advantages: Tensor
+    returns: Tensor
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -30,8 +39,8 @@ def _case(rows: int, width: int, holes: bool) -> Case:
         runs = torch.rand(rows, width // 16, generator=generator) < 1 / 8
         mask = ~runs.repeat_interleave(16, dim=1)
 
-    want = _oracle(rewards, values, mask)
-    peers = {}
+    whitened, plain, targets = _oracle(rewards, values, mask)
+    peers: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {}
     if (core := verl()) is not None:
         peers["verl"] = partial(
             core.compute_gae_advantage_return,
@@ -51,19 +60,25 @@ def _case(rows: int, width: int, holes: bool) -> Case:
             *(x[..., None] for x in (values, following, rewards)),
             done,
         )
+    peers["rlprims, not whitened"] = partial(_not_whitened, rewards, values, mask)  # not next to ours: caches are warm
     return Case(
         family="gae",
         name=f"{rows}x{width}{' holes' if holes else ''}",
         ours=partial(_ours, rewards, values, mask),
         peers=peers,
-        error=lambda got: largest_error(got, want, mask),
+        error=lambda got: largest_error(got, (plain if isinstance(got, NotWhitened) else whitened, targets), mask),
         floor_bytes=BYTES * rows * width,
     )
 
 
 def _ours(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     a = advantage.gae(rewards, values, mask, gamma=GAMMA, lam=LAM)
-    return advantage.whiten(a, mask), a + values
+    return advantage.whiten(a, mask), a.add_(values)  # a is ours, and not needed any more
+
+
+def _not_whitened(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    a = advantage.gae(rewards, values, mask, gamma=GAMMA, lam=LAM)
+    return NotWhitened(a, a + values)
 
 
 def _by_torchrl(vec_gae: Callable[..., tuple[Tensor, Tensor]], *data: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +86,8 @@ def _by_torchrl(vec_gae: Callable[..., tuple[Tensor, Tensor]], *data: Tensor) ->
     return (a - a.mean()) / (a.var() + 1e-8).sqrt(), targets
 
 
-def _oracle(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Token by token in float64, from the definition."""
+def _oracle(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantages, whitened and not, and targets: token by token in float64, from the definition."""
     r, v, m = (x.T.double().contiguous() for x in (rewards, values, mask))
     a = torch.zeros_like(r)
     next_value, next_advantage = torch.zeros_like(r[0]), torch.zeros_like(r[0])
@@ -83,4 +98,4 @@ def _oracle(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tens
         a[t] = here
     a = a.T.contiguous()
     valid = a[mask]
-    return (a - valid.mean()) / (valid.var() + 1e-8).sqrt(), a + values.double()
+    return (a - valid.mean()) / (valid.var() + 1e-8).sqrt(), a, a + values.double()

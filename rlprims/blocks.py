@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlprims.masking import row_blocks, upcast, zero_outside
+from rlprims.masking import empty_like, row_blocks, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 _BLOCK_TOKENS = 2**18
@@ -28,6 +28,8 @@ def by_blocks(
     """
     first = per_token[0]
     assert isinstance(first, Tensor)
+    if first.numel() <= _BLOCK_TOKENS:
+        return function(*per_token, cu_seqlens, per_sequence)
     pieces = (
         function(
             *(x[tokens] if isinstance(x, Tensor) else x for x in per_token),
@@ -36,7 +38,7 @@ def by_blocks(
         )
         for tokens, sequences, cu in sequence_blocks(first, cu_seqlens)
     )
-    return joined(pieces, len(first))
+    return joined(pieces, first)
 
 
 def sequence_blocks(x: PerToken, cu_seqlens: CuSeqlens | None) -> Iterator[tuple[slice, slice, CuSeqlens | None]]:
@@ -79,19 +81,19 @@ def all_valid(mask: TokenMask) -> bool:
     return bool(mask.view(torch.int8).min())  # of all reductions over bytes, torch's fastest
 
 
-def joined(pieces: Iterable[Tensor], length: int) -> Tensor:
-    """The pieces one after another, ``length`` rows or tokens in all; each is let go before the next one is made.
+def joined(pieces: Iterable[Tensor], like: Tensor) -> Tensor:
+    """The pieces one after another, of the shape of ``like`` in all; each is let go before the next one is made.
 
-    >>> joined((torch.full((n,), n) for n in (1, 2)), 3)
+    >>> joined((torch.full((n,), n) for n in (1, 2)), torch.zeros(3))
     tensor([1, 2, 2])
     """
     pieces = iter(pieces)
     piece = next(pieces)
-    if len(piece) == length:
+    if len(piece) == len(like):
         return piece
     if torch.is_grad_enabled() and piece.requires_grad:
         return torch.cat([piece, *pieces])
-    whole, done = piece.new_empty((length, *piece.shape[1:])), len(piece)
+    whole, done = empty_like(like, piece.dtype), len(piece)
     whole[:done] = piece
     for piece in pieces:
         whole[done : done + len(piece)] = piece

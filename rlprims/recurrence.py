@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlprims import _recurrence_cpu, kernels
 from rlprims.blocks import all_valid
-from rlprims.masking import as_numbers, sequence_ids, zero_outside
+from rlprims.masking import as_numbers, count, sequence_ids, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -97,9 +97,12 @@ def skipping_recurrence(
         return _sums(addend, initial)
     if isinstance(discount, Tensor):
         coefficient = discount if all_valid(mask) else zero_outside(discount, mask) + as_numbers(~mask, addend.dtype)
-    elif cu_seqlens is None and 0 <= discount <= 1 and _may_be_in_place(addend, initial) and _one_run_each(mask):
-        return _over_runs(discount, addend, mask, initial)
     else:
+        if cu_seqlens is None and 0 <= discount <= 1 and _may_be_in_place(addend, initial):
+            if all_valid(mask) or _one_run_each(mask):
+                return _over_runs(discount, addend, mask, initial)
+            if (s := _recurrence_cpu.solve_masked(discount, addend, mask, initial)) is not None:
+                return s[:, :-1], s[:, 1:]
         coefficient = discount * as_numbers(mask, addend.dtype) + as_numbers(~mask, addend.dtype)
     if initial is None:
         initial = addend.new_zeros(len(addend) if cu_seqlens is None else len(cu_seqlens) - 1)
@@ -136,25 +139,27 @@ def _sums(addend: PerToken, initial: PerSequence | None) -> tuple[PerToken, PerT
 def _one_run_each(mask: TokenMask) -> bool:
     """Whether the valid tokens of every row are neighbours."""
     m = mask.view(torch.int8)
-    begins = (m[:, 1:] > m[:, :-1]).view(torch.int8)
-    if not begins.numel() or not bool(begins.max()):  # the usual case, and torch's fastest reduction
-        return True
-    return bool((begins.sum(-1) + m[:, 0] <= 1).all())
+    begins = m[:, 1:] > m[:, :-1]
+    further = int(count(begins))
+    if not 0 < further <= len(mask):  # none, the usual case; or more than one in some row
+        return not further
+    return bool((begins.view(torch.int8).sum(-1) + m[:, 0] <= 1).all())
 
 
 def _over_runs(
     discount: float, addend: PerToken, mask: TokenMask, initial: PerSequence | None
 ) -> tuple[PerToken, PerToken]:
     """One coefficient everywhere: all that is beyond a run is its ``initial``, set right behind it."""
-    b = addend.new_empty((len(addend), addend.shape[1] + 1))
-    b[:, :-1] = addend
-    b[:, -1] = 0.0
+    length = addend.shape[1]
+    b = addend.new_empty((len(addend), _recurrence_cpu.width(length + 1)))
+    b[:, :length] = addend
+    b[:, length:] = 0.0
     if initial is not None:
         never_none = torch.nn.functional.pad(mask, (1, 0), value=True)
-        behind = mask.shape[1] - never_none.flip(1).view(torch.int8).argmax(1)
+        behind = length - never_none.flip(1).view(torch.int8).argmax(1)
         b[torch.arange(len(b)), behind] = initial.to(b.dtype)
     s = _recurrence_cpu.solve_constant(discount, b)
-    return s[:, :-1], s[:, 1:]
+    return s[:, :length], s[:, 1 : length + 1]
 
 
 def _by_kernel(

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlprims import _recurrence_cpu
 from rlprims.advantage import gae
 from rlprims.recurrence import reverse_recurrence, skipping_recurrence
 
@@ -67,6 +68,74 @@ def test_masked_tokens_are_skipped(
             want = torch.tensor(loop(alone, b_i[m], 0.0 if start is None else float(start[i])), dtype=b.dtype)
             for got in (padded, [x.view_as(b[rows]) for x in packed]):
                 torch.testing.assert_close(torch.stack([x[i][m] for x in got]), want.reshape(2, -1), **CLOSE)
+
+
+MASKS = {
+    "dense": lambda shape: torch.ones(shape, dtype=torch.bool),
+    "one run": lambda shape: (
+        torch.arange(shape[1]) % (shape[1] // 2 + 1) < torch.tensor([9, 0, shape[1] // 3])[:, None]
+    ),
+    "holes": lambda shape: torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.8,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("discount", [1e-30, 0.3, 0.5, 0.95, 0.9999])
+@pytest.mark.parametrize("starts", [False, True])
+def test_wide_rows_by_products_and_without(
+    mask: str, discount: float, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for length in (15, 16, 126, 127, 128, 400, 2047, 2100):
+        valid = MASKS[mask]((3, length))
+        b = torch.where(valid, torch.randn(3, length, generator=generator, dtype=torch.float64), 0.0)
+        initial = torch.randn(3, generator=generator, dtype=torch.float64) if starts else None
+        readable = skipping_recurrence(discount, b.clone().requires_grad_(), valid, initial)
+        want = torch.stack(readable).detach()[:, valid]
+        got = torch.stack(skipping_recurrence(discount, b, valid, initial))[:, valid]
+        torch.testing.assert_close(got, want, **CLOSE)
+        with monkeypatch.context() as without:
+            without.setattr(_recurrence_cpu, "_products_are_exact", lambda dtype: False)
+            got = torch.stack(skipping_recurrence(discount, b, valid, initial))[:, valid]
+            torch.testing.assert_close(got, want, **CLOSE)
+
+
+def test_no_rows() -> None:
+    nothing = torch.zeros(0, 400)
+    assert [x.shape for x in skipping_recurrence(0.9, nothing, nothing.bool())] == [(0, 400)] * 2
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_no_product_in_fewer_bits(holes: bool) -> None:
+    mask = MASKS["holes" if holes else "dense"]((3, 400))
+    b = torch.where(mask, torch.randn(3, 400, generator=torch.Generator().manual_seed(0)), 0.0)
+    want, _ = skipping_recurrence(0.95, b, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(skipping_recurrence(0.95, b, mask)[0], want)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert not _recurrence_cpu._products_are_exact(torch.float32)
+        torch.testing.assert_close(skipping_recurrence(0.95, b, mask)[0][mask], want[mask], rtol=1e-6, atol=1e-5)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert _recurrence_cpu._products_are_exact(torch.float32)
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 3e38])
+def test_what_is_not_finite_stays_in_its_row_and_to_the_left(holes: bool, number: float) -> None:
+    mask = MASKS["holes" if holes else "dense"]((3, 400))
+    b = torch.where(mask, torch.randn(3, 400, generator=torch.Generator().manual_seed(0)), 0.0)
+    clean, _ = skipping_recurrence(0.5, b, mask)
+    mask[1, 200], b[1, 200] = True, number
+    got, _ = skipping_recurrence(0.5, b, mask)
+    others = torch.tensor([True, False, True])[:, None] & mask
+    assert torch.equal(got[others], clean[others]), "to the bit"
+    right = mask[1, 201:]
+    torch.testing.assert_close(got[1, 201:][right], clean[1, 201:][right], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[1, 200], b[1, 200], equal_nan=True)
+    assert got.isfinite().all() == (number == 3e38)
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95)])

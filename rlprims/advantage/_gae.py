@@ -91,4 +91,5 @@ def _in_block(
     #   G_t = r_t + γ U_t    and    U_{t−1} = (1 − λ) V_t + λ r_t + γλ U_t;    masked: U_{t−1} = U_t.
     mixed = torch.lerp(v, r, lam.to(dtype) if isinstance(lam, Tensor) else lam)
     _, what_follows = skipping_recurrence(gamma * lam, mixed, mask, bootstrap_values, cu_seqlens)
-    return selected(torch.add(r - v if less_values else r, what_follows, alpha=gamma), mask)
+    here = (r - v).add_(what_follows, alpha=gamma) if less_values else torch.add(r, what_follows, alpha=gamma)
+    return selected(here, mask)

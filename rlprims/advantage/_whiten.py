@@ -48,5 +48,5 @@ def whiten(
     m = moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
     spread = m.variance + eps
     scale = torch.where((m.size > 1) & (spread != 0), spread.rsqrt(), 0.0)
-    pieces = (m.centred(advantages[rows], response_mask[rows]) * scale for rows in row_blocks(advantages))
-    return joined(pieces, len(advantages))
+    pieces = (m.centred(advantages[rows], response_mask[rows]).mul_(scale) for rows in row_blocks(advantages))
+    return joined(pieces, advantages)
