@@ -96,11 +96,13 @@ def _batch(rows: int, width: int) -> Batch:
     mask = torch.arange(width) < lengths
     rewards = torch.zeros(rows, width).scatter(1, lengths - 1, torch.rand(rows, 1, generator=generator))
     old_log_probs = torch.where(mask, -torch.rand(rows, width, generator=generator), 0.0)
+    pi = old_log_probs.exp()  # of the squares in Σπ² π's own is one, the others add at most (1 − π)²
+    others = (1 - pi).square() * torch.rand(rows, width, generator=generator)
     return Batch(
         rewards,
         mask,
         uids(rows, GROUP, shuffled=True),
         torch.rand(rows, generator=generator),
         old_log_probs,
-        torch.where(mask, torch.rand(rows, width, generator=generator), 0.0),
+        torch.where(mask, pi.square() + others, 0.0),
     )

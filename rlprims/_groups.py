@@ -5,7 +5,6 @@ with other such; ``rows`` gives each row its group's. Operators do the same to a
 method.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,49 +20,45 @@ Numbers: TypeAlias = Any
 """A tensor or an array, per row or per id, as the layout has it."""
 
 
-class Groups(ABC):
-    """One layout of the rows. ``valid`` is None if all rows count."""
+class Groups:
+    """In torch: traced, on an accelerator, or with a gradient. There is room for as many ids as rows.
 
-    valid: Numbers | None
+    ``valid`` is None if all rows count.
+    """
 
-    @abstractmethod
+    def __init__(self, ids: Numbers, valid: Numbers | None, entries: int) -> None:
+        self.ids, self.valid, self.entries = ids, valid, entries
+
     def numbers(self, x: Tensor) -> Numbers:
         """(B,) in this layout."""
+        return x
 
-    @abstractmethod
     def tensor(self, x: Numbers) -> Tensor:
         """And back."""
+        answer: Tensor = x
+        return answer
 
-    @abstractmethod
     def scalar(self, x: Tensor) -> Numbers:
         """A number that all groups share."""
+        return x
 
-    @abstractmethod
     def rows(self, x: Numbers) -> Numbers:
         """Each row its group's."""
+        return x.index_select(0, self.ids)
 
-    @abstractmethod
     def count(self) -> Numbers:
         """Valid rows per id, int64."""
+        return self._sum(torch.ones_like(self.ids) if self.valid is None else self.valid.long())
 
-    @abstractmethod
     def size(self, x: Numbers) -> Numbers:
         """The same in the precision of ``x``."""
+        return self.count().to(x.dtype)
 
-    @abstractmethod
-    def where(self, condition: Numbers, x: Numbers, otherwise: Numbers) -> Numbers: ...
+    def where(self, condition: Numbers, x: Numbers, otherwise: Numbers) -> Numbers:
+        return torch.where(condition, x, otherwise)
 
-    @abstractmethod
-    def larger(self, x: Numbers, y: Numbers | float) -> Numbers: ...
-
-    @abstractmethod
-    def _sum(self, x: Numbers) -> Numbers: ...
-
-    @abstractmethod
-    def _low(self, x: Numbers) -> Numbers: ...
-
-    @abstractmethod
-    def _high(self, x: Numbers) -> Numbers: ...
+    def larger(self, x: Numbers, y: Numbers | float) -> Numbers:
+        return x.clamp(min=y)
 
     def sum(self, x: Numbers) -> Numbers:
         """Over the valid rows, per id."""
@@ -77,6 +72,19 @@ class Groups(ABC):
         """Largest per id; 0 if no row is valid."""
         return self._or_zero(self._high(self._valid(x, -np.inf)))
 
+    def some(self, x: Numbers) -> Numbers:
+        """One of each id's numbers, of a valid row; 0 if there is none."""
+        return self.low(x)
+
+    def _sum(self, x: Numbers) -> Numbers:
+        return x.new_zeros(self.entries).scatter_add_(0, self.ids, x)
+
+    def _low(self, x: Numbers) -> Numbers:
+        return x.new_full((self.entries,), torch.inf).scatter_reduce_(0, self.ids, x, "amin")
+
+    def _high(self, x: Numbers) -> Numbers:
+        return x.new_full((self.entries,), -torch.inf).scatter_reduce_(0, self.ids, x, "amax")
+
     def _or_zero(self, x: Numbers) -> Numbers:
         return x if self.valid is None else self.where(self.count() > 0, x, 0.0)
 
@@ -86,6 +94,9 @@ class Groups(ABC):
 
 _FEW_ROWS = 2**11
 """Up to so many, to look for a better layout takes as long as it saves."""
+
+_EXACT = 2**24
+"""Up to so many, float32 counts without rounding."""
 
 
 def on_groups(
@@ -104,10 +115,10 @@ def on_groups(
         )
     numbers = [upcast(y) for y in x]
     if largest is None or (torch.is_grad_enabled() and any(y.requires_grad for y in numbers)):
-        return formula(_OfTensors(group_ids, valid_rows), *(y.contiguous() for y in numbers))
+        return formula(Groups(group_ids, valid_rows, len(group_ids)), *(y.contiguous() for y in numbers))
     ids, valid = group_ids.numpy(), None if valid_rows is None else valid_rows.numpy()
-    columns = len(ids) > _FEW_ROWS and _stand_together(ids, largest + 1)
-    groups = _OfColumns(len(ids), valid, largest + 1) if columns else _OfArrays(ids, valid, largest + 1)
+    columns = ids.size > _FEW_ROWS and _stand_together(ids, largest + 1)
+    groups = (_OfColumns if columns else _OfArrays)(ids, valid, largest + 1)
     with np.errstate(all="ignore"):  # as torch does
         return tuple(map(groups.tensor, formula(groups, *map(groups.numbers, numbers))))
 
@@ -120,13 +131,13 @@ def checked_largest(group_ids: GroupIds) -> int | None:
             "use grouping.dense_ids(labels)"
         )
     # Reading values would stall an accelerator and break a traced graph; there index_add's own bounds check speaks.
-    if group_ids.device.type != "cpu" or not len(group_ids) or torch.compiler.is_compiling():
+    if group_ids.device.type != "cpu" or torch.compiler.is_compiling() or not group_ids.numel():
         return None
     ids = group_ids.numpy()
     largest = int(np.maximum.reduce(ids.view(np.uint64)))  # what is negative is large there
-    if largest >= len(ids):
+    if largest >= ids.size:
         raise ValueError(
-            f"group_ids run from {ids.min()} to {ids.max()}, need 0 to at most {len(ids) - 1}, the rows less one: "
+            f"group_ids run from {ids.min()} to {ids.max()}, need 0 to at most {ids.size - 1}, the rows less one: "
             "use grouping.dense_ids(labels)"
         )
     return largest
@@ -141,81 +152,62 @@ def _stand_together(ids: NDArray[np.int64], groups: int) -> bool:
 
 
 class Moments(NamedTuple):
-    """Of each group, one entry per id: how many rows are valid, minimum and mean; and each row's distance to the mean.
+    """Per id: how many rows are valid, and their mean as an origin and the distance to it. Per row: how far it is from
+    the mean.
 
-    Both are measured from the minimum: a large common offset takes no digits away, where beside 1e5 a float32 mean is
-    rounded to 1/128, and equal values give exactly 0.
+    The origin is one of the group's numbers: a large common offset takes no digits away, where beside 1e5 a float32
+    mean is rounded to 1/128, and equal values give exactly 0.
     """
 
     size: Numbers
-    low: Numbers
-    mean_above_low: Numbers
+    origin: Numbers
+    mean_from_origin: Numbers
     centred: Numbers
 
 
 def moments_of(groups: Groups, x: Numbers) -> Moments:
-    size, low = groups.size(x), groups.low(x)
-    above = x - groups.rows(low)
-    mean_above_low = groups.sum(above) / groups.larger(size, 1.0)
-    return Moments(size, low, mean_above_low, above - groups.rows(mean_above_low))
+    size, origin = groups.size(x), groups.some(x)
+    apart = x - groups.rows(origin)
+    mean = groups.sum(apart) / groups.larger(size, 1.0)
+    return Moments(size, origin, mean, apart - groups.rows(mean))
 
 
-def variance_of(groups: Groups, moments: Moments, ddof: int) -> Numbers:
-    """Per id, two-pass, with divisor n - ddof; 0 if that is not positive."""
-    divisor = moments.size - ddof
-    return groups.sum(moments.centred * moments.centred) / groups.where(divisor > 0, divisor, np.inf)
+def squares_of(groups: Groups, moments: Moments) -> Numbers:
+    """Per id, the sum of the squared distances to the mean."""
+    return groups.sum(moments.centred * moments.centred)
 
 
-def width_and_limit(groups: Groups, low: Numbers, high: Numbers, tolerance: float) -> tuple[Numbers, Numbers]:
-    """Per id, max - min, and tolerance * max(1, |max|, |min|) up to which the group is constant."""
+def variance_of(groups: Groups, squares: Numbers, size: Numbers, ddof: int) -> Numbers:
+    """Per id, with divisor n - ddof; 0 if that is not positive."""
+    divisor = size - ddof
+    # With ddof of at most 1, one row alone has a divisor that is not positive, and its sum of squares is 0.
+    divisor = groups.larger(divisor, 1.0) if ddof <= 1 else groups.where(divisor > 0, divisor, np.inf)
+    return squares / divisor
+
+
+def constant(groups: Groups, x: Numbers, tolerance: float, squares: Numbers = None, size: Numbers = None) -> Numbers:
+    """Per id, whether max - min <= tolerance * max(1, |max|, |min|); never with a NaN.
+
+    Of n numbers the width is at least twice the root of their mean square, so that where the squares are known they
+    nearly always say it, and two passes over the rows are saved.
+    """
+    if isinstance(squares, np.ndarray) and groups.valid is None and tolerance > 1e-9:
+        widest = tolerance * max(1.0, float(np.maximum.reduce(np.abs(x), axis=None)))
+        varied = squares > size * (widest * widest)
+        if np.logical_and.reduce(varied | (squares == 0)):
+            return np.logical_not(varied)
+    width, limit = width_and_limit(groups, x, tolerance)
+    return width <= limit
+
+
+def width_and_limit(groups: Groups, x: Numbers, tolerance: float) -> tuple[Numbers, Numbers]:
+    """Per id, max - min, and tolerance * max(1, |max|, |min|)."""
+    low, high = groups.low(x), groups.high(x)
     return high - low, tolerance * groups.larger(groups.larger(high, -low), 1.0)
-
-
-class _OfTensors(Groups):
-    """In torch: traced, on an accelerator, or with a gradient. There is room for as many ids as rows."""
-
-    def __init__(self, group_ids: GroupIds, valid_rows: RowMask | None) -> None:
-        self.ids, self.valid = group_ids, valid_rows
-
-    def numbers(self, x: Tensor) -> Tensor:
-        return x
-
-    def tensor(self, x: Tensor) -> Tensor:
-        return x
-
-    def scalar(self, x: Tensor) -> Tensor:
-        return x
-
-    def rows(self, x: Tensor) -> Tensor:
-        return x.index_select(0, self.ids)
-
-    def count(self) -> Tensor:
-        return self._sum(torch.ones_like(self.ids) if self.valid is None else self.valid.long())
-
-    def size(self, x: Tensor) -> Tensor:
-        return self.count().to(x.dtype)
-
-    def where(self, condition: Tensor, x: Numbers, otherwise: Numbers) -> Tensor:
-        return torch.where(condition, x, otherwise)
-
-    def larger(self, x: Tensor, y: Tensor | float) -> Tensor:
-        return x.clamp(min=y)
-
-    def _sum(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x).scatter_add_(0, self.ids, x)
-
-    def _low(self, x: Tensor) -> Tensor:
-        return torch.full_like(x, torch.inf).scatter_reduce_(0, self.ids, x, "amin")
-
-    def _high(self, x: Tensor) -> Tensor:
-        return torch.full_like(x, -torch.inf).scatter_reduce_(0, self.ids, x, "amax")
 
 
 class _OfArrays(Groups):
     """In numpy, whose calls take a third of the time of torch's. There is room for the ids that occur."""
-
-    def __init__(self, ids: NDArray[np.int64], valid: NDArray[np.bool_] | None, entries: int) -> None:
-        self.ids, self.valid, self.entries = ids, valid, entries
 
     def numbers(self, x: Tensor) -> NDArray[Any]:
         return x.detach().numpy()
@@ -226,13 +218,15 @@ class _OfArrays(Groups):
     def scalar(self, x: Tensor) -> float:
         return float(x)
 
-    def rows(self, x: NDArray[Any]) -> NDArray[Any]:
+    def rows(self, x: NDArray[Any]) -> Numbers:
         return x.take(self.ids)
 
     def count(self) -> NDArray[np.int64]:
         return np.bincount(self.ids if self.valid is None else self.ids[self.valid], minlength=self.entries)
 
     def size(self, x: NDArray[Any]) -> NDArray[Any]:
+        if self.valid is None and _FEW_ROWS < x.size <= _EXACT:
+            return self._sum(np.ones(x.size, x.dtype))  # half the time of bincount
         return self.count().astype(x.dtype)
 
     def where(self, condition: NDArray[np.bool_], x: Numbers, otherwise: Numbers) -> Numbers:
@@ -241,9 +235,17 @@ class _OfArrays(Groups):
     def larger(self, x: NDArray[Any], y: NDArray[Any] | float) -> Numbers:
         return np.maximum(x, y)
 
+    def some(self, x: NDArray[Any]) -> Numbers:
+        some = np.zeros(self.entries, x.dtype)
+        if self.valid is None:
+            some[self.ids] = x
+        else:
+            some[self.ids[self.valid]] = x[self.valid]
+        return some
+
     def _sum(self, x: NDArray[Any]) -> NDArray[Any]:
         total = np.zeros(self.entries, x.dtype)
-        if len(x) > _FEW_ROWS:
+        if x.size > _FEW_ROWS:
             torch.from_numpy(total).scatter_add_(0, torch.from_numpy(self.ids), torch.from_numpy(x))
         else:
             np.add.at(total, self.ids, x)
@@ -263,8 +265,8 @@ class _OfArrays(Groups):
 class _OfColumns(_OfArrays):
     """In numpy, of groups that stand together and have as many rows each: they are the columns of a table."""
 
-    def __init__(self, rows: int, valid: NDArray[np.bool_] | None, entries: int) -> None:
-        self.height, self.entries = rows // entries, entries
+    def __init__(self, ids: NDArray[np.int64], valid: NDArray[np.bool_] | None, entries: int) -> None:
+        self.entries, self.height = entries, ids.size // entries
         self.valid = None if valid is None else self._table(valid)
 
     def _table(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -279,8 +281,14 @@ class _OfColumns(_OfArrays):
     def rows(self, x: NDArray[Any]) -> NDArray[Any]:
         return x
 
+    def size(self, x: NDArray[Any]) -> NDArray[Any]:
+        return self.count().astype(x.dtype)
+
     def count(self) -> NDArray[np.int64]:
         return np.full(self.entries, self.height) if self.valid is None else self.valid.sum(0)
+
+    def some(self, x: NDArray[Any]) -> Numbers:
+        return x[0] if self.valid is None else self._valid(x, 0.0)[self.valid.argmax(0), np.arange(self.entries)]
 
     def _sum(self, x: NDArray[Any]) -> Numbers:
         return np.add.reduce(x)

@@ -15,7 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlprims._groups import Groups, Numbers, checked_largest, moments_of, on_groups, variance_of, width_and_limit
+from rlprims._groups import (
+    Groups,
+    Numbers,
+    checked_largest,
+    constant,
+    moments_of,
+    on_groups,
+    squares_of,
+    variance_of,
+    width_and_limit,
+)
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 
 
@@ -47,38 +57,50 @@ def _ids_of_names(labels: NDArray[Any]) -> NDArray[np.int64]:
     same = labels
     if labels.dtype == object:  # one object has one name; that two objects may have it too is the dictionary's affair
         same = np.ndarray(labels.shape, np.intp, np.ascontiguousarray(labels))
-    begins = np.append(True, same[1:] != same[:-1])[: len(labels)]
-    runs = np.count_nonzero(begins)
-    few = 2 * runs < len(labels)
+    begins = _begins(same)
+    few = 2 * np.count_nonzero(begins) < len(labels)
     names = (labels[begins] if few else labels).tolist()
     ids: dict[Hashable, Any] = dict.fromkeys(names) if few else {}
-    codes = np.arange(len(names))  # right if every run is a group
+    codes = None  # if every run is a group
     if len(ids) < len(names):
         ids = defaultdict(count().__next__)
         codes = np.fromiter(map(ids.__getitem__, names), np.int64, len(names))
     if any(issubclass(kind, float) for kind in set(map(type, ids))) and any(name != name for name in ids):
         raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
-    return codes[begins.cumsum() - 1] if few else codes
+    if codes is not None and not few:
+        return codes
+    runs = begins.cumsum()
+    runs -= 1
+    return runs if codes is None else codes[runs]
+
+
+def _begins(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """True where a row's label is not that of the row before."""
+    begins = np.ones(len(labels), np.bool_)
+    np.not_equal(labels[1:], labels[:-1], out=begins[1:])
+    return begins
 
 
 def _ids_of_integers(labels: NDArray[Any]) -> NDArray[np.int64]:
     """The same without asking for names: by steps if they ascend, as sampled, or by look-up if they are near 0."""
-    if (labels[1:] >= labels[:-1]).all():
-        ids = np.zeros(len(labels), np.int64)
-        np.cumsum(labels[1:] != labels[:-1], out=ids[1:])
+    if np.logical_and.reduce(labels[1:] >= labels[:-1]):
+        ids = _begins(labels).cumsum()
+        ids -= 1
         return ids
-    smallest, largest = int(labels.min()), int(labels.max())
-    if largest - smallest >= 4 * len(labels):
+    rows = labels.size
+    smallest, largest = int(np.minimum.reduce(labels)), int(np.maximum.reduce(labels))
+    if largest - smallest >= 4 * rows:
         return _ids_of_names(labels)
-    labels = labels - smallest
-    first = np.full(largest - smallest + 1, len(labels))
-    np.minimum.at(first, labels, np.arange(len(labels)))
-    begins = np.zeros(len(labels) + 1, np.bool_)  # one more, for numbers in between that no row has
+    if smallest < 0 or largest >= 4 * rows:
+        labels, largest = labels - smallest, largest - smallest
+    first = np.empty(largest + 1, np.int64)
+    first.fill(rows)
+    np.minimum.at(first, labels, np.arange(rows))
+    begins = np.zeros(rows + 1, np.bool_)  # one more, for numbers in between that no row has
     begins[first] = True
-    firsts = np.flatnonzero(begins[:-1])
-    number = np.empty_like(first)
-    number[labels[firsts]] = np.arange(len(firsts))
-    return number.take(labels)
+    firsts = begins[:-1].nonzero()[0]
+    first[labels[firsts]] = np.arange(firsts.size)
+    return first.take(labels)
 
 
 def check_group_ids(group_ids: GroupIds) -> None:
@@ -128,11 +150,7 @@ def is_constant(
     [True, True, True, True, True, True, True, False, False]
     """
 
-    def constant(g: Groups, x: Numbers) -> tuple[Numbers]:
-        width, limit = width_and_limit(g, g.low(x), g.high(x), tolerance)
-        return (g.rows(width <= limit),)
-
-    return on_groups(constant, group_ids, valid_rows, x)[0]
+    return on_groups(lambda g, x: (g.rows(constant(g, x, tolerance)),), group_ids, valid_rows, x)[0]
 
 
 def is_varied(
@@ -147,14 +165,14 @@ def is_varied(
     """
 
     def varied(g: Groups, x: Numbers) -> tuple[Numbers]:
-        width, limit = width_and_limit(g, g.low(x), g.high(x), tolerance)
+        width, limit = width_and_limit(g, x, tolerance)
         return (g.rows(width > limit),)
 
     return on_groups(varied, group_ids, valid_rows, x)[0]
 
 
 def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """Mean of each row's group, measured from its minimum so that equal values give exactly that value.
+    """Mean of each row's group, measured from one of its numbers so that equal values give exactly that value.
 
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
@@ -162,13 +180,13 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
 
     def mean(g: Groups, x: Numbers) -> tuple[Numbers]:
         of = moments_of(g, x)
-        return (g.rows(of.low + of.mean_above_low),)
+        return (g.rows(of.origin + of.mean_from_origin),)
 
     return on_groups(mean, group_ids, valid_rows, x)[0]
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """``x`` minus the mean of each row's group, both measured from the group's minimum.
+    """``x`` minus the mean of each row's group, both measured from one of the group's numbers.
 
     So a large common offset takes no digits away, where beside 1e5 a float32 mean is rounded to 1/128.
 
@@ -184,7 +202,12 @@ def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = 
     >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    return on_groups(lambda g, x: (g.rows(variance_of(g, moments_of(g, x), ddof) ** 0.5),), group_ids, valid_rows, x)[0]
+
+    def std(g: Groups, x: Numbers) -> tuple[Numbers]:
+        of = moments_of(g, x)
+        return (g.rows(variance_of(g, squares_of(g, of), of.size, ddof) ** 0.5),)
+
+    return on_groups(std, group_ids, valid_rows, x)[0]
 
 
 class Ranks(NamedTuple):

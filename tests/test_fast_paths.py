@@ -1,10 +1,13 @@
 """What takes another way for large or ordered input gives the same numbers."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from rlprims.advantage import discounted_returns, gae, vtrace, whiten
+from rlprims.advantage import discounted_returns, gae, grpo, pass_at_k, remax, rloo, vtrace, whiten
+from rlprims.diagnostics import policy_update
 from rlprims.grouping import (
     dense_ids,
     group_bounds,
@@ -42,6 +45,40 @@ def test_only_the_same_unchanged_mask_is_not_selected_by_again() -> None:
     assert token_sum(losses, mask).item() == -99 * 90
 
 
+@pytest.mark.parametrize("shape", [(3, 7), (1030, 300)])
+@pytest.mark.parametrize("shift", [0.0, -30.0])  # every ratio below 1: the largest is not that of a masked token
+def test_the_metrics_of_an_update_are_those_of_its_valid_tokens(shape: tuple[int, int], shift: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_probs, old, advantages = (torch.randn(shape, generator=generator).double() for _ in range(3))
+    log_probs += shift
+    mask = torch.rand(shape, generator=generator) < 0.7
+    poisoned = (torch.where(mask, x, torch.nan).float() for x in (log_probs, old, advantages))
+    got = policy_update(*poisoned, mask, clip_low=0.2, clip_high=0.28)
+    x, a = (log_probs - old).clamp(-20, 20)[mask], advantages[mask]
+    below, above = x.exp() < 0.8, x.exp() > 1.28
+    want = {
+        "approx_kl": x.expm1() - x,
+        "clip_fraction_low": (below & (a < 0)).double(),
+        "clip_fraction_high": (above & (a > 0)).double(),
+        "outside_fraction_low": (below & (a > 0)).double(),
+        "outside_fraction_high": (above & (a < 0)).double(),
+    }
+    assert got.keys() == want.keys() | {"ratio_max"}
+    for name, each in want.items():
+        assert got[name].value().item() == pytest.approx(each.mean().item(), rel=1e-6, abs=1e-9)
+    assert got["ratio_max"].value().item() == pytest.approx(x.exp().max().item(), rel=1e-6)
+
+
+def test_on_a_bound_of_the_ratio_the_gradient_passes_and_beyond_it_does_not() -> None:
+    log_probs = torch.tensor([20.0, 20.001, -20.0, -20.001]).repeat(2000)[None].requires_grad_()
+    ones = torch.ones_like(log_probs, dtype=torch.bool)
+    for sign, free in ((-1.0, [True, False, False, False]), (1.0, [False, False, True, False])):
+        losses = clipped_surrogate(log_probs, torch.zeros_like(ones).float(), sign * ones.float(), ones)
+        (slope,) = torch.autograd.grad(losses.sum(), log_probs)
+        assert slope[0, :4].ne(0).tolist() == free
+        assert torch.equal(losses[0, :4].detach()[slope[0, :4].ne(0)], slope[0, :4][slope[0, :4].ne(0)])
+
+
 def statistics(x: torch.Tensor, ids: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     return (
         group_count(ids, valid),
@@ -71,6 +108,56 @@ def test_groups_have_the_same_statistics_in_every_layout(groups: int, some_valid
         assert not table.requires_grad
         for got, want in ((scattered, table[shuffled]), (differentiable, table)):
             torch.testing.assert_close(got.detach(), want, rtol=0, atol=1e-14, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hard", ["", "narrow", "nan", "huge"])
+@pytest.mark.parametrize("groups", [4, 1000])
+def test_advantages_of_groups_in_every_layout(groups: int, hard: str, dtype: torch.dtype) -> None:
+    """Whether a group is constant its squares say, unless it is narrow, has a NaN, or a number is huge."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(groups, 4, generator=generator, dtype=dtype)
+    x[0], x[1] = 0.1, 1000.1
+    silent = torch.zeros(groups, dtype=torch.bool)
+    silent[:2] = True
+    if hard == "narrow":
+        x[2] = torch.tensor([0.5, 0.5, 0.5, 0.5 + 1e-7])
+        x[3] = torch.tensor([0.5, 0.5, 0.5, 0.5 + 4e-6])
+        silent[2] = True
+    elif hard:
+        x[2, 3] = torch.nan if hard == "nan" else 1e9
+    ids = torch.arange(groups).repeat_interleave(4)
+    order = torch.randperm(len(ids), generator=generator)
+    column, mask = x.reshape(-1, 1), torch.ones(len(ids), 1, dtype=torch.bool)
+    in_order, shuffled = grpo(column, ids, mask), grpo(column[order], ids[order], mask)
+    in_torch = grpo(column.clone().requires_grad_(), ids, mask).detach()
+    assert torch.equal((in_order == 0).reshape(groups, 4).all(1), silent)
+    for got, want in ((shuffled, in_order[order]), (in_torch, in_order)):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("estimator", [grpo, rloo, pass_at_k])
+def test_a_token_is_a_response(estimator: Callable[..., torch.Tensor]) -> None:
+    """One valid token in each row is not selected from and not spread; with a column that is padding it is."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, ids = torch.rand(6, 1, generator=generator, dtype=torch.bfloat16), torch.tensor([0, 1, 0, 1, 0, 0])
+    mask, given = torch.ones(6, 1, dtype=torch.bool), rewards.clone()
+    got = estimator(rewards, ids, mask)
+    padded = estimator(torch.cat((rewards, rewards / 0), 1), ids, torch.cat((mask, ~mask), 1))
+    assert torch.equal(padded[:, :1], got)
+    got += 1
+    assert torch.equal(rewards, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_remax_with_a_gradient_and_without(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(SHAPE, generator=generator, dtype=dtype)
+    mask, greedy = torch.rand(SHAPE, generator=generator) < 0.7, torch.rand(SHAPE[0], generator=generator, dtype=dtype)
+    rewards[~mask] = torch.nan
+    got, slow = remax(rewards, greedy, mask), remax(rewards, greedy.clone().requires_grad_(), mask)
+    assert torch.equal(got, slow.detach())
+    assert not got[~mask].any()
 
 
 def test_labels_in_runs_are_named_as_labels_that_are_not() -> None:

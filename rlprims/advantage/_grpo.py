@@ -7,12 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlprims._groups import Groups, Numbers, moments_of, on_groups, variance_of, width_and_limit
+from rlprims._groups import Groups, Numbers, constant, moments_of, on_groups, squares_of, variance_of
 from rlprims.advantage._moments import moments
-from rlprims.advantage._responses import response_scores
+from rlprims.advantage._responses import paid, response_scores
 from rlprims.advantage._rloo import others
 from rlprims.grouping import group_centred
-from rlprims.masking import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -86,7 +85,7 @@ def grpo(
         std_over=std_over,
         all_reduce=all_reduce,
     )
-    return to_tokens(a, response_mask, cu_seqlens)
+    return paid(a, response_mask, cu_seqlens)
 
 
 def standard_scores(
@@ -112,7 +111,6 @@ def standard_scores(
 
     def scores(g: Groups, s: Numbers) -> tuple[Numbers]:
         group = moments_of(g, s)
-        alone = group.size <= 1
         if singleton == "error" and bool((group.size == 1).any()):
             raise ValueError(
                 "a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'"
@@ -120,14 +118,14 @@ def standard_scores(
         a = group.centred
         if baseline == "leave_one_out":
             a = a * g.rows(others(g, group.size))
-        width, limit = width_and_limit(g, group.low, g.high(s), tolerance)
-        silent = (width <= limit) | alone
+        squares = squares_of(g, group)
+        silent = constant(g, s, tolerance, squares, group.size)  # as is a group of one
         if normalize_std:
-            square = variance_of(g, group, ddof) if whole is None else 0 * group.size + g.scalar(whole)
+            square = variance_of(g, squares, group.size, ddof) if whole is None else 0 * group.size + g.scalar(whole)
             # To divide by infinity makes exactly 0, and keeps the root of 0 out of the gradient.
             a = a / g.rows(g.where(silent, math.inf, square) ** 0.5 + eps)
         else:
             a = g.where(g.rows(silent), 0.0, a)
-        return (g.where(g.rows(alone), s, a) if singleton == "raw" else a,)
+        return (g.where(g.rows(group.size <= 1), s, a) if singleton == "raw" else a,)
 
     return on_groups(scores, group_ids, valid_rows, s)[0]

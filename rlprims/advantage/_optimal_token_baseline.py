@@ -1,15 +1,13 @@
 """See :func:`optimal_token_baseline`."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlprims._groups import checked_largest
 from rlprims.advantage._responses import tokens_of_valid_rows
-from rlprims.advantage._returns import discounted_returns
-from rlprims.grouping import check_group_ids
-from rlprims.masking import check_sequences, check_tokens, sequence_ids, zero_outside
+from rlprims.masking import as_numbers, check_sequences, check_tokens, sequence_ids, upcast, zero_outside
 from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -43,7 +41,8 @@ def optimal_token_baseline(
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         old_log_probs: float, like rewards: log π_t of the sampled token.
-        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary, exp(lse(2z) − 2 lse(z)) of the logits z.
+        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary, exp(lse(2z) − 2 lse(z)) of the logits z; of
+            the policy that π_t is of, so at least π_t².
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
         valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
@@ -69,54 +68,79 @@ def optimal_token_baseline(
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    check_group_ids(group_ids)
-    response_mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
-    returns = discounted_returns(rewards, response_mask, cu_seqlens)
-    pi = zero_outside(old_log_probs, response_mask).detach().exp()
-    energy = 1 - 2 * pi + zero_outside(sum_pi_squared, response_mask)
-    # At a token that is all but certain this is the rounding of 1 − 1, of either sign: no energy.
-    energy = torch.where(energy.abs() > 4 * torch.finfo(energy.dtype).eps, energy, 0.0)
+    largest = checked_largest(group_ids)
+    mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
+    returns = sums_from_right(zero_outside(rewards, mask), cu_seqlens)
+    energy = zero_outside(_energy(upcast(old_log_probs.detach()), upcast(sum_pi_squared)), mask)
     if importance_weights is not None:
-        check_tokens(response_mask, cu_seqlens, importance_weights=importance_weights)
-        energy = energy * zero_outside(importance_weights, response_mask).square()
-    gathered = _sum_so_far(zero_outside(energy, response_mask), cu_seqlens).to(returns.dtype)
+        check_tokens(mask, cu_seqlens, importance_weights=importance_weights)
+        energy = energy * zero_outside(importance_weights, mask).square()
+    valid = as_numbers(mask, returns.dtype)
+    weights = _sum_so_far(energy, cu_seqlens).to(returns.dtype).add_(eps).mul_(valid)
 
-    over_group = _over_group(group_ids, response_mask, cu_seqlens, compact=align == "tokens")
-    weights = torch.where(response_mask, gathered + eps, 0.0)
-    floor = over_group(torch.where(response_mask, returns, torch.inf), "amin")
-    above = torch.where(response_mask, returns - floor, 0.0)  # from the smallest: equal returns give exactly 0
-    total = over_group(weights, "sum")
-    a = above - over_group(weights * above, "sum") / torch.where(total > 0, total, 1.0)
-    company = over_group(response_mask.to(a.dtype), "sum")
-    return zero_outside(torch.where(company > 1, a, returns if alone == "raw" else 0.0), response_mask)
+    slots = _slots(group_ids, mask, cu_seqlens, largest, compact=align == "tokens")
+    compared = slots.sum(valid) > (1 if alone == "raw" else 0)
+    # From the smallest, so that equal returns give exactly 0. 1/0 − 1 puts what is outside the mask beyond every
+    # return; torch.where takes ten times as long.
+    floor = zero_outside(slots.smallest(valid.reciprocal().sub_(1).add_(returns.detach())), compared)
+    above = returns - slots.tokens(floor)
+    total = slots.sum(weights)
+    baseline = zero_outside(slots.sum(weights * above) / torch.where(total == 0, 1.0, total), compared)
+    return zero_outside(above - slots.tokens(baseline), mask)
 
 
-def _over_group(
-    group_ids: GroupIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, *, compact: bool
-) -> Callable[[PerToken, Literal["sum", "amin"]], PerToken]:
-    """Of a number per token, 0 or inf outside the mask: its sum or smallest over the group at the same step."""
+def _energy(log_pi: Tensor, sum_pi_squared: Tensor) -> Tensor:
+    """1 − 2π + Σ_v π_v², as (1 − π)² and what the other tokens of the vocabulary add to it.
+
+    At a token that is all but certain the second is the rounding of 1 − 1, of either sign, and the first keeps its
+    digits.
+
+    >>> _energy(torch.tensor([0.5, 1.0]).log(), torch.tensor([0.375, 1.0 - 1e-7]))
+    tensor([0.3750, 0.0000])
+    """
+    less = log_pi.expm1()
+    pi = less + 1
+    others = torch.addcmul(sum_pi_squared, pi, pi, value=-1)
+    return torch.addcmul(torch.nn.functional.hardshrink(others, 4 * torch.finfo(others.dtype).eps), less, less)
+
+
+class _Slots(NamedTuple):
+    """Where tokens meet those of their group at the same step: in one row per id, or, packed, in one of many slots."""
+
+    ids: Tensor
+    shape: tuple[int, ...]
+    column: Tensor | None = None
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.shape).index_add_(0, self.ids, self._moved(x, 0.0))
+
+    def smallest(self, x: Tensor) -> Tensor:
+        x = self._moved(x, torch.inf)
+        index = self.ids if x.dim() == 1 else self.ids[:, None].expand(x.shape)
+        return x.new_full(self.shape, torch.inf).scatter_reduce_(0, index, x, "amin")
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Each token its slot's."""
+        x = x.index_select(0, self.ids)
+        return x if self.column is None else x.gather(1, self.column)
+
+    def _moved(self, x: Tensor, rest: float) -> Tensor:
+        # Whole rows are summed ten times as fast as tokens one by one, so the valid ones move together first; the
+        # others meet in one more column.
+        if self.column is None:
+            return x
+        return x.new_full((len(x), self.shape[1]), rest).scatter(1, self.column, x)
+
+
+def _slots(
+    group_ids: GroupIds, mask: TokenMask, cu_seqlens: CuSeqlens | None, largest: int | None, *, compact: bool
+) -> _Slots:
     if cu_seqlens is not None:
-        slots = _slots(group_ids, response_mask, cu_seqlens, compact=compact)
-        return lambda x, reduce: _reduced(x, slots, reduce)[slots]
+        return _Slots(_packed_slots(group_ids, mask, cu_seqlens, compact=compact), tuple(mask.shape))
+    entries, width = len(mask) if largest is None else largest + 1, mask.shape[1]
     if not compact:
-        return lambda x, reduce: _reduced(x, group_ids, reduce).index_select(0, group_ids)
-    # Whole rows are summed ten times as fast as tokens one by one, so the valid tokens move together first; the others
-    # meet in one more column.
-    column = torch.where(response_mask, response_mask.cumsum(-1) - 1, response_mask.shape[-1])
-
-    def over(x: PerToken, reduce: Literal["sum", "amin"]) -> PerToken:
-        room = x.new_full((len(x), x.shape[1] + 1), torch.inf if reduce == "amin" else 0.0)
-        return _reduced(room.scatter(1, column, x), group_ids, reduce).index_select(0, group_ids).gather(1, column)
-
-    return over
-
-
-def _reduced(x: Tensor, ids: Tensor, reduce: Literal["sum", "amin"]) -> Tensor:
-    """One entry (or row) for each id, as many as x has."""
-    if reduce == "sum":
-        return torch.zeros_like(x).index_add(0, ids, x)
-    index = ids if x.dim() == 1 else ids[:, None].expand(x.shape)
-    return torch.full_like(x, torch.inf).scatter_reduce(0, index, x, "amin")
+        return _Slots(group_ids, (entries, width))
+    return _Slots(group_ids, (entries, width + 1), torch.where(mask, mask.cumsum(-1) - 1, width))
 
 
 def _sum_so_far(x: PerToken, cu_seqlens: CuSeqlens | None) -> PerToken:
@@ -126,7 +150,7 @@ def _sum_so_far(x: PerToken, cu_seqlens: CuSeqlens | None) -> PerToken:
     return sums_from_right(x.flip(0), len(x) - cu_seqlens.flip(0)).flip(0)
 
 
-def _slots(group_ids: GroupIds, response_mask: TokenMask, cu_seqlens: CuSeqlens, *, compact: bool) -> Tensor:
+def _packed_slots(group_ids: GroupIds, response_mask: TokenMask, cu_seqlens: CuSeqlens, *, compact: bool) -> Tensor:
     """The number that a packed token shares with those of its group at the same step; below the number of tokens.
 
     Each group owns as many slots as its sequences have positions, which is enough for the longest.

@@ -1,10 +1,9 @@
 """See :func:`pass_at_k`."""
 
-import torch
+import math
 
-from rlprims.advantage._responses import response_scores
-from rlprims.grouping import group_bounds, group_count, group_std, is_constant
-from rlprims.masking import to_tokens
+from rlprims._groups import Groups, Numbers, constant, moments_of, on_groups, squares_of, variance_of
+from rlprims.advantage._responses import paid, response_scores
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -46,21 +45,24 @@ def pass_at_k(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[0.0000, 0.5000, 0.0000]])
     """
     s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    valid = torch.ones_like(group_ids, dtype=torch.bool) if valid_rows is None else valid_rows
-    _, best = group_bounds(s, group_ids, valid)
-    leads = valid & ~(s < best)
-    _, second = group_bounds(s, group_ids, valid & ~leads)
-    teaches = (
-        (group_count(group_ids, valid) > 1)
-        & (group_count(group_ids, leads) == 1)
-        & ~is_constant(s, group_ids, valid, tolerance=tolerance)
-    )
-    a = s - second
-    if normalize_std:
-        a = a / (group_std(s, group_ids, valid, ddof=ddof) + eps)
-    return to_tokens(torch.where(leads & teaches, a, 0.0), response_mask, cu_seqlens)
+
+    def leads(g: Groups, s: Numbers) -> tuple[Numbers]:
+        first = s >= g.rows(g.high(s))
+        alone = g.sum(g.where(first, s * 0 + 1, 0.0)) == 1
+        a = s - g.rows(g.high(g.where(first, -math.inf, s)))
+        if not normalize_std:
+            teaches = alone & ~constant(g, s, tolerance)  # a group of one is constant
+        else:
+            group = moments_of(g, s)
+            squares = squares_of(g, group)
+            teaches = alone & ~constant(g, s, tolerance, squares, group.size)
+            a = a / g.rows(g.where(teaches, variance_of(g, squares, group.size, ddof), math.inf) ** 0.5 + eps)
+        return (g.where(first & g.rows(teaches), a, 0.0),)
+
+    return paid(on_groups(leads, group_ids, valid_rows, s)[0], response_mask, cu_seqlens)

@@ -1,7 +1,9 @@
 """See :func:`remax`."""
 
-from rlprims.blocks import by_blocks, selected
-from rlprims.masking import check_sequences, check_tokens, spread
+import torch
+
+from rlprims.blocks import by_blocks
+from rlprims.masking import check_sequences, check_tokens, spread, write_zero_outside, zero_outside
 from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
@@ -30,7 +32,6 @@ def remax(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
-    >>> import torch
     >>> m = torch.tensor([[True, True, False]])
     >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
     tensor([[0.7500, 0.7500, 0.0000]])
@@ -43,5 +44,9 @@ def remax(
 def _in_block(
     rewards: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, baseline_scores: PerSequence
 ) -> PerToken:
-    reward_to_go = sums_from_right(selected(rewards, mask), cu_seqlens)
-    return selected(reward_to_go - spread(baseline_scores, mask, cu_seqlens), mask)
+    a = sums_from_right(zero_outside(rewards, mask), cu_seqlens)
+    baseline = spread(baseline_scores, mask, cu_seqlens)
+    if a.requires_grad or baseline.requires_grad or not a.dtype == baseline.dtype == torch.float32:
+        return zero_outside(a - baseline, mask)
+    write_zero_outside(mask, (a.sub_(baseline), a))
+    return a

@@ -2,7 +2,8 @@
 
 import torch
 
-from rlprims.masking import check_sequences, check_tokens, sequence_ids, sequence_sum
+from rlprims.blocks import all_valid
+from rlprims.masking import check_sequences, check_tokens, sequence_ids, sequence_sum, to_tokens, upcast
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -23,7 +24,22 @@ def response_scores(
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
     counted = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
+    if _tokens_are_responses(counted, cu_seqlens):
+        return upcast(rewards).squeeze(-1), counted
     return sequence_sum(rewards, counted, cu_seqlens), counted
+
+
+def paid(a: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> PerToken:
+    """``to_tokens`` of numbers that were made for it: where each response is one valid token, a view of them.
+
+    >>> paid(torch.tensor([1.0, 2.0]), torch.tensor([[True], [False]]), None).T
+    tensor([[1., 0.]])
+    """
+    return a.unsqueeze(-1) if _tokens_are_responses(mask, cu_seqlens) else to_tokens(a, mask, cu_seqlens)
+
+
+def _tokens_are_responses(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> bool:
+    return cu_seqlens is None and mask.shape[1] == 1 and all_valid(mask)
 
 
 def tokens_of_valid_rows(

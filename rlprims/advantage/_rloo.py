@@ -1,8 +1,7 @@
 """See :func:`rloo`."""
 
 from rlprims._groups import Groups, Numbers, moments_of, on_groups
-from rlprims.advantage._responses import response_scores
-from rlprims.masking import to_tokens
+from rlprims.advantage._responses import paid, response_scores
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -37,7 +36,7 @@ def rloo(
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
     s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    return to_tokens(leave_one_out(s, group_ids, valid_rows), response_mask, cu_seqlens)
+    return paid(leave_one_out(s, group_ids, valid_rows), response_mask, cu_seqlens)
 
 
 def leave_one_out(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None) -> PerSequence:
@@ -56,5 +55,5 @@ def leave_one_out(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | Non
 
 
 def others(groups: Groups, size: Numbers) -> Numbers:
-    """n/(n−1), which makes of a distance to the mean of all a distance to the mean of the others; without others 0."""
-    return groups.where(size > 1, size / groups.larger(size - 1, 1.0), 0.0)
+    """n/(n−1), which makes of a distance to the mean of all one to the mean of the others; of one alone it is 0."""
+    return size / groups.larger(size - 1, 1.0)

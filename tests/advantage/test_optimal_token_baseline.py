@@ -64,6 +64,46 @@ class TestTwoResponses:
         got = optimal_token_baseline(self.rewards.float(), IDS, nothing, torch.ones(2, 2) + 1e-7, self.mask)
         torch.testing.assert_close(got, rows([1.5, 0], [-1.5, 0]).float(), **CLOSE)
 
+    def test_all_but_certain_tokens_keep_their_energy_in_float32(self) -> None:
+        """1 − 2π + Σπ² is (1 − π)² and the squares of the others; in float32 it would be the rounding of 1 − 1."""
+        less = rows([1e-3, 1e-3], [2e-3, 2e-3])
+        log_probs, energy = torch.log1p(-less), (1 - less).square() + less.square() / 100
+        got = optimal_token_baseline(self.rewards.float(), IDS, log_probs.float(), energy.float(), bools("11", "11"))
+        want = 3 * 0.8  # the second response has four times the energy of the first
+        torch.testing.assert_close(got, rows([want, want], [want - 3, want - 3]).float(), rtol=0, atol=0.01)
+
+
+def test_float32_says_what_float64_says() -> None:
+    """By the definition, token by token, at squares that a distribution can have: from π² to π² + (1 − π)²."""
+    generator = torch.Generator().manual_seed(0)
+    ids, shape = torch.arange(96) % 12, (96, 50)
+    pi, more = torch.rand(2, *shape, generator=generator, dtype=torch.float64).clamp(min=1e-6)
+    rewards, energy = torch.rand(shape, generator=generator).double(), pi.square() + more * (1 - pi).square()
+    mask = torch.arange(50) < torch.randint(1, 51, (96, 1), generator=generator)
+    returns = torch.where(mask, rewards, 0.0).flip(1).cumsum(1).flip(1)
+    weights = torch.where(mask, torch.where(mask, 1 - 2 * pi + energy, 0.0).cumsum(1) + 1e-8, 0.0)
+    want = torch.zeros(shape, dtype=torch.float64)
+    for group in range(12):
+        of = ids == group
+        baseline = (weights[of] * returns[of]).sum(0) / weights[of].sum(0).clamp(min=1e-30)
+        baseline[mask[of].sum(0) < 2] = 0.0
+        want[of] = torch.where(mask[of], returns[of] - baseline, 0.0)
+    data = (pi.log(), energy, mask)
+    for align in ("tokens", "columns"):
+        got = optimal_token_baseline(rewards, ids, *data, align=align, alone="raw")
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+        single = optimal_token_baseline(
+            rewards.float(), ids, data[0].float(), data[1].float(), mask, align=align, alone="raw"
+        )
+        torch.testing.assert_close(single.double(), want, rtol=0, atol=1e-6 * want.abs().max().item())
+
+
+def test_energies_of_no_distribution_are_taken_as_they_are() -> None:
+    """Σπ² < π² cannot be; the mean is still the weighted one, as in verl 0.9.1, also with negative weights."""
+    rewards, log_probs = rows([3], [0]), torch.zeros(2, 1, dtype=torch.float64)
+    got = optimal_token_baseline(rewards, IDS, log_probs, rows([0.0], [0.5]), bools("1", "1"))
+    torch.testing.assert_close(got, rows([1], [-2]), **CLOSE)  # weights −1 and −1/2: b = 2
+
 
 def test_a_tool_call_shifts_columns_and_not_tokens() -> None:
     """verl 0.9.1: tir_optimal_token_baseline and optimal_token_baseline."""
