@@ -8,7 +8,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 STAGES = {"generate": "generate", "log_probs": "reference log-probs", "update": "update"}
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
 _ATTENTION = "aten::_scaled_dot_product"
 
 Shares = dict[str, dict[str, float]]

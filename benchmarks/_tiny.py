@@ -22,7 +22,7 @@ def tokenizer(vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def save_model(directory: Path, *, vocabulary: int, window: int, p_end: float) -> Path:
+def save_model(directory: Path, *, vocabulary: int, window: int, p_end: float, kv_heads: int = 4) -> Path:
     """A random Qwen2 of two layers of width 128 that ends a response with about ``p_end`` at each token.
 
     One coordinate of the residual stream is the same for all tokens, and the end's logit reads it alone.
@@ -33,7 +33,7 @@ def save_model(directory: Path, *, vocabulary: int, window: int, p_end: float) -
         intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=4,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=window,
         tie_word_embeddings=False,
         pad_token_id=0,

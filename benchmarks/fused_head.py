@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks._harness import Case, Function, largest_error
 from benchmarks._peers import peer
 from rlprims import losses
+from rlprims import products
 from rlprims.logprobs import from_hidden, fused_loss
 
 SIZES = ((1024, 512, 32_768), (256, 512, 151_936))
@@ -70,7 +71,7 @@ def _scoring(tokens: Tokens) -> Case:
         family="head",
         name=_name(tokens, "score"),
         ours=lambda: from_hidden(hidden, head, token_ids),
-        peers=peers | {"products": lambda: _nothing(hidden @ head.T)},
+        peers=peers | {"products": lambda: _nothing(_times(hidden, head))},
         error=lambda got: largest_error(got, want[: len(got)]) if got else 0.0,
     )
 
@@ -138,10 +139,15 @@ def _plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Ten
     return log_p.gather(1, token_ids[:, None])[:, 0], entropies
 
 
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    """x weightᵀ by what is fastest here."""
+    return products.product(x, weight) if products.suit(x, weight) else x @ weight.T
+
+
 def _products(tokens: Tokens) -> tuple[()]:
     hidden, head = tokens.hidden.detach()[tokens.mask], tokens.head.detach()
-    logits = hidden @ head.T
-    return _nothing(logits @ head, logits.T @ hidden)
+    logits = _times(hidden, head)
+    return _nothing(_times(logits, head.T), _times(logits.T, hidden.T))
 
 
 def _nothing(*_: Tensor) -> tuple[()]:

@@ -10,7 +10,7 @@ from rlprims.logprobs._head import (
     add_to_weight_,
     capped_parts,
     check_head,
-    surprise_slopes_,
+    surprise_slopes,
     tiles,
     to_hidden,
     write_logits_,
@@ -77,7 +77,7 @@ class _FromHidden(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         log_probs = upcast(hidden.new_empty(len(hidden)))
         entropies = torch.empty_like(log_probs)
-        for tokens, tile in tiles(len(hidden), head_weight):
+        for tokens, tile, _ in tiles(len(hidden), head_weight):
             write_logits_(tile, hidden[tokens], head_weight)
             for rows, part, _ in capped_parts(tile, soft_cap):
                 ids = token_ids[tokens][rows, None]
@@ -98,23 +98,24 @@ class _FromHidden(torch.autograd.Function):
         grad_weight = torch.zeros_like(head_weight, dtype=entropies.dtype) if needs_weight else None
         of_log_probs = torch.zeros_like(entropies) if grad_log_probs is None else grad_log_probs
         read = of_log_probs != 0 if grad_entropies is None else (of_log_probs != 0) | (grad_entropies != 0)
-        for tokens, tile in tiles(len(hidden), head_weight):
+        for tokens, tile, slopes in tiles(len(hidden), head_weight, with_slopes=True):
             # A token that no loss reads gets exactly 0, whatever stands in its hidden state.
             states = torch.where(read[tokens, None], hidden[tokens], 0.0)
             write_logits_(tile, states, head_weight)
             scale: Tensor | float = 1.0
             if grad_entropies is None:
-                surprise_slopes_(tile, token_ids[tokens], ctx.temperature, ctx.soft_cap)
+                surprise_slopes(tile, token_ids[tokens], ctx.temperature, ctx.soft_cap, slopes)
                 scale = -of_log_probs[tokens, None] / ctx.temperature
             else:
                 per_token = token_ids[:, None], of_log_probs[:, None], grad_entropies, entropies
                 for rows, part, bend in capped_parts(tile, ctx.soft_cap):
                     ids, *of = (x[tokens][rows] for x in per_token)
-                    write_slopes(part, part, ids, ctx.temperature, *of)
+                    of_part = slopes[rows] if bend is None else part
+                    write_slopes(of_part, part, ids, ctx.temperature, *of)
                     if bend is not None:
-                        part.mul_(bend)
+                        slopes[rows] = part.mul_(bend)
             if grad_hidden is not None:
-                grad_hidden[tokens] = to_hidden(tile, head_weight) * scale
+                grad_hidden[tokens] = to_hidden(slopes, head_weight) * scale
             if grad_weight is not None:
-                add_to_weight_(grad_weight, tile, (states * scale).to(hidden.dtype))
+                add_to_weight_(grad_weight, slopes, (states * scale).to(hidden.dtype))
         return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlprims.first_order import first_order
-from rlprims.logprobs._head import add_to_weight_, check_head, surprise_slopes_, tiles, to_hidden, write_logits_
+from rlprims.logprobs._head import add_to_weight_, check_head, surprise_slopes, tiles, to_hidden, write_logits_
 from rlprims.masking import upcast
 from rlprims.types import PerToken, Scalar, TokenMask
 
@@ -123,12 +123,12 @@ class _FusedLoss(torch.autograd.Function):
         log_probs, entropies = total.new_zeros(len(hidden)), total.new_zeros(len(hidden))
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(head_weight, dtype=total.dtype) if needs_weight else None
-        for part, tile in tiles(len(valid), head_weight):
+        for part, tile, slopes in tiles(len(valid), head_weight, with_slopes=True):
             here = valid[part]
             states = hidden[here]
             write_logits_(tile, states, head_weight)
             spread = total.new_empty(len(here))
-            leaf = surprise_slopes_(tile, token_ids[here], temperature, soft_cap, spread).requires_grad_()
+            leaf = surprise_slopes(tile, token_ids[here], temperature, soft_cap, slopes, spread).requires_grad_()
             with torch.enable_grad():
                 share = weighted(leaf, part)
             total += share.detach()
@@ -138,9 +138,9 @@ class _FusedLoss(torch.autograd.Function):
             (slope,) = torch.autograd.grad(share, leaf)
             scale = -slope[:, None] / temperature
             if grad_hidden is not None:
-                grad_hidden[here] = (to_hidden(tile, head_weight) * scale).to(hidden.dtype)
+                grad_hidden[here] = (to_hidden(slopes, head_weight) * scale).to(hidden.dtype)
             if grad_weight is not None:
-                add_to_weight_(grad_weight, tile, (states * scale).to(hidden.dtype))
+                add_to_weight_(grad_weight, slopes, (states * scale).to(hidden.dtype))
         ctx.gradients = grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype)
         ctx.mark_non_differentiable(log_probs, entropies)
         return total, log_probs, entropies

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlprims import softmax
-from rlprims.masking import upcast
+from rlprims import products, softmax
 
 _SLICE_ELEMENTS = 2**20
 """Elements of the head's weight that are cast at a time."""
@@ -33,8 +32,11 @@ def check_head(
         raise ValueError(f"soft_cap={soft_cap} must be above 0, or None for logits as they are")
 
 
-def tiles(tokens: int, head_weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices that cover the tokens, and room for their logits, which is the same memory for all.
+def tiles(tokens: int, head_weight: Tensor, *, with_slopes: bool = False) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Slices that cover the tokens, and room for their logits and the slopes of these: the same memory for all.
+
+    The logits are in computing precision; slopes, which only a product reads, in the head's dtype. Where that is one
+    dtype they share their memory, as they do without slopes.
 
     The vocabulary is whole in each, so that a gradient of hidden is rounded once.
     """
@@ -42,21 +44,28 @@ def tiles(tokens: int, head_weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     elements = 2**24 if head_weight.device.type == "cpu" else 2**28
     rows = max(1, min(tokens, elements // max(1, len(head_weight))))
     room = head_weight.new_empty(rows, len(head_weight), dtype=torch.promote_types(head_weight.dtype, torch.float32))
+    slopes = (
+        torch.empty_like(room, dtype=head_weight.dtype) if with_slopes and room.dtype is not head_weight.dtype else room
+    )
     for start in range(0, tokens, rows):
         end = min(start + rows, tokens)
-        yield slice(start, end), room[: end - start]
+        yield slice(start, end), room[: end - start], slopes[: end - start]
 
 
 def write_logits_(tile: Tensor, hidden: Tensor, head_weight: Tensor) -> None:
-    """hidden @ head_weightᵀ, (n, V), neither accumulated nor rounded below float32: bf16 would cost 0.05 nats."""
-    if upcast(hidden) is hidden:
-        torch.mm(hidden, head_weight.T, out=tile)
-    elif hidden.is_cuda and "dtype_out" in torch.ops.aten.mm.overloads():  # since torch 2.8
+    """hidden (n, H) @ head_weightᵀ in computing precision, into the tile (n, V)."""
+    if hidden.is_cuda and tile.dtype is not hidden.dtype and "dtype_out" in torch.ops.aten.mm.overloads():  # torch 2.8
         torch.mm(hidden, head_weight.T, out_dtype=torch.float32, out=tile)
-    else:
-        wide = hidden.float()
+        return
+    wide = hidden.to(tile.dtype)
+    if products.suit(wide, tile.T):
         for columns in _vocabulary_slices(head_weight):
-            torch.mm(wide, head_weight[columns].float().T, out=tile[:, columns])
+            tile[:, columns] = products.product(wide, head_weight[columns].to(tile.dtype))
+    elif tile.dtype is head_weight.dtype:
+        torch.mm(wide, head_weight.T, out=tile)
+    else:
+        for columns in _vocabulary_slices(head_weight):
+            torch.mm(wide, head_weight[columns].to(tile.dtype).T, out=tile[:, columns])
 
 
 def capped_parts(tile: Tensor, soft_cap: float | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -70,35 +79,45 @@ def capped_parts(tile: Tensor, soft_cap: float | None) -> Iterator[tuple[slice, 
         yield rows, bent.mul_(soft_cap), slope
 
 
-def surprise_slopes_(
-    tile: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None, entropies: Tensor | None = None
+def surprise_slopes(
+    tile: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    slopes: Tensor,
+    entropies: Tensor | None = None,
 ) -> Tensor:
-    """Log-probs (n,) of a tile of raw logits, which becomes temperature · d(−log_probs) / d(logits) in place.
+    """Log-probs (n,) of a tile of raw logits; temperature · d(−log_probs) / d(logits) is written into ``slopes``.
 
-    The tokens' entropies (n,) are written, too, unless None.
+    These may be the tile. The tokens' entropies (n,) are written, too, unless None.
     """
     log_probs = tile.new_empty(len(tile))
     for rows, part, bend in capped_parts(tile, soft_cap):
-        log_probs[rows] = softmax.surprise_slopes_(
-            part, token_ids[rows], temperature, None if entropies is None else entropies[rows]
-        )
+        spread = None if entropies is None else entropies[rows]
+        of_part = slopes[rows] if bend is None else part
+        log_probs[rows] = softmax.surprise_slopes(part, token_ids[rows], temperature, of_part, spread)
         if bend is not None:
-            part.mul_(bend)
+            slopes[rows] = part.mul_(bend)
     return log_probs
 
 
 def to_hidden(slopes: Tensor, head_weight: Tensor) -> Tensor:
     """slopes @ head_weight: what a gradient of the logits is for the hidden states."""
+    if products.suit(slopes, head_weight.T):
+        return products.product(slopes, head_weight.T)
     return slopes.to(head_weight.dtype) @ head_weight
 
 
 def add_to_weight_(grad_weight: Tensor, slopes: Tensor, hidden: Tensor) -> None:
     """grad_weight += slopesᵀ @ hidden; grad_weight is in computing precision whatever the dtype of hidden."""
-    if grad_weight.dtype is hidden.dtype:
+    if products.suit(slopes, hidden.T):
+        for columns in _vocabulary_slices(grad_weight):
+            grad_weight[columns] += products.product(slopes[:, columns].T, hidden.T)
+    elif grad_weight.dtype is hidden.dtype:
         grad_weight.addmm_(slopes.T, hidden)
-        return
-    for columns in _vocabulary_slices(grad_weight):
-        grad_weight[columns] += slopes[:, columns].to(hidden.dtype).T @ hidden
+    else:
+        for columns in _vocabulary_slices(grad_weight):
+            grad_weight[columns] += slopes[:, columns].to(hidden.dtype).T @ hidden
 
 
 def _vocabulary_slices(head_weight: Tensor) -> Iterator[slice]:

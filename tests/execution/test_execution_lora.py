@@ -215,6 +215,7 @@ class TestACheckpoint:
         settings = GPT2Config(
             vocab_size=32, n_embd=32, n_layer=1, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=tiny.EOS_ID
         )
+        torch.manual_seed(0)
         GPT2LMHeadModel(settings).save_pretrained(tmp_path / "gpt2")
         execution = local(tmp_path / "gpt2", REINFORCE, lora=LORA)
         batch = training_batch(execution)

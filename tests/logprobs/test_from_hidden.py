@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from rlprims import products
 from rlprims.logprobs import from_hidden
 from rlprims.testing import check_logits
 
@@ -91,6 +92,34 @@ def test_logits_are_never_rounded_below_float32(dtype: torch.dtype) -> None:
     for slope, exact in zip(slopes, exact_slopes, strict=True):
         assert slope.dtype is dtype
         assert (slope - exact).norm() <= 2 * torch.finfo(dtype).eps * exact.norm() + 2e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_processor", [True, False])
+def test_either_product_is_the_float64_one(monkeypatch, dtype: torch.dtype, of_processor: bool) -> None:
+    monkeypatch.setattr(products, "pays", lambda: of_processor)
+    hidden, head, token_ids = inputs(64, vocab=3_000, width=256, dtype=dtype)
+    head = (head.detach() / 16).requires_grad_()  # logits of about 1
+    exact = tuple(x.detach().double().requires_grad_() for x in (hidden, head))
+    weights = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    with Largest() as seen:
+        got = from_hidden(hidden, head, token_ids)
+        slopes = torch.autograd.grad((weights * got.log_probs).sum(), (hidden, head))
+    assert ("mkldnn::_linear_pointwise" in seen.operations) == of_processor
+    want = plain(*exact, token_ids)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=2e-6, atol=1e-5)
+    rounding = 2 * torch.finfo(dtype).eps
+    for mine, theirs in zip(slopes, torch.autograd.grad((weights * want[0]).sum(), exact), strict=True):
+        assert (mine - theirs).norm() <= (rounding + 2e-6) * theirs.norm()
+
+
+def test_a_bf16_head_traces_without_a_break() -> None:
+    hidden, head, token_ids = inputs(5, dtype=torch.bfloat16)
+    torch.compiler.reset()
+    got = torch.compile(from_hidden, backend="eager", fullgraph=True)(hidden, head, token_ids)
+    torch.compiler.reset()
+    torch.testing.assert_close(tuple(got), tuple(from_hidden(hidden, head, token_ids)), rtol=1e-6, atol=1e-6)
 
 
 def test_many_tiles_equal_one_and_nothing_is_as_large_as_the_logits() -> None:

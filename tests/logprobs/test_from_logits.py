@@ -47,6 +47,20 @@ def test_many_blocks_equal_one() -> None:
         torch.testing.assert_close(gradient[i].double(), slope, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e4])
+def test_an_offset_of_all_logits_changes_nothing(offset: float) -> None:
+    """A number near its row's largest is subtracted from it exactly; a log-prob stays below 0, an entropy above."""
+    generator = torch.Generator().manual_seed(0)
+    logits = offset + 8 * torch.randn(64, 1_000, generator=generator)
+    tokens = torch.cat([logits[:32].argmax(1), torch.randint(1_000, (32,), generator=generator)])
+    got, exact = from_logits(logits, tokens), from_logits(logits.double(), tokens)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=5e-7)
+    assert (got <= 0).all()
+    entropies = entropy_from_logits(logits)
+    torch.testing.assert_close(entropies.double(), entropy_from_logits(logits.double()), rtol=1e-6, atol=5e-7)
+    assert (entropies >= 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_logits_lose_nothing_more(dtype: torch.dtype) -> None:
     """The result is that of the same logits in float64; bf16 arithmetic would be 0.04 nats away."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
+from rlprims.execution.hf._decoding import decoding
 from rlprims.execution.hf._sampler import Responses, sample, uniforms
 
 
@@ -24,7 +25,8 @@ class Generation:
         ids = prompt_ids(prompts, prompt_width)
         u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
         starts = range(0, max(1, len(ids)), self.max_rows)
-        parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
+        with decoding(self.module):
+            parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
         responses = Responses(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 

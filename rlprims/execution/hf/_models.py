@@ -18,6 +18,7 @@ from transformers import (
 from rlprims.execution._config import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
 from rlprims.execution.hf._head import part_head_if_equal
+from rlprims.execution.hf._linear import widen
 from rlprims.execution.hf._packed import pack_if_equal
 
 
@@ -35,8 +36,10 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
+    model = model.to(device_of(config))
+    widen(model)
     # No dropout, ever: the same tokens must have the same log-prob when sampled and when trained.
-    return model.to(device_of(config)).eval(), sorted(info["missing_keys"])
+    return model.eval(), sorted(info["missing_keys"])
 
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:

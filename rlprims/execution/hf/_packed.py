@@ -75,12 +75,19 @@ def packs(model: nn.Module) -> bool:
 @contextmanager
 def packing(model: nn.Module) -> Iterator[None]:
     """Inside, a forward takes a layout if the model :func:`packs`; the backward belongs inside, it may repeat one."""
+    with attending(model, _NAME):
+        yield
+
+
+@contextmanager
+def attending(model: nn.Module, name: str) -> Iterator[None]:
+    """Inside, the attention is the registered one of that name, if the model :func:`packs`: its own can go."""
     if not packs(model):
         yield
         return
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     before = config._attn_implementation
-    config._attn_implementation = _NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
