@@ -14,8 +14,7 @@ from torch import Tensor
 
 from benchmarks._harness import Case, Function, largest_error
 from benchmarks._peers import peer
-from rlprims import losses
-from rlprims import products
+from rlprims import losses, products
 from rlprims.logprobs import from_hidden, fused_loss
 
 SIZES = ((1024, 512, 32_768), (256, 512, 151_936))
