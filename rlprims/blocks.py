@@ -78,7 +78,7 @@ def all_valid(mask: TokenMask) -> bool:
     """
     if mask.device.type != "cpu" or torch.compiler.is_compiling() or not mask.numel():
         return False
-    return bool(mask.view(torch.int8).min())  # of all reductions over bytes, torch's fastest
+    return bool(mask.numpy().all())  # of all such reductions the fastest
 
 
 def joined(pieces: Iterable[Tensor], like: Tensor) -> Tensor:

@@ -20,6 +20,9 @@ LOG_RATIO_LIMIT = 20.0
 _BLOCK_ELEMENTS = 2**18
 """Elements of one block: its temporaries stay in a core's cache, in float32 1 MiB each."""
 
+_SMALL_BLOCK = 2**17
+"""Up to so many elements torch's memory is as cheap as numpy's, and sooner had."""
+
 _NUMPYS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -211,7 +214,7 @@ def empty_like(x: Tensor, dtype: torch.dtype) -> Tensor:
     >>> empty_like(torch.zeros(2, 3), torch.bool).shape
     torch.Size([2, 3])
     """
-    few = x.numel() < _FEW_ELEMENTS or type(x) is not Tensor or x.device.type != "cpu"
+    few = x.numel() <= _SMALL_BLOCK or type(x) is not Tensor or x.device.type != "cpu"
     if few or dtype not in _NUMPYS or not x.is_contiguous() or torch.compiler.is_compiling():
         return torch.empty_like(x, dtype=dtype)
     return torch.from_numpy(np.empty(x.shape, _NUMPYS[dtype]))
