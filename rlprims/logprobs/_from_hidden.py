@@ -15,7 +15,7 @@ from rlprims.logprobs._head import (
     to_hidden,
     write_logits_,
 )
-from rlprims.masking import upcast
+from rlprims.masking import empty_like, upcast
 from rlprims.softmax import write_scores, write_slopes
 from rlprims.types import PerToken
 
@@ -95,7 +95,7 @@ class _FromHidden(torch.autograd.Function):
         hidden, head_weight, token_ids, entropies = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(head_weight, dtype=entropies.dtype) if needs_weight else None
+        grad_weight = empty_like(head_weight, entropies.dtype).zero_() if needs_weight else None
         of_log_probs = torch.zeros_like(entropies) if grad_log_probs is None else grad_log_probs
         read = of_log_probs != 0 if grad_entropies is None else (of_log_probs != 0) | (grad_entropies != 0)
         for tokens, tile, slopes in tiles(len(hidden), head_weight, with_slopes=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlprims.first_order import first_order
 from rlprims.logprobs._head import add_to_weight_, check_head, surprise_slopes, tiles, to_hidden, write_logits_
-from rlprims.masking import upcast
+from rlprims.masking import empty_like, upcast
 from rlprims.types import PerToken, Scalar, TokenMask
 
 
@@ -122,7 +122,7 @@ class _FusedLoss(torch.autograd.Function):
         total = upcast(hidden.new_zeros(()))
         log_probs, entropies = total.new_zeros(len(hidden)), total.new_zeros(len(hidden))
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(head_weight, dtype=total.dtype) if needs_weight else None
+        grad_weight = empty_like(head_weight, total.dtype).zero_() if needs_weight else None
         for part, tile, slopes in tiles(len(valid), head_weight, with_slopes=True):
             here = valid[part]
             states = hidden[here]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlprims.first_order import first_order
-from rlprims.masking import upcast
+from rlprims.masking import empty_like, upcast
 from rlprims.softmax import check_logits, write_scores, write_slopes
 
 
@@ -59,7 +59,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, token_ids, entropies = ctx.saved_tensors
         # Detached, it still counts as the same memory: torch refuses another function's backward that has saved it.
-        slopes = logits.detach() if ctx.inplace else torch.empty_like(logits)
+        slopes = logits.detach() if ctx.inplace else empty_like(logits, logits.dtype)
         if of_log_probs is None:
             of_log_probs = entropies.new_zeros(token_ids.shape)
         if not ctx.with_entropies:  # a compiler materializes them all the same
