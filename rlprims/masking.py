@@ -4,7 +4,8 @@ Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (
 ``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,8 +206,8 @@ def negative(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.lt(x.detach(), 0, out=empty_like(x, dtype))
 
 
-def empty_like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``torch.empty_like`` of another dtype; beyond some size on a CPU from numpy, whose memory is cheaper there.
+def empty_like(x: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:
+    """``torch.empty_like`` of another dtype and shape; what is large, on a CPU, from numpy, whose memory is cheaper.
 
     torch aligns what it allocates, and what malloc then gets back need not fit the next one: from block to block all
     pages may come from the system anew. Above 4 MiB numpy also asks for huge pages, which clear five times as fast.
@@ -214,10 +215,14 @@ def empty_like(x: Tensor, dtype: torch.dtype) -> Tensor:
     >>> empty_like(torch.zeros(2, 3), torch.bool).shape
     torch.Size([2, 3])
     """
-    few = x.numel() <= _SMALL_BLOCK or type(x) is not Tensor or x.device.type != "cpu"
-    if few or dtype not in _NUMPYS or not x.is_contiguous() or torch.compiler.is_compiling():
-        return torch.empty_like(x, dtype=dtype)
-    return torch.from_numpy(np.empty(x.shape, _NUMPYS[dtype]))
+    plain = type(x) is Tensor and x.device.type == "cpu" and dtype in _NUMPYS and not torch.compiler.is_compiling()
+    if shape is None:
+        if not plain or x.numel() <= _SMALL_BLOCK or not x.is_contiguous():
+            return torch.empty_like(x, dtype=dtype)
+        shape = x.shape
+    elif not plain or math.prod(shape) <= _SMALL_BLOCK:
+        return x.new_empty(shape, dtype=dtype)
+    return torch.from_numpy(np.empty(shape, _NUMPYS[dtype]))
 
 
 def row_blocks(x: Tensor) -> Iterator[slice]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlprims.data_proto import _jagged
 from rlprims.data_proto._errors import BatchError
+from rlprims.masking import empty_like
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +70,11 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
     """The rows in this order, copied once. ``rows`` is int64, none negative."""
     if tensor.is_nested:
         return _jagged.take(tensor, rows)
-    return tensor.index_select(0, rows.to(tensor.device))
+    rows = rows.to(tensor.device)
+    if tensor.requires_grad:
+        return tensor.index_select(0, rows)
+    taken = empty_like(tensor, tensor.dtype, (len(rows), *tensor.shape[1:]))
+    return torch.index_select(tensor, 0, rows, out=taken)
 
 
 def repeated(tensor: Tensor, times: int, interleave: bool) -> Tensor:
@@ -80,7 +85,12 @@ def repeated(tensor: Tensor, times: int, interleave: bool) -> Tensor:
         return take(tensor, numbers.repeat_interleave(times) if interleave else numbers.repeat(times))
     dim, sizes = (1, (rows, times)) if interleave else (0, (times, rows))
     # Not reshape: of one row it would make rows that share their memory.
-    return tensor.unsqueeze(dim).expand(*sizes, *tensor.shape[1:]).contiguous().view(rows * times, *tensor.shape[1:])
+    shape, several = (rows * times, *tensor.shape[1:]), tensor.unsqueeze(dim).expand(*sizes, *tensor.shape[1:])
+    if tensor.requires_grad:
+        return several.contiguous().view(shape)
+    repeats = empty_like(tensor, tensor.dtype, shape)
+    repeats.view(several.shape).copy_(several)
+    return repeats
 
 
 def join(name: str, columns: Sequence[Tensor]) -> Tensor:
@@ -94,7 +104,10 @@ def join(name: str, columns: Sequence[Tensor]) -> Tensor:
         raise BatchError(f"concat: {name} has different kinds: {found}; convert them to one first")
     if not columns[0].is_nested:
         _same_shape(name, [tuple(column.shape[1:]) for column in columns])
-        return torch.cat(list(columns))
+        if any(column.requires_grad for column in columns):
+            return torch.cat(list(columns))
+        rows = sum(map(row_count, columns))
+        return torch.cat(list(columns), out=empty_like(columns[0], columns[0].dtype, (rows, *columns[0].shape[1:])))
     parts = [_jagged.packed(column) for column in columns]
     _same_shape(name, [tuple("*" if isinstance(s, torch.SymInt) else s for s in c.shape[1:]) for c in columns])
     dim, flat = parts[0].dim, [part.values for part in parts]
