@@ -21,8 +21,9 @@ LOG_RATIO_LIMIT = 20.0
 _BLOCK_ELEMENTS = 2**18
 """Elements of one block: its temporaries stay in a core's cache, in float32 1 MiB each."""
 
-_SMALL_BLOCK = 2**17
-"""Up to so many elements torch's memory is as cheap as numpy's, and sooner had."""
+_FROM_NUMPY = range(2**17 + 1, 2**26 + 1)
+"""Elements for which numpy's memory is cheaper than torch's: fewer are sooner had there; for more, whole huge pages may
+have to be found, and a virtual machine asks its host for them."""
 
 _NUMPYS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
@@ -217,10 +218,10 @@ def empty_like(x: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
     """
     plain = type(x) is Tensor and x.device.type == "cpu" and dtype in _NUMPYS and not torch.compiler.is_compiling()
     if shape is None:
-        if not plain or x.numel() <= _SMALL_BLOCK or not x.is_contiguous():
+        if not plain or x.numel() not in _FROM_NUMPY or not x.is_contiguous():
             return torch.empty_like(x, dtype=dtype)
         shape = x.shape
-    elif not plain or math.prod(shape) <= _SMALL_BLOCK:
+    elif not plain or math.prod(shape) not in _FROM_NUMPY:
         return x.new_empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(shape, _NUMPYS[dtype]))
 
