@@ -339,3 +339,25 @@ class TestMerging:
         merged = parts[0].merge(parts[1])
         assert isinstance(merged, ExplainedVariance)
         assert merged.value() == pytest.approx(1 - 3 / 5)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"clip_low": 0.2, "clip_high": 0.3}, {"clip_low": 1.0, "clip_high": 0.3}])
+@pytest.mark.parametrize("shape", [(5, 40), (2, 0), (1, 3)])
+def test_the_formula_for_compilers_says_the_same(shape: tuple[int, int], bounds: dict[str, Any]) -> None:
+    torch._dynamo.reset()  # which gives up a function that is compiled eight times
+    generator = torch.Generator().manual_seed(0)
+    new, old, advantages = (torch.randn(shape, generator=generator) for _ in range(3))
+    mask = torch.rand(shape, generator=generator) < 0.6
+    new[~mask], advantages[~mask] = torch.nan, torch.inf
+    new[:1, :2], old[:1, :2] = 50.0, -50.0  # beyond the limit of a log-ratio
+    mask[:1, :1] = True
+
+    def values(*tokens: Tensor) -> dict[str, Tensor]:
+        return {name: metric.value() for name, metric in diagnostics.policy_update(*tokens, **bounds).items()}
+
+    want = values(new, old, advantages, mask)
+    got = torch.compile(values, fullgraph=True, backend="eager")(new, old, advantages, mask)
+    assert got.keys() == want.keys()
+    assert len(want) == (2 if not bounds else 6)
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-6, atol=1e-7)
