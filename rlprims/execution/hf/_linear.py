@@ -43,6 +43,13 @@ class _Linear(torch.autograd.Function):
         rows = slope.flatten(0, -2)
         return (
             products.product(slope, weight.t()) if of_x else None,
-            products.product(rows.t(), x.flatten(0, -2).t()) if of_weight else None,
+            _of_weight(rows, x.flatten(0, -2)) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
+
+
+def _of_weight(slope: Tensor, x: Tensor) -> Tensor:
+    """slopeᵀ x. The left of a product is copied if it is transposed: here the narrower of the two."""
+    if x.shape[1] < slope.shape[1]:
+        return products.product(x.t(), slope.t()).t()
+    return products.product(slope.t(), x.t())
