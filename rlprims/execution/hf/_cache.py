@@ -25,8 +25,12 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typ
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._room = None
+        if self._room is None:
+            super().batch_select_indices(indices)
+            return
+        total = self.keys.shape[-2]
+        self._room = self._room[0].index_select(0, indices), self._room[1].index_select(0, indices)
+        self.keys, self.values = (room[..., :total, :] for room in self._room)
 
 
 def _with_room(x: Tensor, length: int) -> Tensor:
