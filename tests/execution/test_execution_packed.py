@@ -68,6 +68,7 @@ def test_the_tokens_that_are_read():
     assert sorted(where.input_ids[0, :6].tolist()) == [5, 5, 6, 6, 7, 9]
     assert where.input_ids[0, 6:].tolist() == [3, 4, 5, 6, 6, 7, 4, 5, 6]
     assert where.position_ids[0, 6:].tolist() == [2, 3, 4, 5, 3, 4, 1, 2, 3]
+    assert where.blocks == [(2, 6), (2, 4), (1, 2)]  # of 6, 5, 4, 3 and 2 tokens
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,6 +6,7 @@ one puts them together by a :class:`Layout`. The numbers are those of the padded
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,16 @@ _NAME = "rlprims_packed"
 
 
 class Layout(NamedTuple):
-    """Where the tokens of B rows stand: the prompts that differ, then each response without its last token."""
+    """Where the tokens of B rows stand: the prompts that differ, then each response without its last token.
+
+    For attention the rows stand in blocks of nearly equal lengths, each as wide as its longest: S slots in all.
+    """
 
     input_ids: Tensor  # (1, N)
     position_ids: Tensor  # (1, N)
-    of_row: Tensor  # (B, W), each row's tokens, the prompt's first; 0 where it has no more
-    slots: Tensor  # (N,), where in (B, W) each token is found, once
+    blocks: list[tuple[int, int]]  # rows and width of each
+    tokens: Tensor  # (S,), which of the N is in each slot, the prompt's first; 0 where a row has no more
+    slots: Tensor  # (N,), where in the blocks each token is found, once
     predicting: Tensor  # (M,), of each attended response token, row after row, the token before it
     attended: Tensor  # (B, T), those tokens
 
@@ -33,26 +38,40 @@ def layout(batch: dict[str, Tensor]) -> Layout:
     here, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
     distinct, source = torch.unique(torch.where(here, prompts, -1), dim=0, return_inverse=True)
     lengths, read = (distinct >= 0).sum(-1), (attended.sum(-1) - 1).clamp(min=0)
-    first_of_prompt = lengths.cumsum(0) - lengths
+    first_of_prompt = (lengths.cumsum(0) - lengths)[source]
     first_of_response = lengths.sum() + read.cumsum(0) - read
+    of_prompt = lengths[source]
 
-    column = torch.arange(int((lengths[source] + read).max()), device=prompts.device)
-    begin, length = first_of_prompt[source][:, None], lengths[source][:, None]
-    in_prompt, in_row = column < length, column < length + read[:, None]
-    of_row = torch.where(in_prompt, begin + column, first_of_response[:, None] + column - length)
-    tokens = int(lengths.sum() + read.sum())
-    slots = torch.zeros(tokens, dtype=torch.int64, device=prompts.device)
-    slots[of_row[in_row]] = in_row.flatten().nonzero()[:, 0]  # of a shared prompt any of its rows
+    order = (of_prompt + read).argsort(descending=True)
+    widths = _widths((of_prompt + read)[order].tolist())
+    blocks = [(len(list(rows)), width) for width, rows in groupby(widths)]
+    width = torch.tensor(widths, device=prompts.device)
+    row = order.repeat_interleave(width)
+    column = torch.arange(len(row), device=prompts.device) - (width.cumsum(0) - width).repeat_interleave(width)
+    after_prompt = column - of_prompt[row]
+    token = torch.where(after_prompt < 0, first_of_prompt[row] + column, first_of_response[row] + after_prompt)
+    taken = (after_prompt < read[row]).nonzero()[:, 0]
+    slots = torch.zeros(int(lengths.sum() + read.sum()), dtype=torch.int64, device=prompts.device)
+    slots[token[taken]] = taken  # of a shared prompt any of its rows
     j = torch.arange(responses.shape[1], device=prompts.device)
-    last_of_prompt = (first_of_prompt + lengths - 1)[source][:, None]
+    last_of_prompt = (first_of_prompt + of_prompt - 1)[:, None]
     return Layout(
         input_ids=torch.cat([distinct[distinct >= 0], responses[j < read[:, None]]])[None],
-        position_ids=(slots % len(column))[None],
-        of_row=torch.where(in_row, of_row, 0),
+        position_ids=column[slots][None],
+        blocks=blocks,
+        tokens=torch.where(after_prompt < read[row], token, 0),
         slots=slots,
         predicting=torch.where(j == 0, last_of_prompt, first_of_response[:, None] + j - 1)[attended],
         attended=attended,
     )
+
+
+def _widths(lengths: Sequence[int]) -> list[int]:
+    """Of each row, longest first, the width of its block: it joins one that it fills to three quarters."""
+    widths: list[int] = []
+    for length in lengths:
+        widths.append(widths[-1] if widths and 4 * length >= 3 * widths[-1] else max(length, 1))
+    return widths
 
 
 def packed_logits(model: nn.Module, where: Layout) -> Tensor:
@@ -157,18 +176,22 @@ def _attention(
     where: Layout = kwargs.pop("layout")
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
         raise ValueError(f"the packed forward does not know {unknown}")
-    width = where.of_row.shape[1]
     window = kwargs.pop("sliding_window", None)
-    mask = None if window is None or window >= width else _band(width, window, query.device)
 
-    def of_rows(x: Tensor) -> Tensor:
-        tokens = x[0].transpose(0, 1)  # (N, heads, d)
-        # Its gradient adds slices, that of an index single numbers.
-        return tokens.index_select(0, where.of_row.flatten()).reshape(*where.of_row.shape, *tokens.shape[1:])
+    def in_blocks(x: Tensor) -> list[Tensor]:
+        # The gradient of this index adds slices, that of x[...] single numbers.
+        tokens = x[0].transpose(0, 1).index_select(0, where.tokens)
+        parts = torch.split(tokens, [rows * width for rows, width in where.blocks])
+        return [
+            part.view(*block, *part.shape[1:]).transpose(1, 2) for part, block in zip(parts, where.blocks, strict=True)
+        ]
 
-    heads = (of_rows(x).transpose(1, 2) for x in (query, key, value))
-    out = sdpa_attention_forward(module, *heads, attention_mask=mask, **kwargs)[0]
-    return out.flatten(0, 1).index_select(0, where.slots)[None], None
+    outs = []
+    for q, k, v in zip(*map(in_blocks, (query, key, value)), strict=True):
+        width = q.shape[2]
+        mask = None if window is None or window >= width else _band(width, window, q.device)
+        outs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
+    return torch.cat(outs).index_select(0, where.slots)[None], None
 
 
 def _band(width: int, window: int, device: torch.device) -> Tensor:
