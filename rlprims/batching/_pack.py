@@ -60,13 +60,17 @@ def pack(
 def _best_fit(work: Integers, max_tokens: int) -> list[list[int]]:
     """The units of each part, in the order in which they were put there."""
     parts: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # of each part: what is free, and its number
+    rooms: list[int] = []  # of each part: what is free, and its number in the low bits, for integers compare fast
+    bits = len(work).bit_length()
+    number = (1 << bits) - 1
     order = np.argsort(-work, kind="stable")
     for unit, tokens in zip(order.tolist(), work[order].tolist(), strict=True):
-        at = bisect_left(rooms, (tokens, 0))
-        room, part = rooms.pop(at) if at < len(rooms) else (max_tokens, len(parts))
-        if part == len(parts):
-            parts.append([])
-        parts[part].append(unit)
-        insort(rooms, (room - tokens, part))
+        at = bisect_left(rooms, tokens << bits)
+        if at < len(rooms):
+            room = rooms.pop(at)
+            parts[room & number].append(unit)
+        else:
+            room = max_tokens << bits | len(parts)
+            parts.append([unit])
+        insort(rooms, room - (tokens << bits))
     return parts
