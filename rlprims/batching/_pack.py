@@ -63,6 +63,7 @@ def _best_fit(work: Integers, max_tokens: int) -> list[list[int]]:
     rooms: list[int] = []  # of each part: what is free, and its number in the low bits, for integers compare fast
     bits = len(work).bit_length()
     number = (1 << bits) - 1
+    budget = int(min(max_tokens, work.sum()))  # a Python integer: numpy's could be too short for the bits
     order = np.argsort(-work, kind="stable")
     for unit, tokens in zip(order.tolist(), work[order].tolist(), strict=True):
         at = bisect_left(rooms, tokens << bits)
@@ -70,7 +71,7 @@ def _best_fit(work: Integers, max_tokens: int) -> list[list[int]]:
             room = rooms.pop(at)
             parts[room & number].append(unit)
         else:
-            room = max_tokens << bits | len(parts)
+            room = budget << bits | len(parts)
             parts.append([unit])
         insort(rooms, room - (tokens << bits))
     return parts

@@ -89,3 +89,8 @@ def test_no_rows() -> None:
 def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:
     with pytest.raises(ValueError, match=blamed):
         call()
+
+
+@pytest.mark.parametrize("budget", [np.int64(2**63 - 1), 2**80], ids=repr)
+def test_a_budget_without_end_is_one_part(budget: int) -> None:
+    assert pack([5, 9, 2], max_tokens=budget) == [[0, 1, 2]]
