@@ -93,7 +93,7 @@ def _as_compiled(
 ) -> Metrics:
     """The same, selected at the end: an exponential of what a mask selected takes the compiled code twice as long."""
     moved = (now - then).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    tokens = mask.sum()
+    tokens = count(mask)
     k3 = torch.where(mask, torch.expm1(moved) - moved, 0.0).sum()
     metrics = _moves(k3, torch.where(mask, moved, -math.inf), tokens)
     if bounds is not None:
