@@ -18,16 +18,17 @@ def wide(monkeypatch):
     monkeypatch.setattr(products, "_LEAST", 1)
 
 
+@pytest.mark.parametrize("outputs", [40, 10])  # the narrower of input and slope is copied for the weight's
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24), (1, 1, 24), (3, 0, 24), (300, 24)], ids=str)
-def test_values_and_slopes(wide, shape, bias):
+def test_values_and_slopes(wide, shape, bias, outputs):
     torch.manual_seed(0)
-    layer = nn.Linear(24, 40, bias=bias)
+    layer = nn.Linear(24, outputs, bias=bias)
     exchanged = copy.deepcopy(layer)
     widen(exchanged_model := nn.Sequential(exchanged))
     assert type(exchanged_model[0]) is WideLinear
     x = torch.randn(shape)
-    slope, found = torch.randn(*shape[:-1], 40), []
+    slope, found = torch.randn(*shape[:-1], outputs), []
     for module in (exchanged, layer):
         leaf = x.clone().requires_grad_()
         out = module(leaf)

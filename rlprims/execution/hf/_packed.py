@@ -42,15 +42,17 @@ def layout(batch: dict[str, Tensor]) -> Layout:
     first_of_response = lengths.sum() + read.cumsum(0) - read
     of_prompt = lengths[source]
 
-    order = (of_prompt + read).argsort(descending=True)
-    widths = _widths((of_prompt + read)[order].tolist())
+    of_row = of_prompt + read
+    order = of_row.argsort(descending=True)
+    widths = _widths(of_row[order].tolist())
     blocks = [(len(list(rows)), width) for width, rows in groupby(widths)]
     width = torch.tensor(widths, device=prompts.device)
     row = order.repeat_interleave(width)
     column = torch.arange(len(row), device=prompts.device) - (width.cumsum(0) - width).repeat_interleave(width)
     after_prompt = column - of_prompt[row]
     token = torch.where(after_prompt < 0, first_of_prompt[row] + column, first_of_response[row] + after_prompt)
-    taken = (after_prompt < read[row]).nonzero()[:, 0]
+    has_one = after_prompt < read[row]
+    taken = has_one.nonzero()[:, 0]
     slots = torch.zeros(int(lengths.sum() + read.sum()), dtype=torch.int64, device=prompts.device)
     slots[token[taken]] = taken  # of a shared prompt any of its rows
     j = torch.arange(responses.shape[1], device=prompts.device)
@@ -59,7 +61,7 @@ def layout(batch: dict[str, Tensor]) -> Layout:
         input_ids=torch.cat([distinct[distinct >= 0], responses[j < read[:, None]]])[None],
         position_ids=column[slots][None],
         blocks=blocks,
-        tokens=torch.where(after_prompt < read[row], token, 0),
+        tokens=torch.where(has_one, token, 0),
         slots=slots,
         predicting=torch.where(j == 0, last_of_prompt, first_of_response[:, None] + j - 1)[attended],
         attended=attended,
