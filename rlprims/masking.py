@@ -90,15 +90,7 @@ def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
     >>> zero_outside(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
     tensor([1., 0.])
     """
-    x = upcast(x)
-    if _selected_plainly(x, mask):
-        return torch.where(mask, x, 0.0)
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return _chosen(x, mask)
-    if _made_zero_outside(x, mask):
-        return x
-    chosen: PerToken = _ZeroOutside.apply(x, mask)  # type: ignore[no-untyped-call]
-    return chosen
+    return torch.where(mask, upcast(x), 0.0)
 
 
 def _selected_plainly(x: Tensor, mask: Tensor) -> bool:
