@@ -1,6 +1,6 @@
 """RL algorithm primitives for LLM post-training.
 
-The rooms load when they are first named, so that ``import rlprims`` costs nothing and ``rlprims.losses`` costs torch::
+The modules load when they are first named, so that ``import rlprims`` costs nothing and ``rlprims.losses`` costs torch::
 
     from rlprims import advantage, losses
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_ROOMS = (
+_MODULES = (
     "advantage",
     "algorithms",
     "batching",
@@ -19,15 +19,19 @@ _ROOMS = (
     "diagnostics",
     "filters",
     "grouping",
+    "layout",
     "logprobs",
     "losses",
     "masking",
+    "ratios",
     "rewards",
+    "scan",
     "testing",
+    "turns",
     "types",
 )
 
-__all__ = ["DataProto", "__version__", *_ROOMS]
+__all__ = ["DataProto", "__version__", *_MODULES]
 
 if TYPE_CHECKING:
     from rlprims.data_proto import DataProto
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "DataProto":
         return importlib.import_module("rlprims.data_proto").DataProto
-    if name in _ROOMS:
+    if name in _MODULES:
         return importlib.import_module(f"rlprims.{name}")
     raise AttributeError(f"module 'rlprims' has no attribute {name!r}")
 

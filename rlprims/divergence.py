@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.masking import LOG_RATIO_LIMIT
+LOG_RATIO_LIMIT = 20.0
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3", "abs"]
 

@@ -1,31 +1,22 @@
-"""Groups of samples that answer the same prompt: ids from any labels, and statistics of a group for each of its rows.
+"""Groups of samples that answer the same prompt: ids from any labels, and statistics of the group of each row.
 
-``group_ids`` are int64 (B,) and dense: every id is below B, so that no accelerator is asked how large the largest is.
-:func:`dense_ids` makes them from any labels. Statistics come back as (B,), each row its group's. ``valid_rows`` (bool
-(B,)) leaves rows out of the statistics; they still receive their group's.
+``group_ids`` are int64 (B,) and dense: every id is below B, so that the number of groups need not be read from a
+device. :func:`dense_ids` makes them from any labels. A statistic is (B,): each row has the number of its group.
+``valid_rows`` (bool (B,)) excludes rows from the statistics; they still get the number of their group.
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlprims._groups import (
-    Groups,
-    Numbers,
-    checked_largest,
-    constant,
-    moments_of,
-    on_groups,
-    squares_of,
-    variance_of,
-    width_and_limit,
-)
+from rlprims.kernels import are_readable
+from rlprims.masking import upcast, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 
 
@@ -103,18 +94,48 @@ def _ids_of_integers(labels: NDArray[Any]) -> NDArray[np.int64]:
     return first.take(labels)
 
 
-def check_group_ids(group_ids: GroupIds) -> None:
-    """Raise ``ValueError`` unless the ids are int64 (B,) and below B."""
-    checked_largest(group_ids)
+def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None) -> None:
+    """Raise ``ValueError`` unless the ids are int64 (B,) in [0, B), and ``valid_rows`` is bool (B,) or None.
+
+    Values are read on a CPU only; on an accelerator ``index_add`` checks its bounds itself.
+    """
+    if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
+        raise ValueError(
+            f"group_ids has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, expected int64 (B,): "
+            "use grouping.dense_ids(labels)"
+        )
+    if valid_rows is not None and (valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool):
+        raise ValueError(
+            f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
+            f"expected bool ({group_ids.shape[0]},): one entry per row"
+        )
+    if are_readable(group_ids) and group_ids.shape[0] and ((group_ids < 0) | (group_ids >= group_ids.shape[0])).any():
+        low, high = (int(x) for x in group_ids.aminmax())
+        raise ValueError(
+            f"group_ids run from {low} to {high}, expected 0 to at most {group_ids.shape[0] - 1}, the number of rows - 1: "
+            "use grouping.dense_ids(labels)"
+        )
 
 
 def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
-    """How many (valid) rows each row's group has: int64 (B,).
+    """Number of (valid) rows of each row's group: int64 (B,).
 
     >>> group_count(torch.tensor([0, 1, 0]))
     tensor([2, 1, 2])
     """
-    return on_groups(lambda g: (g.rows(g.count()),), group_ids, valid_rows)[0]
+    check_group_ids(group_ids, valid_rows)
+    ones = torch.ones_like(group_ids) if valid_rows is None else valid_rows.long()
+    return _sum_by_group(ones, group_ids)
+
+
+def group_sum(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
+    """Sum of each row's group.
+
+    >>> group_sum(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
+    tensor([7., 1., 7.])
+    """
+    check_group_ids(group_ids, valid_rows)
+    return _sum_by_group(_valid(x, valid_rows), group_ids)
 
 
 def group_bounds(
@@ -125,8 +146,13 @@ def group_bounds(
     >>> group_bounds(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     (tensor([3., 1., 3.]), tensor([4., 1., 4.]))
     """
-    low, high = on_groups(lambda g, x: (g.rows(g.low(x)), g.rows(g.high(x))), group_ids, valid_rows, x)
-    return low, high
+    check_group_ids(group_ids, valid_rows)
+    x = upcast(x)
+    low, high = _extreme_by_group(x, group_ids, valid_rows, "amin"), _extreme_by_group(x, group_ids, valid_rows, "amax")
+    if valid_rows is None:
+        return low, high
+    some_valid = group_count(group_ids, valid_rows) > 0
+    return zero_outside(low, some_valid), zero_outside(high, some_valid)
 
 
 def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -149,8 +175,8 @@ def is_constant(
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
     """
-
-    return on_groups(lambda g, x: (g.rows(constant(g, x, tolerance)),), group_ids, valid_rows, x)[0]
+    low, high = group_bounds(x.detach(), group_ids, valid_rows)
+    return high - low <= tolerance * torch.maximum(high, -low).clamp(min=1)
 
 
 def is_varied(
@@ -158,56 +184,93 @@ def is_varied(
 ) -> RowMask:
     """True where the row's group has max - min > tolerance * max(1, |max|, |min|).
 
-    The opposite of :func:`is_constant`, but for a group with a NaN, which is neither.
+    The opposite of :func:`is_constant`, except that a group with a NaN is neither.
 
     >>> is_varied(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
     """
-
-    def varied(g: Groups, x: Numbers) -> tuple[Numbers]:
-        width, limit = width_and_limit(g, x, tolerance)
-        return (g.rows(width > limit),)
-
-    return on_groups(varied, group_ids, valid_rows, x)[0]
+    low, high = group_bounds(x.detach(), group_ids, valid_rows)
+    return high - low > tolerance * torch.maximum(high, -low).clamp(min=1)
 
 
 def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """Mean of each row's group, measured from one of its numbers so that equal values give exactly that value.
+    """Mean of each row's group; a group of equal values gives exactly that value.
 
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
     """
-
-    def mean(g: Groups, x: Numbers) -> tuple[Numbers]:
-        of = moments_of(g, x)
-        return (g.rows(of.origin + of.mean_from_origin),)
-
-    return on_groups(mean, group_ids, valid_rows, x)[0]
+    offset, mean = _offset_and_mean(x, group_ids, valid_rows)
+    return offset + mean
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
     """``x`` minus the mean of each row's group, both measured from one of the group's numbers.
 
-    So a large common offset takes no digits away, where beside 1e5 a float32 mean is rounded to 1/128.
+    So a large common offset costs no digits: near 1e5 a float32 mean is rounded to 1/128.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
     """
-    return on_groups(lambda g, x: (moments_of(g, x).centred,), group_ids, valid_rows, x)[0]
+    offset, mean = _offset_and_mean(x, group_ids, valid_rows)
+    return upcast(x) - offset - mean
+
+
+def group_variance(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
+) -> PerSequence:
+    """Variance of each row's group, two-pass, with divisor n - ddof; 0 if that is not positive.
+
+    >>> group_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    squares = group_sum(group_centred(x, group_ids, valid_rows).square(), group_ids, valid_rows)
+    divisor = group_count(group_ids, valid_rows) - ddof
+    return zero_outside(squares / divisor.clamp(min=1), divisor > 0)
 
 
 def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1) -> PerSequence:
-    """Standard deviation of each row's group, two-pass, with divisor n - ddof; 0 if that is not positive.
+    """Standard deviation of each row's group, with divisor n - ddof; 0, with gradient 0, if it is 0 or not defined.
 
     >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
+    return safe_sqrt(group_variance(x, group_ids, valid_rows, ddof=ddof))
 
-    def std(g: Groups, x: Numbers) -> tuple[Numbers]:
-        of = moments_of(g, x)
-        return (g.rows(variance_of(g, squares_of(g, of), of.size, ddof) ** 0.5),)
 
-    return on_groups(std, group_ids, valid_rows, x)[0]
+def safe_sqrt(x: Tensor) -> Tensor:
+    """The square root, with gradient 0 at 0 instead of infinity.
+
+    >>> x = torch.tensor([0.0, 4.0], requires_grad=True)
+    >>> torch.autograd.grad(safe_sqrt(x).sum(), x)
+    (tensor([0.0000, 0.2500]),)
+    """
+    return torch.where(x == 0, 0.0, torch.where(x == 0, 1.0, x).sqrt())
+
+
+def _offset_and_mean(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None
+) -> tuple[PerSequence, PerSequence]:
+    """One of the numbers of each row's group, and the mean measured from it."""
+    offset, _ = group_bounds(x.detach(), group_ids, valid_rows)
+    count = group_count(group_ids, valid_rows).clamp(min=1)
+    return offset, group_sum(upcast(x) - offset, group_ids, valid_rows) / count
+
+
+def _valid(x: PerSequence, valid_rows: RowMask | None) -> PerSequence:
+    return upcast(x) if valid_rows is None else zero_outside(x, valid_rows)
+
+
+def _sum_by_group(x: Tensor, group_ids: GroupIds) -> Tensor:
+    return torch.zeros_like(x).index_add(0, group_ids, x)[group_ids]
+
+
+def _extreme_by_group(
+    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, reduce: Literal["amin", "amax"]
+) -> PerSequence:
+    neutral = torch.inf if reduce == "amin" else -torch.inf
+    if valid_rows is not None:
+        x = torch.where(valid_rows, x, neutral)
+    return torch.full_like(x, neutral).scatter_reduce(0, group_ids, x, reduce)[group_ids]
 
 
 class Ranks(NamedTuple):
@@ -242,5 +305,5 @@ def group_ranks(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None 
     order = order[group_ids[order].argsort(stable=True)]
     counts = torch.zeros_like(group_ids).index_add(0, group_ids, torch.ones_like(group_ids))
     cu = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    ranks = torch.arange(len(x), device=x.device) - cu[group_ids[order]]
+    ranks = torch.arange(x.shape[0], device=x.device) - cu[group_ids[order]]
     return Ranks(order, cu, group_count(group_ids, valid_rows)[order], ranks)

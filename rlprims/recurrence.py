@@ -5,7 +5,8 @@ from torch import Tensor
 
 from rlprims import _recurrence_cpu, kernels
 from rlprims.blocks import all_valid
-from rlprims.masking import as_numbers, count, sequence_ids, zero_outside
+from rlprims.layout import sequence_ids
+from rlprims.masking import as_numbers, count, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 

@@ -5,8 +5,9 @@ packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self, TypeAlias
+from typing import Annotated, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -134,3 +135,19 @@ def merge_metrics(*parts: Metrics) -> Metrics:
     for part in parts:
         merged |= {name: merged[name].merge(metric) if name in merged else metric for name, metric in part.items()}
     return merged
+
+
+Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+def token_wise(loss: Function) -> Function:
+    """Declare that each token's loss depends on that token's data only, not on its sequence or on the batch.
+
+    Such a loss may be computed on any tokens in any order: ``logprobs.fused_loss`` then never holds whole logits. The
+    laws check the claim.
+
+    >>> token_wise(lambda log_probs, response_mask: -log_probs * response_mask).token_wise
+    True
+    """
+    loss.token_wise = True  # type: ignore[attr-defined]
+    return loss

@@ -29,7 +29,7 @@ from rlprims.diagnostics import (
     weights,
 )
 from rlprims.grouping import dense_ids
-from rlprims.masking import pack
+from rlprims.layout import pack
 from rlprims.types import Correlation, EffectiveShare, ExplainedVariance, Max, Mean, Metric, Metrics, merge_metrics
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from rlprims import losses
 from rlprims.corrections import importance_weights
+from rlprims.layout import to_tokens
 from rlprims.logprobs import entropy_from_logits
 from rlprims.losses import cispo, clipped_surrogate, decoupled_ppo, entropy, gspo, kl, reinforce, weighted_kl
-from rlprims.masking import to_tokens
 from rlprims.rewards import kl_penalty
 
 OLD = THETA + 0.4 * random_table(5)

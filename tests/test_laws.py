@@ -15,7 +15,7 @@ import records_rewards
 import torch
 
 from rlprims import losses
-from rlprims.masking import sequence_lengths, sequence_sum, to_tokens
+from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.testing import (
     check_advantage,
     check_aggregation,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlprims.advantage import discounted_returns, gae, grpo, rloo
+from rlprims.layout import pack
 from rlprims.losses import clipped_surrogate, kl, seq_mean_token_mean, value
-from rlprims.masking import pack
 from rlprims.rewards import at_last_token
 
 pytestmark = pytest.mark.slow

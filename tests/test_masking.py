@@ -7,23 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlprims.layout import last_token, pack, sequence_ids, sequence_lengths, sequence_sum, to_tokens, unpack
 from rlprims.masking import (
     check_sequences,
     check_tokens,
     count,
     empty_like,
-    last_token,
-    log_ratio,
     masked_mean,
-    pack,
     row_blocks,
-    sequence_ids,
-    sequence_lengths,
-    sequence_sum,
-    to_tokens,
-    unpack,
     write_zero_outside,
 )
+from rlprims.ratios import log_ratio
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=7)
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from rlprims.advantage._moments import moments
 from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_centred, group_mean
-from rlprims.masking import LOG_RATIO_LIMIT, to_tokens
+from rlprims.layout import to_tokens
+from rlprims.ratios import LOG_RATIO_LIMIT
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

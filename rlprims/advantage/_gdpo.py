@@ -9,7 +9,8 @@ from torch import Tensor
 from rlprims.advantage._grpo import standard_scores
 from rlprims.advantage._moments import moments
 from rlprims.advantage._responses import tokens_of_valid_rows
-from rlprims.masking import check_sequences, check_tokens, sequence_lengths, to_tokens, upcast
+from rlprims.layout import sequence_lengths, to_tokens
+from rlprims.masking import check_sequences, check_tokens, upcast
 from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

@@ -8,15 +8,9 @@ from torch import Tensor
 from rlprims.advantage._grpo import standard_scores
 from rlprims.advantage._responses import response_scores
 from rlprims.advantage._returns import discounted_returns
-from rlprims.masking import (
-    check_tokens,
-    last_of_turn,
-    sequence_ids,
-    sequence_sum,
-    to_tokens,
-    turn_boundaries,
-    zero_outside,
-)
+from rlprims.layout import sequence_ids, sequence_sum, to_tokens
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.turns import last_of_turn, turn_boundaries
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 

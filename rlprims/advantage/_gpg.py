@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_centred, group_count, is_constant
-from rlprims.masking import to_tokens
+from rlprims.layout import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

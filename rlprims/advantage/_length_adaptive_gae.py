@@ -1,7 +1,8 @@
 """See :func:`length_adaptive_gae`."""
 
 from rlprims.advantage._gae import gae_of
-from rlprims.masking import check_tokens, sequence_lengths, to_tokens, upcast
+from rlprims.layout import sequence_lengths, to_tokens
+from rlprims.masking import check_tokens, upcast
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 

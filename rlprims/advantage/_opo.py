@@ -6,7 +6,7 @@ import torch
 
 from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_bounds, group_count
-from rlprims.masking import sequence_lengths, to_tokens
+from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

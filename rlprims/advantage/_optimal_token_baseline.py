@@ -7,7 +7,8 @@ from torch import Tensor
 
 from rlprims._groups import checked_largest
 from rlprims.advantage._responses import tokens_of_valid_rows
-from rlprims.masking import as_numbers, check_sequences, check_tokens, sequence_ids, upcast, zero_outside
+from rlprims.layout import sequence_ids
+from rlprims.masking import as_numbers, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 

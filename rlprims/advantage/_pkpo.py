@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlprims.advantage._responses import response_scores
 from rlprims.grouping import check_group_ids, group_bounds, group_ranks
-from rlprims.masking import to_tokens
+from rlprims.layout import to_tokens
 from rlprims.recurrence import reverse_recurrence
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 

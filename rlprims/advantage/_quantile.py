@@ -4,7 +4,7 @@ import torch
 
 from rlprims.advantage._responses import response_scores
 from rlprims.grouping import group_bounds, group_count, group_ranks, group_std, is_constant
-from rlprims.masking import to_tokens
+from rlprims.layout import to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

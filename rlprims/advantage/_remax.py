@@ -3,7 +3,8 @@
 import torch
 
 from rlprims.blocks import by_blocks
-from rlprims.masking import check_sequences, check_tokens, spread, write_zero_outside, zero_outside
+from rlprims.layout import expand_to_tokens
+from rlprims.masking import check_sequences, check_tokens, write_zero_outside, zero_outside
 from rlprims.recurrence import sums_from_right
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
@@ -45,7 +46,7 @@ def _in_block(
     rewards: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, baseline_scores: PerSequence
 ) -> PerToken:
     a = sums_from_right(zero_outside(rewards, mask), cu_seqlens)
-    baseline = spread(baseline_scores, mask, cu_seqlens)
+    baseline = expand_to_tokens(baseline_scores, mask, cu_seqlens)
     if a.requires_grad or baseline.requires_grad or not a.dtype == baseline.dtype == torch.float32:
         return zero_outside(a - baseline, mask)
     write_zero_outside(mask, (a.sub_(baseline), a))

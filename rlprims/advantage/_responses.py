@@ -3,7 +3,8 @@
 import torch
 
 from rlprims.blocks import all_valid
-from rlprims.masking import check_sequences, check_tokens, sequence_ids, sequence_sum, to_tokens, upcast
+from rlprims.layout import sequence_ids, sequence_sum, to_tokens
+from rlprims.masking import check_sequences, check_tokens, upcast
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 

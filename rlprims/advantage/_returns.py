@@ -5,8 +5,9 @@ from functools import partial
 import torch
 
 from rlprims.blocks import by_blocks, selected
-from rlprims.masking import check_sequences, check_tokens, last_of_turn
+from rlprims.masking import check_sequences, check_tokens
 from rlprims.recurrence import skipping_recurrence
+from rlprims.turns import last_of_turn
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlprims.blocks import by_blocks, selected
-from rlprims.masking import check_sequences, check_tokens, log_ratio
+from rlprims.masking import check_sequences, check_tokens
+from rlprims.ratios import log_ratio
 from rlprims.recurrence import skipping_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 

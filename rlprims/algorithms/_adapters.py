@@ -1,8 +1,8 @@
 """Primitives under the names of other data, for the stages that have no other way to ask for it."""
 
 from rlprims import losses
-from rlprims.divergence import Estimator
-from rlprims.masking import to_tokens
+from rlprims.layout import to_tokens
+from rlprims.ratios import Estimator
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 

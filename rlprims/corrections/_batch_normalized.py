@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlprims.corrections._weights import Weights
-from rlprims.masking import check_tokens, sequence_lengths, sequence_sum, zero_outside
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, TokenMask
 
 

@@ -6,7 +6,8 @@ import torch
 
 from rlprims.corrections._spans import Level, spans
 from rlprims.corrections._weights import Weights
-from rlprims.masking import check_tokens, log_ratio, sequence_log_ratio
+from rlprims.masking import check_tokens
+from rlprims.ratios import log_ratio, sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
 Mean: TypeAlias = Literal["product", "geometric"]

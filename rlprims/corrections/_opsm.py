@@ -1,7 +1,9 @@
 """See :func:`opsm`."""
 
 from rlprims.corrections._weights import Weights
-from rlprims.masking import check_tokens, lengths_of_tokens, summed_log_ratio, zero_outside
+from rlprims.layout import lengths_of_tokens
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import summed_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -5,8 +5,9 @@ from typing import Literal, TypeAlias
 
 from rlprims.corrections._spans import Level, spans
 from rlprims.corrections._weights import Weights
-from rlprims.divergence import estimate_kl
-from rlprims.masking import check_tokens, lengths_of_tokens, sequence_sum, to_tokens, zero_outside
+from rlprims.layout import lengths_of_tokens, sequence_sum, to_tokens
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import estimate_kl
 from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]

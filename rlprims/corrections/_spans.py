@@ -4,7 +4,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from rlprims.masking import check_tokens, turn_boundaries
+from rlprims.masking import check_tokens
+from rlprims.turns import turn_boundaries
 from rlprims.types import CuSeqlens, TokenMask, TurnIds
 
 Level: TypeAlias = Literal["token", "segment", "sequence"]

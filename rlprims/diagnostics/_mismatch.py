@@ -4,8 +4,9 @@ import torch
 
 from rlprims.diagnostics._tokens import token_max, token_mean
 from rlprims.diagnostics._weights import weights
-from rlprims.divergence import estimate_kl
-from rlprims.masking import LOG_RATIO_LIMIT, log_ratio, sequence_lengths, sequence_sum, zero_outside
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.masking import zero_outside
+from rlprims.ratios import LOG_RATIO_LIMIT, estimate_kl, log_ratio
 from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask
 
 

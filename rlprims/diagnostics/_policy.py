@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from rlprims.diagnostics._tokens import token_mean
-from rlprims.divergence import estimate_kl
 from rlprims.masking import (
-    LOG_RATIO_LIMIT,
     as_bytes,
     count,
     empty_like,
@@ -20,6 +18,7 @@ from rlprims.masking import (
     write_zero_outside,
     zero_outside,
 )
+from rlprims.ratios import LOG_RATIO_LIMIT, estimate_kl
 from rlprims.types import Max, Mean, Metrics, PerToken, TokenMask, merge_metrics
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rlprims.masking import sequence_lengths
+from rlprims.layout import sequence_lengths
 from rlprims.types import CuSeqlens, Mean, Metrics, TokenMask
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from rlprims.diagnostics._moments import moments
-from rlprims.masking import sequence_lengths, sequence_sum, upcast
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.masking import upcast
 from rlprims.types import Correlation, CuSeqlens, Mean, Metrics, PerSequence, PerToken, TokenMask
 
 

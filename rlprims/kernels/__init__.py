@@ -1,94 +1,105 @@
-"""Triton kernels behind some of the maths: the same numbers in one pass over an accelerator's memory.
+"""The only place that knows devices: which kernel may compute a formula, and when.
 
-They run where ``RLPRIMS_KERNELS`` or a :func:`using` block says so: "auto", the default, takes them for CUDA tensors if
-Triton is installed (torch's CUDA builds bring it, else ``rlprims[triton]``); "never" takes none; "always" takes them
-unchecked, also in Triton's interpreter on a CPU (``TRITON_INTERPRET=1``).
+A formula in plain torch stands in the maths, and every transform of torch applies to it. A few formulas name kernels
+that compute the same numbers faster or in less memory::
 
-**A kernel is taken by "auto" only where it was seen to be right.** Its first use on a device in a dtype runs it on a
-small fixed probe, beside numbers made by plain torch or by hand. If it does not compile there, or a number differs by
-more than ``TOLERANCE``, a warning says so, once, and the plain formula computes in its place until the process ends.
+    @accelerated(cpu="scan_cpu", cuda="scan_triton")
+    def reverse_scan(a, b): ...
 
-What asks a kernel keeps its plain formula, which also runs where gradients of the second order or a compiler need it.
+The kernel is the function of the same name in ``rlprims.kernels.scan_cpu``. It runs for plain tensors on its device,
+outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes); all
+other calls compute the formula, which is always there as ``reverse_scan.formula``.
+
+The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` (kernels that were measured on their device), ``0``
+(none), ``all``, or a list of module names such as ``scan_cpu,scan_triton``. ``README.md`` beside this file lists every
+kernel with its gain; ``rlprims doctor --kernels`` compares each with its formula on this machine and times both.
 """
 
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
+from collections.abc import Callable
+from functools import update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, TypeAlias
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-__all__ = ["TOLERANCE", "chosen", "using"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
-Name: TypeAlias = Literal["clipped", "scan", "softmax"]
-When: TypeAlias = Literal["auto", "always", "never"]
+UNPROVEN = frozenset({"scan_triton", "log_softmax_triton"})
+"""Kernels that no GPU has run yet: off unless ``RLPRIMS_KERNELS`` names them."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""How far a kernel may be from its probe's numbers, of 1 + their size, by the dtype of what it gives.
-
-Roundings stay several times below it; a formula that is wrong does not.
-"""
-
-_AUTO_DEVICES = ("cuda",)
-_WHEN: ContextVar[str | None] = ContextVar("rlprims.kernels", default=None)
+ACCELERATED: dict[str, "Accelerated[..., Any]"] = {}
+"""Every formula that has kernels, by name."""
 
 
-@contextmanager
-def using(when: When) -> Iterator[None]:
-    """Within the block: "auto" (CUDA tensors, kernels that pass their probe), "always" or "never".
+class Accelerated(Generic[P, R]):
+    """A formula, and the kernels that may compute it."""
 
-    >>> with using("never"):
-    ...     chosen("scan", torch.zeros(2))
-    False
+    def __init__(self, formula: Callable[P, R], modules: dict[str, str], *, differentiable: bool) -> None:
+        self.formula, self.modules, self.differentiable = formula, modules, differentiable
+        update_wrapper(self, formula)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        module = self.modules.get(tensors[0].device.type)
+        if module is None or not is_enabled(module) or not are_plain(*tensors):
+            return self.formula(*args, **kwargs)
+        if not self.differentiable and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return self.formula(*args, **kwargs)
+        return self.kernel(module)(*args, **kwargs)
+
+    def kernel(self, module: str) -> Callable[P, R]:
+        """The function of the same name in ``rlprims.kernels.<module>``."""
+        return cast(Callable[P, R], getattr(import_module(f"rlprims.kernels.{module}"), self.formula.__name__))
+
+
+def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Callable[P, R]], Accelerated[P, R]]:
+    """Name the modules of ``rlprims.kernels`` that may compute a formula, by type of device.
+
+    Args:
+        differentiable: the kernels have gradients of their own; otherwise they run only if no argument needs one.
+        modules: type of device to module name, such as ``cpu="scan_cpu"``.
     """
-    token = _WHEN.set(when)
-    try:
-        yield
-    finally:
-        _WHEN.reset(token)
+
+    def decorate(formula: Callable[P, R]) -> Accelerated[P, R]:
+        wrapped = Accelerated(formula, modules, differentiable=differentiable)
+        ACCELERATED[formula.__name__] = wrapped
+        return wrapped
+
+    return decorate
 
 
-def chosen(name: Name, *tensors: Tensor) -> bool:
-    """Whether that kernel computes on these tensors.
-
-    Raises:
-        ValueError: neither "auto", "always" nor "never" is set.
-    """
-    if torch.compiler.is_compiling():  # which makes kernels of its own
+def is_enabled(module: str) -> bool:
+    """Whether ``RLPRIMS_KERNELS`` allows this kernel, and what it needs is installed."""
+    choice = os.environ.get("RLPRIMS_KERNELS", "default")
+    if choice == "0":
         return False
-    when = _WHEN.get() or os.environ.get("RLPRIMS_KERNELS", "auto")
-    if when not in ("auto", "always", "never"):
-        raise ValueError(f"RLPRIMS_KERNELS={when!r}: choose 'auto', 'always' or 'never'")
-    if when == "never" or not all(x.numel() and not x.is_meta for x in tensors):
-        return False
-    first = tensors[0]
-    return when == "always" or (first.device.type in _AUTO_DEVICES and _right(name, first.device, first.dtype))
+    if choice == "default":
+        allowed = module not in UNPROVEN
+    else:
+        allowed = choice == "all" or module in choice.split(",")
+    return allowed and (not module.endswith("_triton") or find_spec("triton") is not None)
 
 
-@cache
-def _right(name: Name, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton is there and the kernel passes its probe."""
-    if find_spec("triton") is None:
-        return False
-    try:
-        with torch.no_grad():
-            for got, want in import_module(f"rlprims.kernels._{name}").probe(device, dtype):
-                tolerance = TOLERANCE[got.dtype]
-                torch.testing.assert_close(got.cpu().double(), want.double(), rtol=tolerance, atol=tolerance)
-    except Exception as error:  # of a compiler, a driver or a device: whatever it is, the formula computes
-        warnings.warn(
-            f"kernel {name!r} is off for {dtype} on {device}: on its probe it "
-            f"{'differs' if isinstance(error, AssertionError) else 'fails'}. The plain formula computes in its place, "
-            "as right and slower. Please report this. RLPRIMS_KERNELS=never silences it, "
-            f"RLPRIMS_KERNELS=always takes the kernel all the same.\n{type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
+def are_plain(*tensors: Tensor) -> bool:
+    """Whether these are ordinary tensors of one device, outside every transform of torch."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(x) in (Tensor, torch.nn.Parameter) and x.device == tensors[0].device for x in tensors)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and forward_ad._current_level < 0
+    )
+
+
+def are_readable(*tensors: Tensor) -> bool:
+    """Whether checks may look at values: plain tensors on a CPU. Elsewhere a look would stall or break a graph."""
+    return tensors[0].device.type == "cpu" and are_plain(*tensors)
+
+
+def chosen(*_: Any) -> bool:  # TEMPORARY, until the old callers are gone
+    return False

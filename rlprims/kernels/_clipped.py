@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlprims.masking import LOG_RATIO_LIMIT
+LOG_RATIO_LIMIT = 20.0
 
 _BLOCK = 1024
 

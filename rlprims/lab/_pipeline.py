@@ -46,7 +46,7 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
     mask = data["response_mask"] = data["response_mask"].bool()
     if mask.dim() != 2 or "cu_seqlens" in data:
         raise ValueError(
-            f"response_mask has shape {tuple(mask.shape)}, the lab needs (B, T): masking.unpack pads what is packed"
+            f"response_mask has shape {tuple(mask.shape)}, the lab needs (B, T): layout.unpack pads what is packed"
         )
     known = [data[n].detach() for n in ("old_log_probs", "rollout_log_probs", "log_probs") if n in data]
     old = known[0] if known else torch.zeros(mask.shape)

@@ -7,7 +7,7 @@ from rlprims.algorithms import Algorithm, policy_objective, weigh_tokens
 from rlprims.data_proto import DataProto
 from rlprims.lab._pipeline import Batch, prepare, tensors_of, weighed
 from rlprims.lab._table import Table
-from rlprims.masking import log_ratio
+from rlprims.ratios import log_ratio
 from rlprims.types import PerToken, TokenMask
 
 

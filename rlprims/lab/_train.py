@@ -10,7 +10,7 @@ from rlprims.algorithms import Algorithm, policy_objective, value_objective
 from rlprims.grouping import dense_ids
 from rlprims.lab._pipeline import prepare, weighed
 from rlprims.lab._tasks import TabularTask
-from rlprims.masking import sequence_sum
+from rlprims.layout import sequence_sum
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rlprims.grouping import check_group_ids
-from rlprims.masking import check_sequences, check_tokens, count, sequence_lengths, sequence_sum, zero_outside
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.masking import check_sequences, check_tokens, count, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, Scalar, TokenMask, Totals
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from rlprims import kernels
 from rlprims.losses._bounds import check_ratio_bounds
 from rlprims.losses._with_slope import with_slope
-from rlprims.masking import LOG_RATIO_LIMIT, check_tokens, empty_like, negative, upcast
+from rlprims.masking import check_tokens, empty_like, negative, upcast
+from rlprims.ratios import LOG_RATIO_LIMIT
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

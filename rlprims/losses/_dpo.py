@@ -21,8 +21,8 @@ def dpo(
     loss = −log σ(β Δ). With ``label_smoothing=ε``: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ), the paper's own conservative
     variant for labels of which a share ε is wrong (Mitchell 2023, cDPO).
 
-    One log-prob for each response is all that preference losses read: take ``masking.sequence_sum`` of the per-token
-    ones, padded or packed. Sums are the paper's; divided by ``masking.sequence_lengths``, β is per token.
+    One log-prob for each response is all that preference losses read: take ``layout.sequence_sum`` of the per-token
+    ones, padded or packed. Sums are the paper's; divided by ``layout.sequence_lengths``, β is per token.
 
     Args:
         chosen_log_probs, rejected_log_probs: float (P,), current policy; the only gradients.

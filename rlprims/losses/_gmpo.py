@@ -2,17 +2,10 @@
 
 from functools import partial
 
+from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
 from rlprims.losses._with_slope import minus_weighted, with_slope
-from rlprims.masking import (
-    LOG_RATIO_LIMIT,
-    check_tokens,
-    negative,
-    positive,
-    sequence_lengths,
-    sequence_sum,
-    spread,
-    upcast,
-)
+from rlprims.masking import check_tokens, negative, positive, upcast
+from rlprims.ratios import LOG_RATIO_LIMIT
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
@@ -63,7 +56,7 @@ def gmpo(
     total = sequence_sum(held, response_mask, cu_seqlens)
     mean = total / sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
     ratio = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    return minus_weighted(spread(ratio, response_mask, cu_seqlens), advantages, response_mask)
+    return minus_weighted(expand_to_tokens(ratio, response_mask, cu_seqlens), advantages, response_mask)
 
 
 def _held(

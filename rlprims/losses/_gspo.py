@@ -8,7 +8,8 @@ from torch import Tensor
 from rlprims.losses._bounds import check_ratio_bounds
 from rlprims.losses._clipped_surrogate import clipped
 from rlprims.losses._with_slope import with_slope
-from rlprims.masking import check_tokens, sequence_log_ratio, zero_outside
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -4,9 +4,10 @@ from functools import partial
 
 from torch import Tensor
 
-from rlprims.divergence import Estimator, kl_with_slope
+from rlprims.divergence import kl_with_slope
 from rlprims.losses._with_slope import with_slope
-from rlprims.masking import check_tokens, log_ratio, upcast
+from rlprims.masking import check_tokens, upcast
+from rlprims.ratios import Estimator, log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -27,7 +27,7 @@ def kto(
     number for all is ``z.expand(B)``, and zeros are KTO without a baseline, TRL's apo_zero_unpaired.
 
     Args:
-        sequence_log_probs: float (B,), current policy, ``masking.sequence_sum``; the only gradient.
+        sequence_log_probs: float (B,), current policy, ``layout.sequence_sum``; the only gradient.
         ref_sequence_log_probs: float (B,), frozen reference.
         baseline_kl: float (B,), z in nats.
         desirable: bool (B,).

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from rlprims.masking import check_tokens, lengths_of_tokens, summed_log_ratio, zero_outside
+from rlprims.layout import lengths_of_tokens
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import summed_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

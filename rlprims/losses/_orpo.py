@@ -28,7 +28,7 @@ def orpo(
 
     Args:
         chosen_log_probs, rejected_log_probs: float (P,), means over each response's tokens under the current policy
-            (``masking.sequence_sum`` / ``masking.sequence_lengths``), at most 0; the only gradients.
+            (``layout.sequence_sum`` / ``layout.sequence_lengths``), at most 0; the only gradients.
         odds_coef: λ > 0.
 
     Returns:

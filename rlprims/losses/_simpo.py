@@ -21,7 +21,7 @@ def simpo(
 
     Args:
         chosen_log_probs, rejected_log_probs: float (P,), means over each response's tokens under the current policy
-            (``masking.sequence_sum`` / ``masking.sequence_lengths``); the only gradients.
+            (``layout.sequence_sum`` / ``layout.sequence_lengths``); the only gradients.
         beta: above 0.
         margin: at least 0, by how much the chosen response is to lead, after multiplication by β.
 

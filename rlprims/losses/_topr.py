@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 
 from rlprims.losses._with_slope import minus_weighted
-from rlprims.masking import check_tokens, log_ratio, sequence_log_ratio, zero_outside
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import log_ratio, sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from rlprims.losses._with_slope import minus_weighted
-from rlprims.masking import check_tokens, sequence_log_ratio, zero_outside
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

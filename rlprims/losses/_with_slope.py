@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 
 from rlprims.first_order import first_order
-from rlprims.masking import (
-    LOG_RATIO_LIMIT,
-    as_bytes,
-    empty_like,
-    row_blocks,
-    sign_zero_outside,
-    upcast,
-    write_zero_outside,
-)
+from rlprims.masking import as_bytes, empty_like, row_blocks, sign_zero_outside, upcast, write_zero_outside
+from rlprims.ratios import LOG_RATIO_LIMIT
 from rlprims.types import PerToken, TokenMask
 
 Rule: TypeAlias = Callable[..., tuple[PerToken, Tensor]]

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from rlprims.masking import check_sequences, check_tokens, sequence_lengths, upcast
+from rlprims.layout import sequence_lengths
+from rlprims.masking import check_sequences, check_tokens, upcast
 from rlprims.types import CuSeqlens, PerSequence, TokenMask
 
 

@@ -1,7 +1,7 @@
 """See :func:`kl_penalty`."""
 
-from rlprims.divergence import Estimator, estimate_kl
 from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import Estimator, estimate_kl
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 

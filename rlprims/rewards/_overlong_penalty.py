@@ -1,6 +1,7 @@
 """See :func:`overlong_penalty`."""
 
-from rlprims.masking import check_tokens, sequence_lengths
+from rlprims.layout import sequence_lengths
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, PerSequence, TokenMask
 
 

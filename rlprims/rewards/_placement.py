@@ -1,6 +1,7 @@
 """See :func:`at_last_token`."""
 
-from rlprims.masking import check_sequences, check_tokens, last_token, to_tokens
+from rlprims.layout import last_token, to_tokens
+from rlprims.masking import check_sequences, check_tokens
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_tokens, sequence_ids
+from rlprims.layout import sequence_ids
+from rlprims.masking import check_tokens
 from rlprims.types import CuSeqlens, PerSequence, TokenMask
 
 Responses = Annotated[Tensor, "int64 (B, T) or (N,)"]

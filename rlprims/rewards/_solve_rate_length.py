@@ -3,7 +3,8 @@
 import torch
 
 from rlprims.grouping import check_group_ids, group_count, group_mean
-from rlprims.masking import check_sequences, check_tokens, sequence_lengths, upcast
+from rlprims.layout import sequence_lengths
+from rlprims.masking import check_sequences, check_tokens, upcast
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, TokenMask
 
 

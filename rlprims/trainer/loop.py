@@ -15,10 +15,10 @@ from rlprims import diagnostics
 from rlprims.algorithms import estimate_advantages, weigh_tokens
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
-from rlprims.divergence import estimate_kl
 from rlprims.execution import Execution, UpdateReport
 from rlprims.grouping import dense_ids
-from rlprims.masking import sequence_sum
+from rlprims.layout import sequence_sum
+from rlprims.ratios import estimate_kl
 from rlprims.trainer.collect import Collector
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example

@@ -12,7 +12,7 @@ from rlprims.algorithms import Algorithm, Use, assess_groups, component_scores, 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids, group_count, group_mean
-from rlprims.masking import sequence_sum
+from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.scoring import naive

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlprims import algorithms, corrections, losses
 from rlprims.algorithms import DIALECTS, PRESETS, Algorithm, use
 from rlprims.grouping import dense_ids
-from rlprims.masking import sequence_lengths
+from rlprims.layout import sequence_lengths
 from rlprims.types import Totals
 from tests.golden_calls.common import NAMES, leaf, policy_of, slope
 from tests.golden_calls.losses import around_one, clip_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlprims.filters import clip_cov
-from rlprims.masking import unpack
+from rlprims.layout import unpack
 
 TOKENS = 4000
 CU = torch.tensor([0, 1000, 1700, 1700, TOKENS])

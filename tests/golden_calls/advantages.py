@@ -25,8 +25,9 @@ from rlprims.advantage import (
     whiten,
 )
 from rlprims.grouping import dense_ids, group_centred, group_count, group_mean, group_std
+from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses import token_sum
-from rlprims.masking import masked_mean, sequence_lengths, sequence_sum, to_tokens
+from rlprims.masking import masked_mean
 from rlprims.rewards import at_last_token, kl_penalty
 from tests.golden_calls.common import full
 from tests.golden_cases import Answer, Call, Calls, Case

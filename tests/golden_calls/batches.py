@@ -17,7 +17,7 @@ from rlprims.data_proto import (
     unpad_dataproto,
 )
 from rlprims.grouping import group_bounds, group_std
-from rlprims.masking import unpack
+from rlprims.layout import unpack
 from tests.golden_cases import Answer, Call, Calls, Case
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses import (
     seq_mean_token_mean,
     seq_mean_token_sum,
@@ -14,7 +15,6 @@ from rlprims.losses import (
     token_mean,
     token_sum,
 )
-from rlprims.masking import sequence_lengths, sequence_sum, to_tokens
 from rlprims.types import Totals
 from tests.golden_cases import Answer, Call, Case
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlprims.corrections import Weights, batch_normalized, importance_weights, opsm, rejection
 from rlprims.filters import clip_cov, kl_cov
+from rlprims.layout import sequence_sum
 from rlprims.losses import clipped_surrogate, kl
-from rlprims.masking import sequence_sum
 from tests.golden_calls.common import Policy, objective
 from tests.golden_cases import Answer, Calls, Case
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlprims.corrections import Weights, icepop, importance_weights, opsm, rejection, seq_mask_tis, tis
 from rlprims.diagnostics import policy_update
 from rlprims.filters import high_entropy
+from rlprims.layout import sequence_sum
 from rlprims.logprobs import entropy_from_logits, from_logits
 from rlprims.losses import (
     cispo,
@@ -28,7 +29,7 @@ from rlprims.losses import (
     tv_symmetric,
     vespo,
 )
-from rlprims.masking import log_ratio, sequence_sum
+from rlprims.ratios import log_ratio
 from rlprims.types import Totals
 from tests.golden_calls import corrections
 from tests.golden_calls.common import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlprims import losses
+from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.logprobs import from_hidden, fused_loss
-from rlprims.masking import sequence_lengths, to_tokens
 from tests.logprobs.test_from_hidden import Largest
 
 ROWS, COLUMNS, WIDTH, VOCAB = 4, 9, 6, 17

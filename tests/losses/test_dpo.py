@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlprims.layout import sequence_sum
 from rlprims.losses import dpo, ipo
-from rlprims.masking import sequence_sum
 
 
 def pairs(*rows: tuple[float, ...]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlprims import DataProto, advantage, algorithms, filters, grouping, losses, masking, rewards
+from rlprims import DataProto, advantage, algorithms, filters, grouping, layout, losses, rewards
 from rlprims.algorithms import Algorithm
 from rlprims.execution import Execution, ModelConfig, OptimizerConfig, RayConfig, Sampling, UpdateReport
 from rlprims.types import Metrics, Totals, merge_metrics
@@ -27,10 +27,10 @@ def best_of_group(
     rewards: Tensor, group_ids: Tensor, response_mask: Tensor, cu_seqlens: Tensor | None = None, *, scale: float = 1.0
 ) -> Tensor:
     """An estimator of one's own: only the best responses of a group earn."""
-    scores = masking.sequence_sum(rewards, response_mask, cu_seqlens)
+    scores = layout.sequence_sum(rewards, response_mask, cu_seqlens)
     _, best = grouping.group_bounds(scores, group_ids)
     earned = torch.where(scores == best, scale * (scores - grouping.group_mean(scores, group_ids)), 0.0)
-    return masking.to_tokens(earned, response_mask, cu_seqlens)
+    return layout.to_tokens(earned, response_mask, cu_seqlens)
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> DataProto:

@@ -1,0 +1,129 @@
+"""Padded and packed sequences: sums over a sequence, a sequence's number on its tokens, and the way between layouts.
+
+Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (B+1,): sequence ``i`` is
+``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
+"""
+
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_cu_seqlens as check
+from rlprims.masking import zero_outside
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+__all__ = [
+    "check",
+    "expand_to_tokens",
+    "last_token",
+    "lengths_of_tokens",
+    "pack",
+    "sequence_ids",
+    "sequence_lengths",
+    "sequence_sum",
+    "to_tokens",
+    "unpack",
+]
+
+
+def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:
+    """The sequence of each packed token: int64 (N,). Empty sequences are legal.
+
+    >>> sequence_ids(torch.tensor([0, 2, 2, 3]), 3)
+    tensor([0, 0, 2])
+    """
+    positions = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), positions, right=True)
+
+
+def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerSequence:
+    """Sum of ``x`` over the valid tokens of each sequence: (B,).
+
+    >>> x, m = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
+    >>> sequence_sum(x, m, torch.tensor([0, 1, 3]))
+    tensor([1., 2.])
+    """
+    x = zero_outside(x, mask)
+    if cu_seqlens is None:
+        return x.sum(-1)
+    # index_add adds token by token: in float32 the error would grow with the length, up to 1 % at a million tokens.
+    sums = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.float64, device=x.device)
+    return sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
+
+
+def sequence_lengths(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Tensor:
+    """Number of valid tokens of each sequence: int64 (B,).
+
+    >>> sequence_lengths(torch.tensor([[True, False], [True, True]]))
+    tensor([1, 2])
+    """
+    if cu_seqlens is None:
+        return mask.sum(-1)
+    lengths = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.int64, device=mask.device)
+    return lengths.index_add(0, sequence_ids(cu_seqlens, mask.shape[0]), mask.long())
+
+
+def expand_to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Each sequence's number on each of its tokens, masked ones too.
+
+    >>> expand_to_tokens(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
+    tensor([[5., 5.],
+            [7., 7.]])
+    """
+    return x.unsqueeze(-1).expand(mask.shape) if cu_seqlens is None else x[sequence_ids(cu_seqlens, mask.shape[0])]
+
+
+def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Each sequence's number on each of its valid tokens, 0 outside the mask.
+
+    >>> to_tokens(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
+    tensor([[5., 0.],
+            [7., 7.]])
+    """
+    return zero_outside(expand_to_tokens(x, mask, cu_seqlens), mask)
+
+
+def lengths_of_tokens(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """The number of valid tokens of each token's sequence, at least 1: a safe divisor.
+
+    >>> lengths_of_tokens(torch.tensor([[True, True], [False, False]]))
+    tensor([[2, 2],
+            [1, 1]])
+    """
+    return expand_to_tokens(sequence_lengths(mask, cu_seqlens).clamp(min=1), mask, cu_seqlens)
+
+
+def last_token(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
+    """True on the last valid token of each sequence; an empty sequence has none.
+
+    >>> last_token(torch.tensor([[True, False, True, False], [False, False, False, False]]))
+    tensor([[False, False,  True, False],
+            [False, False, False, False]])
+    """
+    so_far = mask.long().cumsum(-1)
+    if cu_seqlens is None:
+        return mask & (so_far == so_far[..., -1:])
+    before = torch.cat([so_far.new_zeros(1), so_far])[cu_seqlens[1:]]
+    return mask & (so_far == expand_to_tokens(before, mask, cu_seqlens))
+
+
+def pack(x: PerToken, cu_seqlens: CuSeqlens) -> PerToken:
+    """Padded ``(B, T)`` to packed ``(N,)``: the first ``cu_seqlens[i+1] - cu_seqlens[i]`` tokens of each row.
+
+    >>> pack(torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([0, 2, 3]))
+    tensor([1, 2, 3])
+    """
+    lengths = cu_seqlens.diff()
+    return x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
+
+
+def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> PerToken:
+    """Packed ``(N,)`` to padded ``(B, width)``, ``fill`` after each sequence's end. The inverse of :func:`pack`.
+
+    >>> unpack(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 3)
+    tensor([[1, 2, 0],
+            [3, 0, 0]])
+    """
+    rows = sequence_ids(cu_seqlens, x.shape[0])
+    columns = torch.arange(x.shape[0], device=x.device) - cu_seqlens[rows]
+    padded = torch.full((cu_seqlens.shape[0] - 1, width), fill, dtype=x.dtype, device=x.device)
+    return padded.index_put((rows, columns), x)

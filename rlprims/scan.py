@@ -1,0 +1,95 @@
+"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the next valid token."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlprims.kernels import accelerated
+from rlprims.layout import expand_to_tokens, last_token
+from rlprims.masking import zero_outside
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+
+@accelerated(cpu="scan_cpu", cuda="scan_triton")
+def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
+    """S[t] = a[t] S[t+1] + b[t] over the last dimension, with S = 0 beyond the end.
+
+    Where a[t] is 0, S[t] is b[t] whatever S[t+1] is, even NaN: so sequences may stand end to end. The work is linear in
+    the length: two neighbours are composed to one map, the recurrence of half the length gives S at even positions, and
+    one more step gives the odd ones (Blelloch 1990, Prefix sums and their applications). The derivative with respect to
+    a is 0 where a is 0.
+
+    >>> reverse_scan(torch.full((3,), 0.5), torch.tensor([1.0, 2.0, 4.0]))
+    tensor([3., 4., 4.])
+    """
+    length = b.shape[-1]
+    if length <= 1:
+        return b
+    if length % 2:
+        return reverse_scan.formula(pad(a, (0, 1)), pad(b, (0, 1)))[..., :length]
+    a_even, a_odd = a[..., 0::2], a[..., 1::2]
+    b_even, b_odd = b[..., 0::2], b[..., 1::2]
+    s_even = reverse_scan.formula(_times(a_even, a_odd), b_even + _times(a_even, b_odd))
+    s_odd = b_odd + _times(a_odd, pad(s_even[..., 1:], (0, 1)))
+    return torch.stack([s_even, s_odd], dim=-1).flatten(-2)
+
+
+def _times(a: Tensor, x: Tensor) -> Tensor:
+    """a · x, and exactly 0 where a is 0: not even NaN passes."""
+    return a * torch.where(a == 0, 0.0, x)
+
+
+def discounted_sum(
+    x: PerToken, discount: float | PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None
+) -> PerToken:
+    """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence. A masked token carries S_{t+1} on.
+
+    >>> mask = torch.tensor([[True, False, True]])
+    >>> discounted_sum(torch.tensor([[1.0, 9.0, 4.0]]), 0.5, mask)
+    tensor([[3., 4., 4.]])
+    """
+    x = zero_outside(x, mask)
+    a = torch.where(mask, discount, torch.ones_like(x))
+    if cu_seqlens is not None:
+        position = torch.arange(1, x.shape[0] + 1, device=x.device)
+        a = torch.where(position == expand_to_tokens(cu_seqlens[1:], mask, cu_seqlens), 0.0, a)
+    return reverse_scan(a, x)
+
+
+def sum_from_right(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Σ_{u≥t} x_u over the valid tokens of each sequence.
+
+    >>> sum_from_right(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
+    tensor([[5., 4., 4.]])
+    """
+    if cu_seqlens is not None:
+        return discounted_sum(x, 1.0, mask, cu_seqlens)
+    return zero_outside(x, mask).flip(-1).cumsum(-1).flip(-1)
+
+
+def next_valid(mask: TokenMask) -> Tensor:
+    """The position of the next valid token after each position, int64; the last position where there is none.
+
+    Packed tokens are taken as one sequence, so at the last token of each it is a token of another: use
+    :func:`next_values`, or exclude ``layout.last_token``.
+
+    >>> next_valid(torch.tensor([[True, False, True, True]]))
+    tensor([[2, 2, 3, 3]])
+    """
+    last = max(mask.shape[-1] - 1, 0)
+    positions = torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), last)
+    this_or_next = positions.flip(-1).cummin(-1).values.flip(-1)
+    return torch.cat([this_or_next[..., 1:], this_or_next[..., -1:]], dim=-1)
+
+
+def next_values(
+    x: PerToken, mask: TokenMask, beyond: PerSequence | None = None, cu_seqlens: CuSeqlens | None = None
+) -> PerToken:
+    """x of the next valid token of the sequence; after the last one ``beyond`` (B,), or 0. Masked tokens: undefined.
+
+    >>> next_values(torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]]), torch.tensor([5.0]))[0, ::2]
+    tensor([4., 5.])
+    """
+    x = zero_outside(x, mask)
+    after_last = 0.0 if beyond is None else expand_to_tokens(beyond.to(x.dtype), mask, cu_seqlens)
+    return torch.where(last_token(mask, cu_seqlens), after_last, x.gather(-1, next_valid(mask)))
