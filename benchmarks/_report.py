@@ -39,7 +39,8 @@ can be, as a share). **floor** is a copy of as many bytes as the case must read 
 with a head, the products of matrices alone. A case with "plain" is the formula without its kernel
 (`RLPRIMS_KERNELS=0`); one with "compiled" is the same lines under `torch.compile`.
 
-[Every row, with quartiles and peak memory]({all}) · [the numbers that this library holds](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+[Every row, with quartiles and peak memory]({all})
+· [the numbers that this library holds](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
