@@ -27,6 +27,7 @@ _MODULES = (
     "rewards",
     "scan",
     "testing",
+    "trajectories",
     "turns",
     "types",
 )

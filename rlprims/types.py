@@ -21,6 +21,7 @@ TokenMask: TypeAlias = Annotated[Tensor, "bool (B, T) or (N,)"]
 RowMask: TypeAlias = Annotated[Tensor, "bool (B,)"]
 GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
+TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
