@@ -109,7 +109,8 @@ def batch_normalized(
 
     The mean is over all valid tokens (for weights of tokens), or over the mean weights of the responses that have a
     valid token (for weights of responses). Rejected tokens count, with weight 0. It is the mean of the whole step: call
-    this once, before the batch is split. verl's ``rollout_is_batch_normalize``; ROLL and slime take the mean of a micro-batch.
+    this once, before the batch is split. verl's ``rollout_is_batch_normalize``; ROLL and slime take the mean of a
+    micro-batch.
 
     Args:
         weights: what :func:`importance_weights` and its like return, or a product of them.
