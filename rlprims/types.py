@@ -47,8 +47,9 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> Tensor:
-        """total / count; 0 where nothing was counted."""
-        return self.total / self.count.clamp(min=1)
+        """total / count, of integers float32; 0 where nothing was counted."""
+        total = self.total if self.total.is_floating_point() else self.total.float()
+        return total / self.count.clamp(min=1)
 
 
 @dataclass(frozen=True)
