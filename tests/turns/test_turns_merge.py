@@ -26,7 +26,7 @@ def own_spans(turns: list[Turn], rows: list[Row]) -> dict[int, list[tuple[Row, i
     return spans
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_every_turn_is_a_prefix_of_its_row_and_trained_once(turns: list[Turn]) -> None:
     rows = merge(turns)
@@ -57,7 +57,7 @@ def test_every_turn_is_a_prefix_of_its_row_and_trained_once(turns: list[Turn]) -
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_tokens_that_no_turn_sampled_have_zeros(turns: list[Turn]) -> None:
     for row in merge(turns):
@@ -70,7 +70,7 @@ def test_tokens_that_no_turn_sampled_have_zeros(turns: list[Turn]) -> None:
         assert {len(column) for column in (*columns, *row.extras.values())} <= {len(row.token_ids)}
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_rewards_are_on_the_last_sampled_token(turns: list[Turn]) -> None:
     rows = merge(turns)
@@ -80,7 +80,7 @@ def test_rewards_are_on_the_last_sampled_token(turns: list[Turn]) -> None:
     assert math.fsum(math.fsum(row.rewards) for row in rows) == math.fsum(turn.reward for turn in turns)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_a_row_opens_only_if_no_row_is_a_prefix_of_the_prompt(turns: list[Turn]) -> None:
     for number, turn in enumerate(turns):
@@ -95,7 +95,7 @@ def test_a_row_opens_only_if_no_row_is_a_prefix_of_the_prompt(turns: list[Turn])
         assert all(row in rows for row in others)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_a_row_only_grows(turns: list[Turn]) -> None:
     for number in range(len(turns)):
@@ -105,7 +105,7 @@ def test_a_row_only_grows(turns: list[Turn]) -> None:
                 assert getattr(after, name)[:length] == getattr(before, name)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_agents_do_not_see_each_other(turns: list[Turn]) -> None:
     together = merge(turns)
@@ -116,7 +116,7 @@ def test_agents_do_not_see_each_other(turns: list[Turn]) -> None:
         assert [row.rollout_log_probs for row in alone] == [row.rollout_log_probs for row in theirs]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts(), st.sampled_from(["first", "every"]))
 def test_extras_move_like_tokens(turns: list[Turn], shared: str) -> None:
     """An entry that names its turn and position is where the row says that this turn's token is."""
@@ -128,7 +128,7 @@ def test_extras_move_like_tokens(turns: list[Turn], shared: str) -> None:
             assert entry == ((row.turn_ids[i], i) if given_for_prompt or i in sampled else None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_shared_every_changes_no_tokens(turns: list[Turn]) -> None:
     first, every = merge(turns), merge(turns, shared="every")
@@ -145,7 +145,7 @@ def test_shared_every_changes_no_tokens(turns: list[Turn]) -> None:
         assert all(s.stop <= t.start for s, t in zip(b.spans, b.spans[1:], strict=False))
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(rollouts())
 def test_shared_every_trains_the_longest_earlier_turn_that_a_new_row_begins_with(turns: list[Turn]) -> None:
     for row in merge(turns, shared="every"):
