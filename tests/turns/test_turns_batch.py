@@ -1,15 +1,19 @@
 """``to_batch``: rows to columns, padded and packed, and what the primitives make of them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 
-from rlprims import advantage, corrections
+from rlprims import advantage, algorithms, corrections
 from rlprims.data_proto import DataProto
+from rlprims.execution import ModelConfig, OptimizerConfig
+from rlprims.execution.local import LocalExecution
 from rlprims.turns import Row, Turn, merge, to_batch
 from tests.turns.turn_trees import rollouts
 
@@ -219,3 +223,26 @@ def test_importance_weights_by_turn(two_turns: DataProto) -> None:
     ).values
     expected = torch.tensor([[0.3, 0.3, 0.0, 0.0, 0.4], [0.5, 0.0, 0.0, 0.0, 0.0]]).exp()
     torch.testing.assert_close(weights[two_turns["response_mask"]], expected[two_turns["response_mask"]])
+
+
+def test_the_columns_are_those_that_execution_reads(tmp_path: Path) -> None:
+    """The local backend scores the batch as it is: the log-probs of the model on each row's plain ids."""
+    turns = [Turn([5, 6], [8, 9], [-1.0, -1.0]), Turn([5, 6, 8, 9, 10], [12], [-1.0]), Turn([5, 20, 21], [22], [-1.0])]
+    rows = merge(turns)
+    data = to_batch([rows], ["a"], pad_id=tiny.PAD_ID)
+    execution = LocalExecution(
+        ModelConfig(path=str(tiny.save_model(tmp_path))),
+        OptimizerConfig(),
+        algorithm=algorithms.grpo(),
+        tokenizer=tiny.tokenizer(),
+        temperature=1.0,
+        updates=1,
+    )
+    found = execution.log_probs(data)
+    assert found.shape == data["responses"].shape
+    model = tiny.causal_lm().eval()
+    for i, row in enumerate(rows):
+        log_probs = model(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
+        for t, valid in enumerate(row.response_mask[row.prompt_length :], start=row.prompt_length):
+            expected = log_probs[t - 1, row.token_ids[t]] if valid else torch.tensor(0.0)
+            torch.testing.assert_close(found[i, t - row.prompt_length], expected, rtol=1e-4, atol=1e-5)
