@@ -36,19 +36,13 @@ def to_batch(
 ) -> DataProto:
     """The rows of several rollouts as one batch. A row's response begins with its first sampled token.
 
-    | column | |
-    |---|---|
-    | ``prompts`` | int64 (B, P), padded on the left with ``pad_id`` |
-    | ``responses`` | int64 (B, T), padded on the right with ``pad_id`` |
-    | ``attention_mask`` | bool (B, P+T), not if packed |
-    | ``response_mask`` | bool (B, T) |
-    | ``rollout_log_probs``, ``rewards`` | float32 (B, T) |
-    | ``turn_ids``, ``versions`` | int64 (B, T) |
-    | ``trajectory_ids``, ``group_ids`` | int64 (B,), dense: the number of the rollout, and of its label |
-    | ``truncated`` | bool (B,): the last turn of the row has ``finish="length"`` |
-    | ``agent`` | object (B,) |
-    | each of ``extras`` | (B, T, ...), in the dtype of the entries; Python floats become float32 |
-    | ``prompt_`` and the name | (B, P, ...): the entries of the prompt, if turns gave an extra for their prompts |
+    - ``prompts`` int64 (B, P), padded on the left; ``responses`` int64 (B, T), padded on the right.
+    - ``attention_mask`` bool (B, P+T), not if packed; ``response_mask`` bool (B, T).
+    - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
+    - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
+    - ``truncated`` bool (B,): the last turn of the row has ``finish="length"``. ``agent``: objects (B,).
+    - Each of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an extra
+      for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
 
     Args:
         rollouts: the rows of each rollout, from :func:`merge`.
@@ -79,7 +73,7 @@ def to_batch(
         raise ValueError(f"{what}, expected at least one row each: leave rollouts without turns out")
     rows = list(chain.from_iterable(rollouts))
     names = dict.fromkeys(name for row in rows for name in row.extras)
-    if taken := _NAMES & names.keys():
+    if taken := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
         raise ValueError(f"extras {sorted(taken)} have the names of columns, expected other names")
 
     prompt_lengths = torch.tensor([row.prompt_length for row in rows])
