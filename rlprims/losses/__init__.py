@@ -2,13 +2,14 @@
 
 A loss, its aggregation and its diagnostics are three functions. Losses return one number per token, 0 outside the mask;
 ``loss = losses.token_mean(losses.clipped_surrogate(...), response_mask)``. Gradients flow into ``log_probs``,
-``logits``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a graph or not.
+``logits``, ``topk_log_probs``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a
+graph or not. A loss with the attribute ``token_wise`` computes each token's number from that token's inputs only.
 
 A policy loss whose ratio is to the policy at the start of the step asks for ``old_log_probs``; one whose paper puts the
 ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.
 
-Those of preference (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) read one log-prob for each
+Preference losses (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) read one log-prob for each
 response and return one number for each pair or response, whose mean is the loss.
 """
 

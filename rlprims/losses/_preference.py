@@ -1,7 +1,7 @@
 """Losses on preferences: pairs of a chosen and a rejected response, or single responses, good or bad.
 
-All read one log-prob for each response, take ``layout.sequence_sum`` of the per-token ones, padded or packed, and
-return one loss for each pair or response.
+All read one log-prob for each response, which ``layout.sequence_sum`` makes of the per-token ones, padded or packed;
+:func:`orpo` and :func:`simpo` ask for the mean over the tokens. They return one loss for each pair or response.
 """
 
 import torch
