@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from rlprims.layout import turn_boundaries
 from rlprims.masking import check_choice, check_tokens
-from rlprims.turns import turn_boundaries
 from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
 Level: TypeAlias = Literal["token", "segment", "sequence"]

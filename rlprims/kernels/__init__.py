@@ -80,11 +80,9 @@ def is_enabled(module: str) -> bool:
     choice = os.environ.get("RLPRIMS_KERNELS", "default")
     if choice == "0":
         return False
-    if choice == "default":
-        allowed = module not in UNPROVEN
-    else:
-        allowed = choice == "all" or module in choice.split(",")
-    return allowed and (not module.endswith("_triton") or find_spec("triton") is not None)
+    unproven = choice == "default" and module in UNPROVEN
+    allowed = choice in ("default", "all") or module in choice.split(",")
+    return allowed and not unproven and (not module.endswith("_triton") or find_spec("triton") is not None)
 
 
 def are_plain(*tensors: Tensor) -> bool:

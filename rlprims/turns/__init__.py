@@ -6,8 +6,6 @@ says between two turns, and :func:`explain` says why a turn did not extend a row
 are in :mod:`rlprims.layout`.
 """
 
-from rlprims.layout import last_of_turn as last_of_turn  # TEMPORARY: it moved to rlprims.layout
-from rlprims.layout import turn_boundaries as turn_boundaries  # TEMPORARY: it moved to rlprims.layout
 from rlprims.turns._batch import to_batch
 from rlprims.turns._chat import delta_ids
 from rlprims.turns._explain import Explanation, explain
