@@ -102,8 +102,3 @@ def test_every_group_is_taken_surplus_or_counted(size: int, batches: list[list[b
             taken += got
     assert len(taken) + len(sampling.surplus) + dropped + sampling.dropped.total() == sampled
     assert taken + sampling.surplus == sorted(taken + sampling.surplus)
-
-
-def test_an_unknown_option_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="at_limit='wait', expected 'error' or 'smaller_batch'"):
-        DynamicSampling(groups=1, at_limit="wait")  # type: ignore[arg-type]

@@ -114,12 +114,3 @@ def test_a_pool_of_small_scores_beside_one_of_large_scores_keeps_its_own_rows() 
 def test_a_batch_without_a_known_score_is_refused(over: str) -> None:
     with pytest.raises(ValueError, match="none of the 2 scores is finite"):
         draw(torch.tensor([torch.nan, torch.inf]), torch.zeros(2, dtype=torch.int64), over=over)
-
-
-@pytest.mark.parametrize("options", [{"weights": "best"}, {"over": "prompt"}])
-def test_an_unknown_option_is_refused_with_the_choices(options: dict[str, str]) -> None:
-    """Any other string was taken for the last choice."""
-    with pytest.raises(
-        ValueError, match=r"(weights='best', expected 'pow' or 'max_min' or|over='prompt', expected 'batch' or)"
-    ):
-        draw(SCORES, IDS, **options)
