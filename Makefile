@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_recurrence.py tests/advantage/test_gae.py \
+KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_scan.py tests/advantage/test_gae.py \
 	$(addprefix tests/logprobs/test_, from_logits.py entropy_from_logits.py from_logits_with_entropy.py \
 	from_hidden.py::test_values_and_gradients_of_the_plain_way fused_loss.py::test_against_float64_of_the_same_numbers)
 KERNEL_LAWS := "clipped_surrogate or discounted_returns or from_logits"

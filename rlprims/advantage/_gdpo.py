@@ -1,17 +1,19 @@
 """GDPO: several rewards, each normalized in its group, then summed and whitened over the batch."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import standard_scores
+from rlprims.advantage._group import Singleton, standard_scores
 from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+WhitenOver: TypeAlias = Literal["responses", "tokens", "none"]
 
 
 def gdpo(
@@ -25,9 +27,9 @@ def gdpo(
     normalize_std: bool = True,
     ddof: int = 1,
     eps: float = 1e-6,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
     tolerance: float = 1e-6,
-    whiten_over: Literal["responses", "tokens", "none"] = "responses",
+    whiten_over: WhitenOver = "responses",
     whiten_eps: float = 1e-6,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
@@ -64,14 +66,14 @@ def gdpo(
         float, like the mask; 0 outside it. A response without a token has scores of 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; weights of another number than K.
+        ValueError: shapes or dtypes that do not fit; an unknown choice; weights of another number than K.
 
     >>> s = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]])
     >>> gdpo(s, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool), weights=(1.0, 0.5)).T
     tensor([[ 1.0954, -1.0954,  0.5477, -0.5477]])
     """
-    check_choice("singleton", singleton, Literal["zero", "raw"])
-    check_choice("whiten_over", whiten_over, Literal["responses", "tokens", "none"])
+    check_choice("singleton", singleton, Singleton)
+    check_choice("whiten_over", whiten_over, WhitenOver)
     check_tokens(response_mask, cu_seqlens)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     weights = _checked_weights(component_scores, group_ids, weights)

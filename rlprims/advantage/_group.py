@@ -24,9 +24,11 @@ from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import check_choice, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
-Singleton: TypeAlias = Literal["zero", "raw", "error"]
+Singleton: TypeAlias = Literal["zero", "raw"]
+SingletonOrError: TypeAlias = Literal["zero", "raw", "error"]
 Baseline: TypeAlias = Literal["mean", "leave_one_out"]
 StdOver: TypeAlias = Literal["group", "batch", "batch_centred"]
+Informative: TypeAlias = Literal["varied_group", "nonzero_reward"]
 
 
 def grpo(
@@ -39,10 +41,10 @@ def grpo(
     normalize_std: bool = True,
     ddof: int = 1,
     eps: float = 1e-6,
-    singleton: Literal["zero", "raw", "error"] = "zero",
+    singleton: SingletonOrError = "zero",
     tolerance: float = 1e-6,
-    baseline: Literal["mean", "leave_one_out"] = "mean",
-    std_over: Literal["group", "batch", "batch_centred"] = "group",
+    baseline: Baseline = "mean",
+    std_over: StdOver = "group",
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
     """Group-relative advantage, Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
@@ -111,14 +113,14 @@ def standard_scores(
     normalize_std: bool,
     ddof: int,
     eps: float,
-    singleton: Singleton,
+    singleton: SingletonOrError,
     tolerance: float,
     baseline: Baseline = "mean",
     std_over: StdOver = "group",
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerSequence:
     """:func:`grpo` of one number per response."""
-    check_choice("singleton", singleton, Singleton)
+    check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
     n = group_count(group_ids, valid_rows)
@@ -190,8 +192,8 @@ def gpg(
     cu_seqlens: CuSeqlens | None = None,
     valid_rows: RowMask | None = None,
     *,
-    informative: Literal["varied_group", "nonzero_reward"] = "varied_group",
-    singleton: Literal["zero", "raw"] = "zero",
+    informative: Informative = "varied_group",
+    singleton: Singleton = "zero",
     tolerance: float = 1e-6,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
@@ -219,14 +221,14 @@ def gpg(
         float, like rewards; 0 outside the mask, and in groups of equal rewards.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
     tensor([[ 1., -1.,  0.,  0.]])
     """
-    check_choice("informative", informative, Literal["varied_group", "nonzero_reward"])
-    check_choice("singleton", singleton, Literal["zero", "raw"])
+    check_choice("informative", informative, Informative)
+    check_choice("singleton", singleton, Singleton)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     is_singleton = group_count(group_ids, valid_rows) <= 1
     constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance) | is_singleton
@@ -249,7 +251,7 @@ def opo(
     cu_seqlens: CuSeqlens | None = None,
     valid_rows: RowMask | None = None,
     *,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
 ) -> PerToken:
     """On-policy RL with optimal baseline, Hao et al. 2025 (arXiv:2505.23585): a baseline weighted by length.
 
@@ -271,14 +273,14 @@ def opo(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
 
     >>> m = torch.tensor([[True, True, True], [True, False, False]])
     >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
     tensor([[ 0.2500,  0.2500,  0.2500],
             [-0.7500,  0.0000,  0.0000]])
     """
-    check_choice("singleton", singleton, Literal["zero", "raw"])
+    check_choice("singleton", singleton, Singleton)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     lengths = sequence_lengths(mask, cu_seqlens).to(s.dtype)
     # Measured from the group's minimum, so that equal rewards give exactly 0.

@@ -1,6 +1,6 @@
 """The best of several responses as the objective: pass@k, with k the size of the group or smaller."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from rlprims.layout import to_tokens
 from rlprims.masking import check_choice
 from rlprims.scan import next_values, sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+SubsetBaseline: TypeAlias = Literal["leave_one_out_minus_one", "leave_one_out", "none"]
 
 
 def pass_at_k(
@@ -75,7 +77,7 @@ def pkpo(
     valid_rows: RowMask | None = None,
     *,
     k: int,
-    baseline: Literal["leave_one_out_minus_one", "leave_one_out", "none"] = "leave_one_out_minus_one",
+    baseline: SubsetBaseline = "leave_one_out_minus_one",
 ) -> PerToken:
     """Pass-at-k policy optimization, Walder & Karkhanis 2025 (arXiv:2505.15201), eqs. 19, 29 and 33.
 
@@ -105,13 +107,13 @@ def pkpo(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; k below 1.
+        ValueError: shapes or dtypes that do not fit; an unknown choice; k below 1.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> pkpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, k=2).T
     tensor([[2., 0., 0., 0.]])
     """
-    check_choice("baseline", baseline, Literal["leave_one_out_minus_one", "leave_one_out", "none"])
+    check_choice("baseline", baseline, SubsetBaseline)
     if k < 1:
         raise ValueError(f"k={k}, expected 1 or more: the size of the subsets whose best counts")
     if baseline == "leave_one_out_minus_one" and k == 1:

@@ -1,17 +1,20 @@
 """A baseline for each token, from the tokens of the group at the same step: the optimal token baseline."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
+from rlprims.advantage._group import Singleton
 from rlprims.advantage._statistics import tokens_of_valid_rows
 from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+Align: TypeAlias = Literal["tokens", "columns"]
 
 
 def optimal_token_baseline(
@@ -24,8 +27,8 @@ def optimal_token_baseline(
     valid_rows: RowMask | None = None,
     importance_weights: PerToken | None = None,
     *,
-    align: Literal["tokens", "columns"] = "tokens",
-    alone: Literal["zero", "raw"] = "zero",
+    align: Align = "tokens",
+    alone: Singleton = "zero",
     eps: float = 1e-8,
 ) -> PerToken:
     """A baseline for each token, weighted by the energy of the gradient so far: the OTB of verl 0.9.
@@ -60,7 +63,7 @@ def optimal_token_baseline(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
 
     >>> m, lp = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), 0.5).log()
     >>> energy = torch.tensor([[0.5, 0.5], [0.25, 0.25]])
@@ -68,8 +71,8 @@ def optimal_token_baseline(
     tensor([[ 1.,  0.],
             [-2.,  0.]])
     """
-    check_choice("align", align, Literal["tokens", "columns"])
-    check_choice("alone", alone, Literal["zero", "raw"])
+    check_choice("align", align, Align)
+    check_choice("alone", alone, Singleton)
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     returns = sum_from_right(rewards, mask, cu_seqlens)

@@ -1,12 +1,11 @@
 """What is done to advantages that are there: whitening over the batch, and with it REINFORCE++, clipping, signs."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import grpo
+from rlprims.advantage._group import Singleton, grpo
 from rlprims.advantage._returns import discounted_returns
 from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
 from rlprims.masking import check_choice, check_tokens, zero_outside
@@ -35,7 +34,7 @@ def whiten(
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; the statistics do not need it.
+        cu_seqlens: int (B+1,) if packed; not read.
         ddof: σ's divisor is N − ddof.
         eps: ε, in units of A².
         all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
@@ -110,7 +109,7 @@ def reinforce_pp_baseline(
     cu_seqlens: CuSeqlens | None = None,
     valid_rows: RowMask | None = None,
     *,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
     ddof: int = 1,
     eps: float = 1e-8,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
@@ -139,13 +138,13 @@ def reinforce_pp_baseline(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> reinforce_pp_baseline(torch.tensor([[1.0], [0.0], [5.0], [2.0]]), torch.tensor([0, 0, 1, 1]), m).T
     tensor([[ 0.3873, -0.3873,  1.1619, -1.1619]])
     """
-    check_choice("singleton", singleton, Literal["zero", "raw"])
+    check_choice("singleton", singleton, Singleton)
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     response_mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     centred = grpo(rewards, group_ids, response_mask, cu_seqlens, valid_rows, normalize_std=False, singleton=singleton)
@@ -168,7 +167,7 @@ def clip(
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not needed.
+        cu_seqlens: int (B+1,) if packed; not read.
         low, high: bounds, in units of the advantage; ``-inf`` or ``inf`` for none.
 
     Returns:
@@ -203,7 +202,7 @@ def positive_negative(
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not needed.
+        cu_seqlens: int (B+1,) if packed; not read.
         positive, negative: the weights.
 
     Returns:
