@@ -1,4 +1,4 @@
-"""The shapes that the signatures name, and the few value types that cross rooms.
+"""The shapes that the signatures name, and the few value types that several packages share.
 
 B sequences, T response positions, N packed tokens, P pairs, V vocabulary. A per-token tensor is padded ``(B, T)``, or
 packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
