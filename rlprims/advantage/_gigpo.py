@@ -8,9 +8,8 @@ from torch import Tensor
 from rlprims.advantage._group import standard_scores
 from rlprims.advantage._returns import discounted_returns
 from rlprims.advantage._statistics import response_scores
-from rlprims.layout import expand_to_tokens, sequence_sum, to_tokens
+from rlprims.layout import expand_to_tokens, last_of_turn, sequence_sum, to_tokens, turn_boundaries
 from rlprims.masking import check_tokens, zero_outside
-from rlprims.turns import last_of_turn, turn_boundaries
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 

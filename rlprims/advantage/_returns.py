@@ -7,9 +7,8 @@ skipped: t+1 is the next valid token, so the result equals that of the sequence 
 import torch
 
 from rlprims import scan
-from rlprims.layout import expand_to_tokens, last_token, sequence_lengths, to_tokens
+from rlprims.layout import expand_to_tokens, last_of_turn, last_token, sequence_lengths, to_tokens
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
-from rlprims.turns import last_of_turn
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 
