@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlprims.advantage import gae
-from rlprims.scan import discounted_sum, next_valid, next_values, reverse_scan, sum_from_right
+from rlprims.scan import discounted_sum, next_values, reverse_scan, sum_from_right
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=4)
@@ -202,15 +202,6 @@ def test_the_next_value_is_that_of_the_next_valid_token(lengths: list[int], goes
         assert got[start:end][valid].tolist() == want
         row = next_values(x[None, start:end], valid[None], None if beyond is None else beyond[i : i + 1])
         assert row[0][valid].tolist() == want
-
-
-@given(st.lists(st.booleans(), max_size=12))
-def test_the_next_valid_position(marks: list[bool]) -> None:
-    mask = torch.tensor([marks], dtype=torch.bool)
-    want = [next((u for u in range(t + 1, len(marks)) if marks[u]), len(marks) - 1) for t in range(len(marks))]
-    got = next_valid(mask)[0]
-    assert got.dtype is torch.int64
-    assert got.tolist() == want
 
 
 def test_the_gradient_of_next_values() -> None:
