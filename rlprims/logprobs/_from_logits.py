@@ -17,8 +17,8 @@ class LogProbs(NamedTuple):
     entropies: PerToken
 
 
-@accelerated(cpu="logits_in_blocks", cuda="logits_in_blocks", differentiable=True)
-def log_softmax_scores(
+@accelerated(cpu="log_probs", cuda="log_probs", differentiable=True)
+def log_probs_and_entropies(
     logits: Tensor,
     token_ids: Tensor,
     temperature: float,
@@ -75,7 +75,7 @@ def from_logits(
     tensor([-0.6931])
     """
     ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, _ = log_softmax_scores(logits, ids, temperature, None, False, inplace_backward)
+    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward)
     return log_probs.reshape(token_ids.shape)
 
 
@@ -100,7 +100,7 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken
     """
     check_logits(logits, temperature)
     no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
-    _, entropies = log_softmax_scores(logits, no_tokens, temperature)
+    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature)
     assert entropies is not None
     return entropies
 
@@ -129,7 +129,7 @@ def from_logits_with_entropy(
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, entropies = log_softmax_scores(logits, ids, temperature, None, True, inplace_backward)
+    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward)
     assert entropies is not None
     return LogProbs(log_probs.reshape(token_ids.shape), entropies)
 
