@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlprims.kernels import ACCELERATED
 
-_CPU_ELEMENTS, _GPU_ELEMENTS = 2**19, 2**26
-"""Elements of one block: in float32 2 MiB, which stay in a cache; a GPU pays a few launches for each."""
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**26
+"""Elements of one block: in float32 1 MiB, which stays in a cache; a GPU pays a few launches for each."""
 
 
 def log_probs_and_entropies(

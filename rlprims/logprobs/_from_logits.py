@@ -9,6 +9,9 @@ from rlprims.kernels import accelerated
 from rlprims.masking import check_logits, upcast
 from rlprims.types import PerToken
 
+LEAST_Z = -1000.0
+"""exp of it is 0 even in float64: below, 0 · z is 0 in the entropy, also for a banned token, whose z is −inf."""
+
 
 class LogProbs(NamedTuple):
     """Of each token, its log-prob; and the entropy of the distribution it was drawn from."""
@@ -44,8 +47,7 @@ def log_probs_and_entropies(
     log_probs = z.gather(-1, token_ids) - total.log()
     if not with_entropies:
         return log_probs, None
-    finite_z = torch.where(weights == 0, 0.0, z)  # 0 log 0 = 0: a banned token has z = −inf
-    entropies = total.log() - (weights * finite_z).sum(-1, keepdim=True) / total
+    entropies = total.log() - (weights * z.clamp(min=LEAST_Z)).sum(-1, keepdim=True) / total
     return log_probs, entropies[..., 0]
 
 
