@@ -1,11 +1,11 @@
-"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the next valid token."""
+"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the value of the next valid token."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rlprims.kernels import accelerated
-from rlprims.layout import expand_to_tokens, last_token
+from rlprims.layout import expand_to_tokens
 from rlprims.masking import zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
@@ -49,10 +49,9 @@ def discounted_sum(
     tensor([[3., 4., 4.]])
     """
     x = zero_outside(x, mask)
-    a = torch.where(mask, discount, torch.ones_like(x))
+    a = torch.where(mask, discount, x.new_ones(()))
     if cu_seqlens is not None:
-        position = torch.arange(1, x.shape[0] + 1, device=x.device)
-        a = torch.where(position == expand_to_tokens(cu_seqlens[1:], mask, cu_seqlens), 0.0, a)
+        a = torch.where(_last_position(mask, cu_seqlens), 0.0, a)
     return reverse_scan(a, x)
 
 
@@ -67,29 +66,26 @@ def sum_from_right(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = 
     return zero_outside(x, mask).flip(-1).cumsum(-1).flip(-1)
 
 
-def next_valid(mask: TokenMask) -> Tensor:
-    """The position of the next valid token after each position, int64; the last position where there is none.
-
-    Packed tokens are taken as one sequence, so at the last token of each it is a token of another: use
-    :func:`next_values`, or exclude ``layout.last_token``.
-
-    >>> next_valid(torch.tensor([[True, False, True, True]]))
-    tensor([[2, 2, 3, 3]])
-    """
-    last = max(mask.shape[-1] - 1, 0)
-    positions = torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), last)
-    this_or_next = positions.flip(-1).cummin(-1).values.flip(-1)
-    return torch.cat([this_or_next[..., 1:], this_or_next[..., -1:]], dim=-1)
-
-
 def next_values(
     x: PerToken, mask: TokenMask, beyond: PerSequence | None = None, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
-    """x of the next valid token of the sequence; after the last one ``beyond`` (B,), or 0. Masked tokens: undefined.
+    """x of the next valid token of the sequence; after the last one ``beyond`` (B,), or 0.
 
-    >>> next_values(torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]]), torch.tensor([5.0]))[0, ::2]
-    tensor([4., 5.])
+    A recurrence, too: N_t = x_{t+1} if token t+1 is valid, else N_{t+1}.
+
+    >>> next_values(torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]]), torch.tensor([5.0]))
+    tensor([[4., 4., 5.]])
     """
     x = zero_outside(x, mask)
     after_last = 0.0 if beyond is None else expand_to_tokens(beyond.to(x.dtype), mask, cu_seqlens)
-    return torch.where(last_token(mask, cu_seqlens), after_last, x.gather(-1, next_valid(mask)))
+    ends = _last_position(mask, cu_seqlens)
+    skips = ~mask.roll(-1, -1) & ~ends
+    return reverse_scan(skips.to(x.dtype), torch.where(ends, after_last, x.roll(-1, -1)))
+
+
+def _last_position(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
+    """True on the last position of each sequence, whether it is valid or not; (T,) if padded."""
+    positions = torch.arange(mask.shape[-1], device=mask.device)
+    if cu_seqlens is None:
+        return positions == mask.shape[-1] - 1
+    return positions == expand_to_tokens(cu_seqlens[1:], mask, cu_seqlens) - 1

@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 P = ParamSpec("P")
 R = TypeVar("R")
 
-UNPROVEN = frozenset({"scan_triton", "log_softmax_triton"})
+UNPROVEN = frozenset({"scan_triton"})
 """Kernels that no GPU has run yet: off unless ``RLPRIMS_KERNELS`` names them."""
 
 ACCELERATED: dict[str, "Accelerated[..., Any]"] = {}
@@ -44,6 +44,8 @@ class Accelerated(Generic[P, R]):
         update_wrapper(self, formula)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return self.formula(*args, **kwargs)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         module = self.modules.get(tensors[0].device.type)
         if module is None or not is_enabled(module) or not are_plain(*tensors):
@@ -76,13 +78,11 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
 def is_enabled(module: str) -> bool:
     """Whether ``RLPRIMS_KERNELS`` allows this kernel, and what it needs is installed."""
     choice = os.environ.get("RLPRIMS_KERNELS", "default")
-    if choice == "0":
+    if module.endswith("_triton") and find_spec("triton") is None:
         return False
     if choice == "default":
-        allowed = module not in UNPROVEN
-    else:
-        allowed = choice == "all" or module in choice.split(",")
-    return allowed and (not module.endswith("_triton") or find_spec("triton") is not None)
+        return module not in UNPROVEN
+    return choice == "all" or module in choice.split(",")
 
 
 def are_plain(*tensors: Tensor) -> bool:
@@ -101,5 +101,6 @@ def are_readable(*tensors: Tensor) -> bool:
     return tensors[0].device.type == "cpu" and are_plain(*tensors)
 
 
-def chosen(*_: Any) -> bool:  # TEMPORARY, until the old callers are gone
-    return False
+def without_autocast(x: Tensor) -> torch.autocast:
+    """A context in which products on this tensor's device keep the dtype of their factors."""
+    return torch.autocast(x.device.type, enabled=False)

@@ -1,9 +1,56 @@
-"""The reverse scan on a CPU (temporary: the formula)."""
+"""The reverse scan on a CPU: four neighbours are composed into one map, in place, in blocks of rows."""
 
+import torch
 from torch import Tensor
+
+_STRIDE = 4
+"""Positions that are composed into one. With fewer, more passes; with more, memory is read in wider steps."""
+
+_BLOCK_ELEMENTS = 2**19
+"""Elements of a block of rows: 2 MiB in float32."""
 
 
 def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
-    from rlprims import scan
+    """S[t] = a[t] S[t+1] + b[t] over the last dimension: the numbers of the formula, without gradients."""
+    shape, dtype = torch.broadcast_shapes(a.shape, b.shape), torch.promote_types(a.dtype, b.dtype)
+    a, b = (x.to(dtype).expand(shape).reshape(shape[:-1].numel(), shape[-1]) for x in (a, b))
+    s = b.new_empty(b.shape)
+    _solve_blocks(a, b, s, stops=False)
+    if not s.sum().isfinite():  # 0 · NaN is NaN: once more, with a selection where a is 0
+        _solve_blocks(a, b, s, stops=True)
+    return s.view(shape)
 
-    return scan.reverse_scan.formula(a, b)
+
+def _solve_blocks(a: Tensor, b: Tensor, s: Tensor, *, stops: bool) -> None:
+    rows = max(1, _BLOCK_ELEMENTS // max(1, b.shape[1]))
+    for start in range(0, b.shape[0], rows):
+        block = slice(start, start + rows)
+        _solve(a[block], b[block], s[block], b.new_zeros(b[block].shape[0]), stops)
+
+
+def _solve(a: Tensor, b: Tensor, s: Tensor, beyond: Tensor, stops: bool) -> None:
+    """Fill s (R, T), where S beyond the end is given. With ``stops`` nothing passes a coefficient 0, not even NaN."""
+    length = b.shape[1]
+    end = length // _STRIDE * _STRIDE
+    for t in range(length - 1, end - 1, -1):  # fewer than four
+        beyond = _map(a[:, t], beyond, b[:, t], stops, s[:, t])
+    if end == 0:
+        return
+    maps = [(a[:, i:end:_STRIDE], b[:, i:end:_STRIDE]) for i in range(_STRIDE)]
+    coefficient, addend = maps[-1]
+    for a_i, b_i in reversed(maps[:-1]):
+        addend = _map(a_i, addend, b_i, stops)
+        coefficient = _map(a_i, coefficient, torch.zeros_like(a_i), stops) if stops else a_i * coefficient
+    firsts = s.new_empty(s.shape[0], end // _STRIDE + 1)
+    firsts[:, -1] = beyond
+    _solve(coefficient, addend, firsts[:, :-1], beyond, stops)
+    s[:, 0:end:_STRIDE] = firsts[:, :-1]
+    following = firsts[:, 1:]
+    for i in range(_STRIDE - 1, 0, -1):
+        a_i, b_i = maps[i]
+        following = _map(a_i, following, b_i, stops, s[:, i:end:_STRIDE])
+
+
+def _map(a: Tensor, x: Tensor, b: Tensor, stops: bool, out: Tensor | None = None) -> Tensor:
+    y = torch.addcmul(b, a, x, out=out)
+    return torch.where(a == 0, b, y, out=out) if stops else y

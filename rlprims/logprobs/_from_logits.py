@@ -1,0 +1,148 @@
+"""Log-probs of tokens, and entropies, from logits that are there."""
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlprims.kernels import accelerated
+from rlprims.masking import check_logits, upcast
+from rlprims.types import PerToken
+
+
+class LogProbs(NamedTuple):
+    """Of each token, its log-prob; and the entropy of the distribution it was drawn from."""
+
+    log_probs: PerToken
+    entropies: PerToken
+
+
+@accelerated(cpu="log_probs", cuda="log_probs", differentiable=True)
+def log_probs_and_entropies(
+    logits: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    soft_cap: float | None = None,
+    with_entropies: bool = True,
+    overwrite: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) unless not asked for.
+
+    In float32 (or float64 if given) whatever the dtype of the logits (..., V): bf16 would cost 0.05 nats a token. The
+    largest logit of a row is subtracted first, which changes no probability, so that 1 <= Σ exp z <= V. A row whose
+    largest logit is NaN or infinite has no distribution: it gives NaN, and gets gradient 0.
+
+    ``overwrite`` allows a kernel to write the gradient where the logits are.
+    """
+    logits = upcast(logits)
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    largest = logits.detach().amax(-1, keepdim=True)
+    z = torch.where(largest.isfinite(), (logits - largest) / temperature, torch.nan)
+    weights = z.exp()
+    total = weights.sum(-1, keepdim=True)
+    log_probs = z.gather(-1, token_ids) - total.log()
+    if not with_entropies:
+        return log_probs, None
+    finite_z = torch.where(weights == 0, 0.0, z)  # 0 log 0 = 0: a banned token has z = −inf
+    entropies = total.log() - (weights * finite_z).sum(-1, keepdim=True) / total
+    return log_probs, entropies[..., 0]
+
+
+def from_logits(
+    logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, inplace_backward: bool = False
+) -> Annotated[Tensor, "float, like token_ids"]:
+    """Log-probability of the given tokens: log softmax(logits / temperature)[token].
+
+    Computed in float32 whatever the logits' dtype. Banned tokens (logit −inf) are legal. Divide by the temperature that
+    the sampler used, or the ratio to its log-probs is not 1 on policy. A row with NaN, or without a finite logit, gives
+    NaN and gets gradient 0.
+
+    Args:
+        logits: float (..., V).
+        token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row, as ``losses.topk_kl`` reads.
+        temperature: above 0.
+        inplace_backward: where a kernel computes, the gradient overwrites the logits, and no second (..., V) is made.
+            They must not be read after backward; where another function's backward would, torch raises.
+
+    Returns:
+        float32 (or float64 if given) in nats, like token_ids.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf.
+
+    >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
+    tensor([-0.6931])
+    """
+    ids = _check(logits, token_ids, temperature, inplace_backward)
+    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward)
+    return log_probs.reshape(token_ids.shape)
+
+
+def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken:
+    """Entropy of softmax(logits / temperature): H = −Σ_j p_j log p_j, with 0 log 0 = 0.
+
+    Computed in float32 whatever the logits' dtype. A row with NaN, or without a finite logit, gives NaN and gets
+    gradient 0.
+
+    Args:
+        logits: float (..., V); −inf bans a token.
+        temperature: above 0.
+
+    Returns:
+        float32 (or float64 if given) in nats, (...), between 0 and log V.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; temperature <= 0.
+
+    >>> entropy_from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]))
+    tensor([0.6931])
+    """
+    check_logits(logits, temperature)
+    no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
+    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature)
+    assert entropies is not None
+    return entropies
+
+
+def from_logits_with_entropy(
+    logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, inplace_backward: bool = False
+) -> LogProbs:
+    """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
+
+    Both are of one graph, so that backward through each apart needs ``retain_graph=True``; what no loss reads costs it
+    nothing.
+
+    Args:
+        logits: float (..., V); −inf bans a token.
+        token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row.
+        temperature: above 0.
+        inplace_backward: where a kernel computes, the gradient overwrites the logits; see :func:`from_logits`.
+
+    Returns:
+        log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf.
+
+    >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
+    LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
+    """
+    ids = _check(logits, token_ids, temperature, inplace_backward)
+    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward)
+    assert entropies is not None
+    return LogProbs(log_probs.reshape(token_ids.shape), entropies)
+
+
+def _check(logits: Tensor, token_ids: Tensor, temperature: float, inplace_backward: bool) -> Tensor:
+    """The tokens as (..., K), or ``ValueError``."""
+    check_logits(logits, temperature)
+    leading = logits.shape[:-1]
+    if leading not in (token_ids.shape, token_ids.shape[:-1]) or token_ids.dtype is not torch.int64:
+        raise ValueError(
+            f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
+            f"expected int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}"
+        )
+    if inplace_backward and logits.is_leaf and logits.requires_grad:
+        raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")
+    return token_ids if token_ids.dim() == logits.dim() else token_ids[..., None]
