@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench bench-gate docs notebooks clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench docs notebooks clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -48,9 +48,6 @@ lint: $(VENV)/.dev
 
 bench: .venv-bench/.ready ## ratios against verl and TRL
 	.venv-bench/bin/python -m benchmarks
-
-bench-gate: .venv-bench/.ready ## a minute: is any ratio below what benchmarks/floors.json asks?
-	.venv-bench/bin/python -m benchmarks --gate
 
 docs: .venv-docs/.ready ## the site, in docs/_build/html
 	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html

@@ -1,14 +1,12 @@
-"""``python -m benchmarks [--quick] [--only gae,...] [--out FILE] [--gate]``: see docs/benchmarks/README.md."""
+"""``python -m benchmarks [--quick] [--only gae,...] [--out FILE]``: see docs/benchmarks/README.md."""
 
 import argparse
 import datetime
-from itertools import islice
 from pathlib import Path
 
 import torch
 
 from benchmarks import (
-    _gate,
     _machine,
     _report,
     batching,
@@ -41,8 +39,6 @@ FAMILIES = {
     "rewards": rewards.cases,
 }
 RESULTS = Path("docs/benchmarks/results.json")
-GATED = ("gae", "group", "filter", "loss")
-GATED_CASES = 2  # of each of these families, the first
 
 
 def main() -> None:
@@ -50,32 +46,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: about a minute")
     parser.add_argument("--only", default=",".join(FAMILIES), help="of %(default)s")
     parser.add_argument("--out", type=Path, help=f"JSON file (default: {RESULTS}, for a whole run only)")
-    parser.add_argument(
-        "--gate", action="store_true", help=f"fail if a ratio is below its floor in {_gate.FLOORS.name}"
-    )
-    parser.add_argument("--write-floors", action="store_true", help="take the floors from this run")
     options = parser.parse_args()
-    gated = options.gate or options.write_floors
-    chosen = GATED if gated else options.only.split(",")
-    if unknown := set(chosen) - set(FAMILIES):
+    families = options.only.split(",")
+    if unknown := set(families) - set(FAMILIES):
         parser.error(f"--only names {', '.join(sorted(unknown))}: choose from {', '.join(FAMILIES)}")
 
     torch.set_num_threads(1)
     settle_allocator()
-    seconds, min_rounds = (1.0, 5) if gated else (1.0, 3) if options.quick else (3.0, 5)
+    seconds, min_rounds = (1.0, 3) if options.quick else (3.0, 5)
     rows: list[Row] = []
     print(_report.header())
-    for family in chosen:
-        for case in islice(FAMILIES[family](options.quick or gated), GATED_CASES if gated else None):
+    for family in families:
+        for case in FAMILIES[family](options.quick):
             for row in measure(case, seconds, min_rounds):
                 print(_report.text(row), flush=True)
                 rows.append(row)
 
-    if options.write_floors:
-        _gate.write(rows)
-    elif options.gate and (below := _gate.failures(rows)):
-        raise SystemExit("\n".join(("slower than it was:", *below)))
-    whole = not gated and not options.quick and set(chosen) == set(FAMILIES)
+    whole = not options.quick and set(families) == set(FAMILIES)
     if (out := options.out or (RESULTS if whole else None)) is not None:
         facts = {
             "date": datetime.date.today().isoformat(),

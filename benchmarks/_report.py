@@ -36,11 +36,11 @@ CPU milliseconds of one thread: median of rounds in which all functions of a cas
 **error** is max |result − oracle| / max |oracle| against float64, ours and the fastest peer's, in the same run (for the
 filter and the rewards: the share of wrong rows; for batching: by how much the work or the parts exceed the least there
 can be, as a share). **floor** is a copy of as many bytes as the case must read and write, between buffers that exist;
-with a head, the products of matrices alone. `make bench-gate` fails where a short run's ratio is below the
-floor that `benchmarks/floors.json` has for it, three fifths of one that was measured.
+with a head, the products of matrices alone. A case with "plain" is the formula without its kernel
+(`RLPRIMS_KERNELS=0`); one with "compiled" is the same lines under `torch.compile`.
 
-[Every row, with quartiles and peak memory]({all}) · [what was aimed at, what was reached, and why
-not](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+[Every row, with quartiles and peak memory]({all})
+· [the numbers that this library holds](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 

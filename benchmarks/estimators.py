@@ -13,7 +13,7 @@ from benchmarks._labels import uids
 from benchmarks._peers import peer, verl
 from rlprims import advantage, grouping
 
-SIZES = ((64, 512), (1024, 512), (8192, 64))
+SIZES = ((1024, 512), (8192, 64))
 GROUP = 16
 BYTES = 9  # per token: rewards and mask are read, advantages written
 Estimate = Callable[..., Tensor]

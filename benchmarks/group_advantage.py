@@ -24,7 +24,6 @@ LABELS: dict[str, Callable[[int, int], np.ndarray]] = {
 }
 SMALL = ((8192, 1, 16, "str in order"), (8192, 1, 16, "str shuffled"), (8192, 1, 16, "int shuffled"))
 LARGE = (
-    *((rows, 1, 16, labels) for rows in (64, 1024) for labels in LABELS),
     (8192, 1, 16, "int in order"),
     (8192, 512, 16, "str shuffled"),
     (131072, 1, 16, "str shuffled"),

@@ -22,14 +22,14 @@ SEQUENCES = "seq-mean-token-mean"
 
 
 class Tokens(NamedTuple):
-    now: Tensor
+    log_probs: Tensor
     old: Tensor
     advantages: Tensor
     mask: Tensor
 
     def double(self) -> "Tokens":
-        now, old, advantages = (x.detach().double() for x in self[:3])
-        return Tokens(now.requires_grad_(), old, advantages, self.mask)
+        log_probs, old, advantages = (x.detach().double() for x in self[:3])
+        return Tokens(log_probs.requires_grad_(), old, advantages, self.mask)
 
 
 Loss = Callable[[Tokens], Tensor]
@@ -42,9 +42,12 @@ OURS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "geo_mean": (partial(losses.gmpo, **BOUNDS), SEQUENCES),
     "dppo_tv": (partial(losses.dppo, divergence="tv", **REGION), "token-mean"),
     "dppo_kl": (partial(losses.dppo, divergence="kl", **REGION), "token-mean"),
-    "gpg": (lambda now, old, advantages, mask: losses.reinforce(now, advantages, mask), "token-mean"),
-    "value": (lambda now, old, advantages, mask: losses.value(now, old, advantages, mask, clip=0.5), "token-mean"),
-    "kl k3": (lambda now, old, advantages, mask: losses.kl(now, old, mask), "token-mean"),
+    "gpg": (lambda log_probs, old, advantages, mask: losses.reinforce(log_probs, advantages, mask), "token-mean"),
+    "value": (
+        lambda log_probs, old, advantages, mask: losses.value(log_probs, old, advantages, mask, clip=0.5),
+        "token-mean",
+    ),
+    "kl k3": (lambda log_probs, old, advantages, mask: losses.kl(log_probs, old, mask), "token-mean"),
 }
 AGGREGATIONS = {"token-mean": losses.token_mean, SEQUENCES: losses.seq_mean_token_mean}
 
@@ -74,7 +77,7 @@ def _error(want: Tensor, got: Tensor) -> float:
 
 
 def _gradient(loss: Loss, tokens: Tokens) -> Tensor:
-    return torch.autograd.grad(loss(tokens), tokens.now)[0]
+    return torch.autograd.grad(loss(tokens), tokens.log_probs)[0]
 
 
 def _ours(loss: Callable[..., Tensor], aggregation: str, tokens: Tokens) -> Tensor:
@@ -82,19 +85,19 @@ def _ours(loss: Callable[..., Tensor], aggregation: str, tokens: Tokens) -> Tens
 
 
 def _theirs(core: Any, config: Any, name: str, aggregation: str, tokens: Tokens) -> Tensor:
-    mask = tokens.mask.to(tokens.now.dtype)
+    mask = tokens.mask.to(tokens.log_probs.dtype)
     if name == "value":
-        return core.compute_value_loss(tokens.now, tokens.advantages, tokens.old, mask, 0.5, aggregation)[0]
+        return core.compute_value_loss(tokens.log_probs, tokens.advantages, tokens.old, mask, 0.5, aggregation)[0]
     if name == "kl k3":
-        return core.agg_loss(core.kl_penalty(tokens.now, tokens.old, "k3"), mask, aggregation)
+        return core.agg_loss(core.kl_penalty(tokens.log_probs, tokens.old, "k3"), mask, aggregation)
     policy_loss = core.get_policy_loss_fn(name)
-    return policy_loss(tokens.old, tokens.now, tokens.advantages, mask, aggregation, config)[0]
+    return policy_loss(tokens.old, tokens.log_probs, tokens.advantages, mask, aggregation, config)[0]
 
 
 def _tokens(rows: int, width: int) -> Tokens:
     generator = torch.Generator().manual_seed(0)
-    now = -torch.rand(rows, width, generator=generator)
-    old = (now + 0.3 * torch.randn(rows, width, generator=generator)).clamp(max=-1e-3)  # as log-probs are
+    log_probs = -torch.rand(rows, width, generator=generator)
+    old = (log_probs + 0.3 * torch.randn(rows, width, generator=generator)).clamp(max=-1e-3)  # as log-probs are
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, width).contiguous()
     lengths = torch.randint(width // 2, width + 1, (rows, 1), generator=generator)
-    return Tokens(now.requires_grad_(), old, advantages, torch.arange(width) < lengths)
+    return Tokens(log_probs.requires_grad_(), old, advantages, torch.arange(width) < lengths)

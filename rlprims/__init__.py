@@ -1,6 +1,6 @@
 """RL algorithm primitives for LLM post-training.
 
-The modules load when they are first named, so that ``import rlprims`` costs nothing and ``rlprims.losses`` costs torch::
+The modules load when they are first named: ``import rlprims`` is fast, and ``rlprims.losses`` imports torch::
 
     from rlprims import advantage, losses
 """
@@ -27,6 +27,7 @@ _MODULES = (
     "rewards",
     "scan",
     "testing",
+    "trajectories",
     "turns",
     "types",
 )

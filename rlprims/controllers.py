@@ -1,4 +1,4 @@
-"""Small stateful coefficients: ``value`` now, ``update`` after a step, ``state_dict`` for the checkpoint."""
+"""Coefficients with a state: ``value`` for this step, ``update`` after it, ``state_dict`` for the checkpoint."""
 
 import math
 from typing import Protocol
@@ -66,14 +66,14 @@ class AdaptiveKL:
 
 
 class AdaptiveEntropy:
-    """A coefficient of the entropy bonus that holds the entropy up, Skywork-OR1 2025 (arXiv:2505.22312).
+    """A coefficient of the entropy bonus that keeps the entropy up, Skywork-OR1 2025 (arXiv:2505.22312).
 
     After a step with mean entropy H per token the coefficient c moves by ``delta``, up if H < target and down if
-    H > target, within 0 and ``most``. Only while entropy is short is it applied: ``value``, by which ``losses.entropy``
-    is multiplied in the next step, is c if H <= target, else 0; and 0 before anything was measured.
+    H > target, within 0 and ``most``. It is applied only while H <= target: ``value``, by which ``losses.entropy`` is
+    multiplied in the next step, is c if H <= target, else 0; and 0 before the first update.
 
-    Target and delta are the paper's. It measures H on the rollouts of the very step; TRL, whose bounds these are, one
-    step later, as here.
+    Target and delta are the paper's. The paper measures H on the rollouts of the same step; TRL, whose bounds these
+    are, one step later, as here.
 
     >>> coefficient = AdaptiveEntropy(target=0.2, delta=0.005)
     >>> for entropy in (0.1, 0.15, 0.3):

@@ -1,4 +1,4 @@
-"""Padded and packed sequences: sums over a sequence, a sequence's number on its tokens, and the way between layouts.
+"""Padded and packed sequences: sums over a sequence, numbers of a sequence on its tokens, turns, and the way between.
 
 Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (B+1,): sequence ``i`` is
 ``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from rlprims.masking import check_cu_seqlens as check
-from rlprims.masking import zero_outside
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 __all__ = [
     "check",
     "expand_to_tokens",
+    "last_of_turn",
     "last_token",
     "lengths_of_tokens",
+    "next_valid",
     "pack",
     "sequence_ids",
     "sequence_lengths",
     "sequence_sum",
     "to_tokens",
+    "turn_boundaries",
     "unpack",
 ]
 
@@ -127,3 +130,46 @@ def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> P
     columns = torch.arange(x.shape[0], device=x.device) - cu_seqlens[rows]
     padded = torch.full((cu_seqlens.shape[0] - 1, width), fill, dtype=x.dtype, device=x.device)
     return padded.index_put((rows, columns), x)
+
+
+def next_valid(mask: TokenMask) -> Tensor:
+    """The position of the next valid token after each position, int64; the last position where there is none.
+
+    Packed tokens are taken as one sequence, so at the last token of each it is a token of another: use
+    ``scan.next_values``, or exclude :func:`last_token`.
+
+    >>> next_valid(torch.tensor([[True, False, True, True]]))
+    tensor([[2, 2, 3, 3]])
+    """
+    last = max(mask.shape[-1] - 1, 0)
+    positions = torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), last)
+    this_or_next = positions.flip(-1).cummin(-1).values.flip(-1)
+    return torch.cat([this_or_next[..., 1:], this_or_next[..., -1:]], dim=-1)
+
+
+def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
+    """True on valid tokens that end the sequence or are followed by a valid token of another turn.
+
+    >>> turns, m = torch.tensor([[0, 0, 9, 1, 1]]), torch.tensor([[True, True, False, True, True]])
+    >>> last_of_turn(turns, m).tolist()
+    [[False, True, False, False, True]]
+    """
+    check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
+    if turn_ids.is_floating_point() or turn_ids.dtype is torch.bool:
+        raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, expected integers: the number of each token's turn")
+    next_turn = turn_ids.gather(-1, next_valid(response_mask))
+    return response_mask & (last_token(response_mask, cu_seqlens) | (next_turn != turn_ids))
+
+
+def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> CuSeqlens:
+    """``cu_seqlens`` under which every turn of the flattened tokens is a sequence: int64 (N+1,), empty ones at the end.
+
+    Any function of sequences computes with them a number per turn. The number of turns is not read by the host. A
+    masked token belongs to the turn before or after it.
+
+    >>> turn_boundaries(torch.tensor([[0, 0, 1], [0, 7, 7]]), torch.tensor([[True, True, True], [True, False, False]]))
+    tensor([0, 2, 3, 4, 6, 6, 6])
+    """
+    ends = last_of_turn(turn_ids, response_mask, cu_seqlens).flatten().long()
+    turn = ends.cumsum(0) - ends
+    return torch.searchsorted(turn, torch.arange(turn.shape[0] + 1, device=turn.device))

@@ -1,4 +1,4 @@
-"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the next valid token."""
+"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the value of the next valid token."""
 
 import torch
 from torch import Tensor
@@ -64,21 +64,6 @@ def sum_from_right(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = 
     if cu_seqlens is not None:
         return discounted_sum(x, 1.0, mask, cu_seqlens)
     return zero_outside(x, mask).flip(-1).cumsum(-1).flip(-1)
-
-
-def next_valid(mask: TokenMask) -> Tensor:
-    """The position of the next valid token after each position, int64; the last position where there is none.
-
-    Packed tokens are taken as one sequence, so at the last token of each it is a token of another: use
-    :func:`next_values`, or exclude ``layout.last_token``.
-
-    >>> next_valid(torch.tensor([[True, False, True, True]]))
-    tensor([[2, 2, 3, 3]])
-    """
-    last = max(mask.shape[-1] - 1, 0)
-    positions = torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), last)
-    this_or_next = positions.flip(-1).cummin(-1).values.flip(-1)
-    return torch.cat([this_or_next[..., 1:], this_or_next[..., -1:]], dim=-1)
 
 
 def next_values(

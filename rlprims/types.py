@@ -1,4 +1,4 @@
-"""The shapes that the signatures name, and the few value types that cross rooms.
+"""The shapes that the signatures name, and the few value types that several packages share.
 
 B sequences, T response positions, N packed tokens, P pairs, V vocabulary. A per-token tensor is padded ``(B, T)``, or
 packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
@@ -21,6 +21,7 @@ TokenMask: TypeAlias = Annotated[Tensor, "bool (B, T) or (N,)"]
 RowMask: TypeAlias = Annotated[Tensor, "bool (B,)"]
 GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
+TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
@@ -46,8 +47,9 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> Tensor:
-        """total / count; 0 where nothing was counted."""
-        return self.total / self.count.clamp(min=1)
+        """total / count, of integers float32; 0 where nothing was counted."""
+        total = self.total if self.total.is_floating_point() else self.total.float()
+        return total / self.count.clamp(min=1)
 
 
 @dataclass(frozen=True)

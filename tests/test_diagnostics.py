@@ -343,7 +343,7 @@ class TestMerging:
 
 @pytest.mark.parametrize("bounds", [{}, {"clip_low": 0.2, "clip_high": 0.3}, {"clip_low": 1.0, "clip_high": 0.3}])
 @pytest.mark.parametrize("shape", [(5, 40), (2, 0), (1, 3)])
-def test_the_formula_for_compilers_says_the_same(shape: tuple[int, int], bounds: dict[str, Any]) -> None:
+def test_the_compiled_metrics_are_the_same(shape: tuple[int, int], bounds: dict[str, Any]) -> None:
     torch._dynamo.reset()  # which gives up a function that is compiled eight times
     generator = torch.Generator().manual_seed(0)
     new, old, advantages = (torch.randn(shape, generator=generator) for _ in range(3))
@@ -361,3 +361,66 @@ def test_the_formula_for_compilers_says_the_same(shape: tuple[int, int], bounds:
     assert len(want) == (2 if not bounds else 6)
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-6, atol=1e-7)
+
+
+class TestShapes:
+    def test_a_mask_of_another_shape_is_refused(self) -> None:
+        """A (2, 3) tensor with a (2, 1) mask was broadcast: the mean was 10.5 instead of an error."""
+        x, narrow = torch.arange(6.0).reshape(2, 3), torch.ones(2, 1, dtype=torch.bool)
+        with pytest.raises(ValueError, match=r"x has shape \(2, 3\), response_mask has \(2, 1\)"):
+            token_mean(x, narrow)
+
+    def test_tokens_that_do_not_fit_are_refused_by_every_metric(self) -> None:
+        x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+        short, row = torch.zeros(2, 1), torch.zeros(1, 3)
+        calls: list[Callable[[], object]] = []
+        for bad in (short, row):
+            calls += [lambda bad=bad, fn=fn: fn(bad, mask) for fn in (token_mean, token_max, nonfinite, log_perplexity)]
+            calls += [lambda bad=bad: weights(bad, mask)]
+            for fn in (divergences, explained_variance, sampler_mismatch):
+                calls += [lambda bad=bad, fn=fn: fn(bad, x, mask), lambda bad=bad, fn=fn: fn(x, bad, mask)]
+            for place in range(3):
+                tokens = [bad if i == place else x for i in range(3)]
+                calls += [lambda tokens=tokens: policy_update(*tokens, mask)]
+            calls += [lambda bad=bad: rejections({"bounds": bad > 0}, mask)]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"has shape \((2, 1|1, 3)\)"):
+                call()
+
+    def test_rows_that_do_not_fit_are_refused_by_every_metric(self) -> None:
+        ids, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+        for bad in (torch.zeros(1), torch.zeros(2, 1), torch.zeros(3)):
+            calls = [
+                lambda bad=bad: best_at_k(bad, ids, k=1),
+                lambda bad=bad: pass_at_k(bad > 0, ids, k=1),
+                lambda bad=bad: dead_groups(bad, ids),
+                lambda bad=bad: responses(bad, mask),
+                lambda bad=bad: length_correlation(bad, mask),
+            ]
+            for call in calls:
+                with pytest.raises(ValueError, match=r"has shape .*expected"):
+                    call()
+        with pytest.raises(ValueError, match=r"rows has shape \(2, 1\).*expected bool \(B,\)"):
+            share(torch.zeros(2, 1) > 0)
+
+    def test_masks_that_are_not_bool_are_refused(self) -> None:
+        x, mask = torch.zeros(2, 3), torch.ones(2, 3)
+        calls: list[Callable[[], object]] = [
+            *(lambda fn=fn: fn(x, mask) for fn in (token_mean, token_max, nonfinite, weights, log_perplexity)),
+            *(lambda fn=fn: fn(x, x, mask) for fn in (divergences, explained_variance, sampler_mismatch)),
+            lambda: policy_update(x, x, x, mask),
+            lambda: rejections({"bounds": mask}, mask > 0),
+            lambda: share(mask[0]),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"dtype torch\.float32, expected (torch\.)?bool"):
+                call()
+
+
+class TestMismatch:
+    def test_k1_is_a_plain_mean_of_the_differences(self) -> None:
+        """It was clamped to ±20 without a word: one token that the sampler found far likelier was hidden."""
+        got = sampler_mismatch(torch.tensor([[-101.0, -1.0]]), torch.full((1, 2), -1.0), FULL)
+        assert got["mismatch_k1"].value() == 50
+        assert got["mismatch_max"].value() == 20
+        assert all(metric.value().isfinite() for metric in got.values())

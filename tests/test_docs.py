@@ -98,7 +98,7 @@ def test_every_room_has_its_reference() -> None:
     shown = " ".join(path.read_text() for path in DOCS.glob("api/*.rst"))
     rooms = re.findall(r"^\.\. room:: (\S+)$", shown, re.MULTILINE)
     packages = {f"rlprims.{path.parent.name}" for path in Path(rlprims.__file__).parent.glob("*/__init__.py")}
-    assert {f"rlprims.{room}" for room in rlprims._ROOMS} | packages - {"rlprims.interop"} <= set(rooms)
+    assert {f"rlprims.{room}" for room in rlprims._MODULES} | packages - {"rlprims.interop"} <= set(rooms)
 
 
 def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -182,7 +182,7 @@ class Names(SphinxTransform):
                 target += literal
 
 
-ROOMS = {*rlprims._ROOMS, "lab", "data_proto"}
+ROOMS = {*rlprims._MODULES, "lab", "data_proto"}
 
 
 class Formulas(SphinxTransform):

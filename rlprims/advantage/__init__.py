@@ -13,31 +13,16 @@ Any number per response is a baseline for ``remax``: the greedy response's score
 ``RoleBaseline`` or a ``ValueTracker`` remembers.
 """
 
-from rlprims.advantage._beta_normalized import beta_normalized
-from rlprims.advantage._clip import clip
-from rlprims.advantage._gae import gae
+from rlprims.advantage._baselines import RoleBaseline, ValueTracker, optimal_value, remax
 from rlprims.advantage._gdpo import gdpo
 from rlprims.advantage._gigpo import gigpo
-from rlprims.advantage._gpg import gpg
-from rlprims.advantage._grpo import grpo
-from rlprims.advantage._length_adaptive_gae import length_adaptive_gae
-from rlprims.advantage._maxrl import maxrl
-from rlprims.advantage._opo import opo
-from rlprims.advantage._optimal_token_baseline import optimal_token_baseline
-from rlprims.advantage._optimal_value import optimal_value
-from rlprims.advantage._pass_at_k import pass_at_k
-from rlprims.advantage._pkpo import pkpo
-from rlprims.advantage._positive_negative import positive_negative
-from rlprims.advantage._quantile import quantile
-from rlprims.advantage._reinforce_pp import reinforce_pp
-from rlprims.advantage._reinforce_pp_baseline import reinforce_pp_baseline
-from rlprims.advantage._remax import remax
-from rlprims.advantage._returns import discounted_returns
-from rlprims.advantage._rloo import rloo
-from rlprims.advantage._td_lambda import td_lambda
-from rlprims.advantage._trackers import RoleBaseline, ValueTracker
+from rlprims.advantage._group import gpg, grpo, opo, quantile, rloo
+from rlprims.advantage._pass_at_k import pass_at_k, pkpo
+from rlprims.advantage._pass_rate import beta_normalized, maxrl
+from rlprims.advantage._returns import discounted_returns, gae, length_adaptive_gae, td_lambda
+from rlprims.advantage._token_baseline import optimal_token_baseline
+from rlprims.advantage._transforms import clip, positive_negative, reinforce_pp, reinforce_pp_baseline, whiten
 from rlprims.advantage._vtrace import vtrace, vtrace_returns
-from rlprims.advantage._whiten import whiten
 
 __all__ = [
     "RoleBaseline",

@@ -1,17 +1,19 @@
-"""See :func:`gdpo`."""
+"""GDPO: several rewards, each normalized in its group, then summed and whitened over the batch."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rlprims.advantage._grpo import standard_scores
-from rlprims.advantage._moments import moments
-from rlprims.advantage._responses import tokens_of_valid_rows
+from rlprims.advantage._group import Singleton, standard_scores
+from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
+from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
-from rlprims.masking import check_sequences, check_tokens, upcast
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+WhitenOver: TypeAlias = Literal["responses", "tokens", "none"]
 
 
 def gdpo(
@@ -25,9 +27,9 @@ def gdpo(
     normalize_std: bool = True,
     ddof: int = 1,
     eps: float = 1e-6,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
     tolerance: float = 1e-6,
-    whiten_over: Literal["responses", "tokens", "none"] = "responses",
+    whiten_over: WhitenOver = "responses",
     whiten_eps: float = 1e-6,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
@@ -40,7 +42,8 @@ def gdpo(
 
     Where sources disagree: the last step is over responses in the paper, TRL, ms-swift and NeMo-RL, and over tokens in
     verl 0.9 (``whiten_over="tokens"``), so that long responses count for more. ε and ε' are 1e-4 in TRL, 1e-8 in
-    ms-swift; NeMo-RL has no ε'. A filter on groups must look at every component: a group whose sums are equal teaches.
+    ms-swift; NeMo-RL has no ε'. A filter on groups must look at every component: a group whose sums are equal still has
+    a gradient.
 
     Args:
         component_scores: float (B, K), one column for each reward. Rewards per token are not read, so a KL in the
@@ -63,31 +66,22 @@ def gdpo(
         float, like the mask; 0 outside it. A response without a token has scores of 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; weights of another number than K.
+        ValueError: shapes or dtypes that do not fit; an unknown choice; weights of another number than K.
 
     >>> s = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]])
     >>> gdpo(s, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool), weights=(1.0, 0.5)).T
     tensor([[ 1.0954, -1.0954,  0.5477, -0.5477]])
     """
+    check_choice("singleton", singleton, Singleton)
+    check_choice("whiten_over", whiten_over, WhitenOver)
     check_tokens(response_mask, cu_seqlens)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if component_scores.dim() != 2 or len(component_scores) != len(group_ids):
-        raise ValueError(
-            f"component_scores has shape {tuple(component_scores.shape)}, needs ({len(group_ids)}, K): one row per "
-            "response, one column per reward"
-        )
-    w = (1.0,) * component_scores.shape[1] if weights is None else weights
-    if len(w) != component_scores.shape[1]:
-        raise ValueError(
-            f"component_scores has {component_scores.shape[1]} columns and weights {len(w)} entries: give one weight "
-            "for each reward"
-        )
-    response_mask = tokens_of_valid_rows(response_mask, cu_seqlens, valid_rows)
-    present = sequence_lengths(response_mask, cu_seqlens) > 0
-    scores = torch.where(present[:, None], upcast(component_scores), 0.0)
-    x = scores.new_zeros(len(scores))
-    for weight, s in zip(w, scores.unbind(1), strict=True):
-        x = x + weight * standard_scores(
+    mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
+    weights = _checked_weights(component_scores, group_ids, weights)
+    is_present = sequence_lengths(mask, cu_seqlens) > 0
+    scores = torch.where(is_present[:, None], upcast(component_scores), 0.0)
+    x = scores.new_zeros(scores.shape[0])
+    for weight, s in zip(weights, scores.unbind(1), strict=True):
+        z = standard_scores(
             s,
             group_ids,
             valid_rows,
@@ -97,17 +91,34 @@ def gdpo(
             singleton=singleton,
             tolerance=tolerance,
         )
+        x = x + weight * z
     if whiten_over == "responses":
-        rows = torch.ones_like(present) if valid_rows is None else valid_rows
-        x = _standard(x, rows, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce)
-    a = to_tokens(x, response_mask, cu_seqlens)
-    if whiten_over == "tokens":
-        a = _standard(a, response_mask, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce)
-    return a
+        rows = torch.ones_like(is_present) if valid_rows is None else valid_rows
+        x = _whiten(x, rows, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce)
+    a = to_tokens(x, mask, cu_seqlens)
+    return _whiten(a, mask, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce) if whiten_over == "tokens" else a
 
 
-def _standard(
-    x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None
-) -> Tensor:
-    m = moments(x, mask, ddof=ddof, all_reduce=all_reduce)
-    return torch.where(m.size > 1, m.centred(x, mask) / (m.variance.sqrt() + eps), 0.0)
+def _whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """(x − μ) / (σ + ε), where :func:`whiten` has sqrt(σ² + ε)."""
+    moments = batch_moments(x, mask, ddof=ddof, all_reduce=all_reduce)
+    denominator = safe_sqrt(moments.variance) + eps
+    is_defined = (moments.size > 1) & (denominator != 0)
+    return zero_outside(moments.centred / torch.where(is_defined, denominator, 1.0), mask & is_defined)
+
+
+def _checked_weights(
+    component_scores: ComponentScores, group_ids: GroupIds, weights: tuple[float, ...] | None
+) -> tuple[float, ...]:
+    if component_scores.dim() != 2 or component_scores.shape[0] != group_ids.shape[0]:
+        raise ValueError(
+            f"component_scores has shape {tuple(component_scores.shape)}, expected ({group_ids.shape[0]}, K): one row "
+            "per response, one column per reward"
+        )
+    weights = (1.0,) * component_scores.shape[1] if weights is None else weights
+    if len(weights) != component_scores.shape[1]:
+        raise ValueError(
+            f"weights has {len(weights)} entries, expected {component_scores.shape[1]}: component_scores has so many "
+            "columns, one for each reward"
+        )
+    return weights

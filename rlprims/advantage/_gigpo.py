@@ -1,16 +1,15 @@
-"""See :func:`gigpo`."""
+"""GiGPO: whole episodes compared with each other, and the steps that they took from one state too."""
 
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlprims.advantage._grpo import standard_scores
-from rlprims.advantage._responses import response_scores
+from rlprims.advantage._group import standard_scores
 from rlprims.advantage._returns import discounted_returns
-from rlprims.layout import sequence_ids, sequence_sum, to_tokens
+from rlprims.advantage._statistics import response_scores
+from rlprims.layout import expand_to_tokens, last_of_turn, sequence_sum, to_tokens, turn_boundaries
 from rlprims.masking import check_tokens, zero_outside
-from rlprims.turns import last_of_turn, turn_boundaries
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 
@@ -70,36 +69,48 @@ def gigpo(
     tensor([[ 1.4142,  0.7071],
             [-1.4142, -0.7071]])
     """
-    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    check_tokens(response_mask, cu_seqlens, state_ids=state_ids)
-    if state_ids.is_floating_point() or state_ids.dtype is torch.bool:
-        raise ValueError(f"state_ids has dtype {state_ids.dtype}, needs integers: a number for each state")
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    _check_state_ids(state_ids, mask, cu_seqlens)
     scored = partial(
         standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
     )
-    episodes = to_tokens(scored(s, group_ids, valid_rows), response_mask, cu_seqlens)
+    episode_advantages = to_tokens(scored(s, group_ids, valid_rows), mask, cu_seqlens)
 
-    # A turn's return is its own rewards and, on its last token, what is discounted from there on.
-    last = last_of_turn(turn_ids, response_mask, cu_seqlens)
-    to_go = discounted_returns(rewards, response_mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
-    paid = torch.where(last, to_go, zero_outside(rewards, response_mask)).flatten()
-    turns, mask = turn_boundaries(turn_ids, response_mask, cu_seqlens), response_mask.flatten()
-    returns = to_tokens(sequence_sum(paid, mask, turns), mask, turns)
-    # Every token gets the number of its turn, which is counted once, by its last token.
-    steps = scored(returns, _visits(group_ids, state_ids, cu_seqlens), last.flatten()).reshape(last.shape)
-    return episodes + omega * zero_outside(steps, response_mask)
+    # Every token gets its turn's return, which its group counts once: on the last token of the turn.
+    last = last_of_turn(turn_ids, mask, cu_seqlens)
+    returns = _turn_returns(rewards, turn_ids, last, mask, cu_seqlens, gamma)
+    visits = _ids_of_visits(group_ids, state_ids, mask, cu_seqlens)
+    step_advantages = scored(returns.flatten(), visits.flatten(), last.flatten()).reshape(mask.shape)
+    return episode_advantages + omega * zero_outside(step_advantages, mask)
 
 
-def _visits(group_ids: GroupIds, state_ids: Tensor, cu_seqlens: CuSeqlens | None) -> Tensor:
-    """A number for each pair of prompt and state: int64 (tokens,), dense, and found without reading a value."""
-    if cu_seqlens is None:
-        prompt = group_ids[:, None].expand(state_ids.shape).flatten()
-    else:
-        prompt = group_ids[sequence_ids(cu_seqlens, len(state_ids))]
-    state = state_ids.flatten()
+def _turn_returns(
+    rewards: PerToken,
+    turn_ids: TurnIds,
+    last: TokenMask,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    gamma: float,
+) -> PerToken:
+    """R_k = Σ_{l≥k} γ^{l−k} r_l on each token of turn k: its rewards, and from its last token on what follows."""
+    to_go = discounted_returns(rewards, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
+    parts = torch.where(last, to_go, zero_outside(rewards, mask)).flatten()
+    turns = turn_boundaries(turn_ids, mask, cu_seqlens)
+    return to_tokens(sequence_sum(parts, mask.flatten(), turns), mask.flatten(), turns).reshape(mask.shape)
+
+
+def _ids_of_visits(group_ids: GroupIds, state_ids: Tensor, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
+    """A number for each pair of prompt and state: int64, like the mask, dense, and found without reading a value."""
+    prompt, state = expand_to_tokens(group_ids, mask, cu_seqlens).flatten(), state_ids.flatten()
     order = state.argsort(stable=True)
     order = order[prompt[order].argsort(stable=True)]
     prompt, state = prompt[order], state[order]
-    changes = (prompt[1:] != prompt[:-1]) | (state[1:] != state[:-1])
-    numbers = torch.cat([torch.zeros_like(order[:1]), changes.long().cumsum(0)])
-    return torch.empty_like(order).index_put((order,), numbers)
+    is_new = (prompt[1:] != prompt[:-1]) | (state[1:] != state[:-1])
+    ids = torch.cat([torch.zeros_like(order[:1]), is_new.long().cumsum(0)])
+    return torch.zeros_like(order).index_put((order,), ids).reshape(mask.shape)
+
+
+def _check_state_ids(state_ids: Tensor, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> None:
+    check_tokens(mask, cu_seqlens, state_ids=state_ids)
+    if state_ids.is_floating_point() or state_ids.dtype is torch.bool:
+        raise ValueError(f"state_ids has dtype {state_ids.dtype}, expected integers: a number for each state")

@@ -1,10 +1,19 @@
-"""See :func:`pass_at_k`."""
+"""The best of several responses as the objective: pass@k, with k the size of the group or smaller."""
 
-import math
+from typing import Literal, TypeAlias
 
-from rlprims._groups import Groups, Numbers, constant, moments_of, on_groups, squares_of, variance_of
-from rlprims.advantage._responses import paid, response_scores
+import torch
+from torch import Tensor
+
+from rlprims.advantage._group import divide_by_std
+from rlprims.advantage._statistics import response_scores
+from rlprims.grouping import group_bounds, group_ranks, group_std, is_constant
+from rlprims.layout import to_tokens
+from rlprims.masking import check_choice
+from rlprims.scan import next_values, sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+SubsetBaseline: TypeAlias = Literal["leave_one_out_minus_one", "leave_one_out", "none"]
 
 
 def pass_at_k(
@@ -45,24 +54,106 @@ def pass_at_k(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
-    >>> import torch
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[0.0000, 0.5000, 0.0000]])
     """
-    s, response_mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    ranks = group_ranks(s, group_ids, valid_rows)
+    sorted_scores = ranks.sort(s)
+    is_best = (ranks.ranks == ranks.sizes - 1) & (ranks.sizes > 1)
+    a = ranks.unsort(torch.where(is_best, sorted_scores - sorted_scores.roll(1), 0.0))
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
+    if normalize_std:
+        a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
+    return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)
 
-    def leads(g: Groups, s: Numbers) -> tuple[Numbers]:
-        first = s >= g.rows(g.high(s))
-        alone = g.sum(g.where(first, s * 0 + 1, 0.0)) == 1
-        a = s - g.rows(g.high(g.where(first, -math.inf, s)))
-        if not normalize_std:
-            teaches = alone & ~constant(g, s, tolerance)  # a group of one is constant
-        else:
-            group = moments_of(g, s)
-            squares = squares_of(g, group)
-            teaches = alone & ~constant(g, s, tolerance, squares, group.size)
-            a = a / g.rows(g.where(teaches, variance_of(g, squares, group.size, ddof), math.inf) ** 0.5 + eps)
-        return (g.where(first & g.rows(teaches), a, 0.0),)
 
-    return paid(on_groups(leads, group_ids, valid_rows, s)[0], response_mask, cu_seqlens)
+def pkpo(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    k: int,
+    baseline: SubsetBaseline = "leave_one_out_minus_one",
+) -> PerToken:
+    """Pass-at-k policy optimization, Walder & Karkhanis 2025 (arXiv:2505.15201), eqs. 19, 29 and 33.
+
+    The objective is E[max of k rewards], estimated without bias from n >= k samples per prompt: the mean of the maximum
+    over all k-subsets I of the group. With s_i the rewards, response i is credited for the subsets that it is in,
+
+        A_i = n / C(n, k) · Σ_{I∋i} (max_{j∈I} s_j − b_{iI}),
+
+    and the baseline b, which does not see s_i, is the maximum over I without i ("leave_one_out_minus_one", eq. 33, of
+    the least variance by the paper: what i adds), the mean of the maximum over the k-subsets without i
+    ("leave_one_out", eq. 29), or 0 ("none", eq. 19).
+
+    Here differs from the paper: the factor n makes a mean over the group's responses the gradient, as in the other
+    estimators, where the paper sums; and eq. 29 weighs its baseline by n/(n − 1) more, which leaves equal rewards a
+    negative advantage. Both are unbiased. k = 1 has no subset to take i from, and the first two are :func:`rloo`.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        k: size of the subsets. A group of fewer than k, or of k under "leave_one_out", gets 0.
+        baseline: what is taken off.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice; k below 1.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> pkpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, k=2).T
+    tensor([[2., 0., 0., 0.]])
+    """
+    check_choice("baseline", baseline, SubsetBaseline)
+    if k < 1:
+        raise ValueError(f"k={k}, expected 1 or more: the size of the subsets whose best counts")
+    if baseline == "leave_one_out_minus_one" and k == 1:
+        baseline = "leave_one_out"
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    ranks = group_ranks(s, group_ids, valid_rows)
+    if baseline != "none":  # then only differences count: measured from the minimum, equal rewards give exactly 0
+        s = s - group_bounds(s.detach(), group_ids, valid_rows)[0]
+    s = s if valid_rows is None else torch.where(valid_rows, s, 0.0)  # adds nothing to the sums over the others
+    s, n, i, cu = ranks.sort(s), ranks.sizes, ranks.ranks, ranks.cu
+    share = s / (n - 1).clamp(min=1)
+
+    # Of the C(n−1, k−1) subsets that hold i, counted from 0 in ascending order, i is the best of C(i, k−1), and j > i
+    # of C(j−1, k−2). Without i, the best of k − 1 lower ones is j in C(j, k−2) cases; of any k, in C(j or j−1, k−1).
+    a = _ratio(i, n - 1, k - 1, s.dtype) * s
+    if baseline == "leave_one_out_minus_one":
+        a = a - _sum_before((k - 1) * _ratio(i, n - 2, k - 2, s.dtype) * share, cu)
+    else:
+        a = a + _sum_after((k - 1) * _ratio(i - 1, n - 2, k - 2, s.dtype) * share, cu)
+    if baseline == "leave_one_out":
+        a = a - _sum_before(k * _ratio(i, n - 2, k - 1, s.dtype) * share, cu)
+        a = a - _sum_after(k * _ratio(i - 1, n - 2, k - 1, s.dtype) * share, cu)
+    is_large_enough = n >= (k + 1 if baseline == "leave_one_out" else k)
+    return to_tokens(ranks.unsort(torch.where(is_large_enough, k * a, 0.0)), mask, cu_seqlens)
+
+
+def _ratio(a: Tensor, b: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+    """C(a, m) / C(b, m), factor by factor so that nothing overflows; 1 if m <= 0."""
+    ratio = torch.ones_like(a, dtype=dtype)
+    for t in range(m):
+        ratio = ratio * (a - t).clamp(min=0) / (b - t).clamp(min=1)
+    return ratio
+
+
+def _sum_after(x: Tensor, cu: CuSeqlens) -> Tensor:
+    """For each row the sum over the rows of its group with a higher rank."""
+    every_row = torch.ones_like(x, dtype=torch.bool)
+    return next_values(sum_from_right(x, every_row, cu), every_row, None, cu)
+
+
+def _sum_before(x: Tensor, cu: CuSeqlens) -> Tensor:
+    """For each row the sum over the rows of its group with a lower rank."""
+    return _sum_after(x.flip(0), x.shape[0] - cu.flip(0)).flip(0)

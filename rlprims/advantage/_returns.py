@@ -1,13 +1,14 @@
-"""See :func:`discounted_returns`."""
+"""Returns and advantages token by token, from rewards and a critic: reward-to-go, GAE and TD(λ).
 
-from functools import partial
+All of them are sums S_t = x_t + a_t S_{t+1} over the valid tokens of a sequence. A masked token (tool output) is
+skipped: t+1 is the next valid token, so the result equals that of the sequence without the masked tokens.
+"""
 
 import torch
 
-from rlprims.blocks import by_blocks, selected
-from rlprims.masking import check_sequences, check_tokens
-from rlprims.recurrence import skipping_recurrence
-from rlprims.turns import last_of_turn
+from rlprims import scan
+from rlprims.layout import expand_to_tokens, last_of_turn, last_token, sequence_lengths, to_tokens
+from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 
@@ -49,24 +50,171 @@ def discounted_returns(
     >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, turn_ids=torch.tensor([[0, 0, 0, 1]]), gamma=0.5)
     tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    check_critic_data(response_mask, cu_seqlens, bootstrap_values, rewards=rewards)
+    rewards = zero_outside(rewards, response_mask)
+    discount: float | PerToken = gamma
+    if turn_ids is not None:
+        discount = torch.where(last_of_turn(turn_ids, response_mask, cu_seqlens), gamma, torch.ones_like(rewards))
     if bootstrap_values is not None:
-        check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    discounts = None if turn_ids is None else last_of_turn(turn_ids, response_mask, cu_seqlens)
-    block = partial(_in_block, gamma=gamma)
-    return by_blocks(block, (rewards, response_mask, discounts), cu_seqlens, bootstrap_values)
+        after_last = gamma * expand_to_tokens(bootstrap_values.to(rewards.dtype), response_mask, cu_seqlens)
+        rewards = rewards + torch.where(last_token(response_mask, cu_seqlens), after_last, 0.0)
+    return zero_outside(scan.discounted_sum(rewards, discount, response_mask, cu_seqlens), response_mask)
 
 
-def _in_block(
+def gae(
     rewards: PerToken,
+    values: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    bootstrap_values: PerSequence | None = None,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> PerToken:
+    """Generalized advantage estimation, Schulman et al. 2016 (arXiv:1506.02438), eqs. 10 and 16.
+
+    δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, over the valid tokens of each sequence; beyond the last one
+    V is ``bootstrap_values`` (0 by default) and A is 0. Not whitened: see :func:`whiten`.
+
+    Masked tokens (tool output) are skipped: t+1 is the next valid token, so the result equals that of the sequence
+    without them. Peers disagree: verl 0.9 and NeMo-RL skip too; OpenRLHF sets those values to 0 and discounts across
+    them, slime and SkyRL let the critic's values of tool tokens in.
+
+    Args:
+        rewards, values: float (B, T) or (N,), per token.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        bootstrap_values: float (B,), V of what would have followed the last token: for truncated responses, 0 for
+            those that ended. Truncation is not termination; None treats it as if it were.
+        gamma: discount per valid token.
+        lam: λ, from one-step errors (0) to Monte-Carlo returns (1); :func:`length_adaptive_gae` has one per response.
+
+    Returns:
+        float, like rewards; 0 outside the mask. A critic's target is ``advantages + values``, or, with a λ of its own,
+        :func:`td_lambda`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.tensor([[True, True, False, True]])
+    >>> v = torch.tensor([[0.1, 0.2, 9.0, 0.4]])
+    >>> gae(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), v, m, lam=0.5)
+    tensor([[0.3500, 0.5000, 0.0000, 0.6000]])
+    """
+    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam)
+
+
+def _gae(
+    rewards: PerToken,
+    values: PerToken,
     mask: TokenMask,
-    discounts: TokenMask | None,
     cu_seqlens: CuSeqlens | None,
     bootstrap_values: PerSequence | None,
-    *,
     gamma: float,
+    lam: float | PerToken,
 ) -> PerToken:
-    r = selected(rewards, mask)
-    discount = gamma if discounts is None else torch.where(discounts, gamma, torch.ones_like(r))
-    returns, _ = skipping_recurrence(discount, r, mask, bootstrap_values, cu_seqlens)
-    return selected(returns, mask)
+    """:func:`gae` with one λ, or one per token."""
+    check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
+    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens)
+    td_errors = rewards + gamma * next_values - values
+    advantages = scan.discounted_sum(td_errors, gamma * lam, mask, cu_seqlens)
+    return zero_outside(advantages, mask)
+
+
+def length_adaptive_gae(
+    rewards: PerToken,
+    values: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    bootstrap_values: PerSequence | None = None,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.05,
+) -> PerToken:
+    """GAE with a λ for each response, VAPO, Yue et al. 2025 (arXiv:2504.05118): λ = 1 − 1 / (α l).
+
+    l is the number of valid tokens. What a reward on the last token leaves for the first is λ^l, which vanishes with l
+    if λ is fixed; here it is about exp(−1/α) for every length. A response of up to 1/α tokens has λ = 0, as in NeMo-RL:
+    the formula is negative there.
+
+    VAPO's critic learns from λ = 1: its target is ``td_lambda(..., lam=1.0)`` and not these advantages + values. λ
+    knows how the response went on, so that even with the true values the estimate can be biased.
+
+    Args:
+        rewards, values: float (B, T) or (N,), per token.
+        response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`, and are not counted in l.
+        cu_seqlens: int (B+1,) if packed.
+        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        gamma: discount per valid token.
+        alpha: α, per token.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; α that is not positive.
+
+    >>> m = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    >>> r = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]])
+    >>> length_adaptive_gae(r, torch.zeros(2, 4), m, alpha=0.5)  # λ is 1/2 and 0
+    tensor([[0.1250, 0.2500, 0.5000, 1.0000],
+            [0.0000, 1.0000, 0.0000, 0.0000]])
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha}, expected a number above 0: λ is 1 − 1 / (alpha · length)")
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(rewards).dtype)
+    lam = to_tokens(1 - 1 / (alpha * lengths).clamp(min=1), response_mask, cu_seqlens)
+    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam)
+
+
+def td_lambda(
+    rewards: PerToken,
+    values: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    bootstrap_values: PerSequence | None = None,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> PerToken:
+    """λ-returns, Sutton & Barto 2018, eq. 12.20: what a critic learns under TD(λ).
+
+    G_t = r_t + γ ((1 − λ) V_{t+1} + λ G_{t+1}) over the valid tokens of each sequence; beyond the last one V and G are
+    ``bootstrap_values`` (0 by default). λ = 0 is the one-step target, λ = 1 the discounted return. It is
+    ``gae(...) + values``; a function of its own lets the critic have another λ than the policy. VAPO (Yue et al. 2025,
+    arXiv:2504.05118) has 1 for the critic and :func:`length_adaptive_gae` for the policy.
+
+    Args:
+        rewards, values: float (B, T) or (N,), per token.
+        response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`.
+        cu_seqlens: int (B+1,) if packed.
+        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        gamma: discount per valid token.
+        lam: λ.
+
+    Returns:
+        float, like rewards: returns, not advantages; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.tensor([[True, False, True]])
+    >>> td_lambda(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.3, 9.0, 0.5]]), m, lam=0.5)
+    tensor([[0.7500, 0.0000, 1.0000]])
+    """
+    advantages = gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam)
+    return advantages + zero_outside(values, response_mask)
+
+
+def check_critic_data(
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    bootstrap_values: PerSequence | None,
+    **per_token: PerToken,
+) -> None:
+    """Raise ``ValueError`` unless the tensors are per token, like the mask, and the bootstrap values per sequence."""
+    check_tokens(response_mask, cu_seqlens, **per_token)
+    if bootstrap_values is not None:
+        check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)

@@ -1,15 +1,9 @@
-"""See :func:`vtrace` and :func:`vtrace_returns`."""
+"""V-trace: advantages and critic targets, corrected token by token for samples of another policy."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
-from torch import Tensor
-
-from rlprims.blocks import by_blocks, selected
-from rlprims.masking import check_sequences, check_tokens
+from rlprims import scan
+from rlprims.advantage._returns import check_critic_data
+from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import log_ratio
-from rlprims.recurrence import skipping_recurrence
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
@@ -56,13 +50,15 @@ def vtrace(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
     >>> vtrace(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000]])
     """
-    block = partial(_in_block, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho)
-    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask)
-    return _checked_by_blocks(block, data, cu_seqlens, bootstrap_values)
+    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask, cu_seqlens, bootstrap_values)
+    rho, td_errors, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c)
+    next_errors = scan.next_values(errors, response_mask, None, cu_seqlens)
+    return zero_outside(rho.clamp(max=clip_pg_rho) * (td_errors + gamma * lam * next_errors), response_mask)
 
 
 def vtrace_returns(
@@ -99,30 +95,17 @@ def vtrace_returns(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
     >>> vtrace_returns(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.7500, 1.0000]])
     """
-    block = partial(_in_block, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=None)
-    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask)
-    return _checked_by_blocks(block, data, cu_seqlens, bootstrap_values)
+    data = (rewards, values, old_log_probs, rollout_log_probs, response_mask, cu_seqlens, bootstrap_values)
+    _, _, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c)
+    return zero_outside(values, response_mask) + zero_outside(errors, response_mask)
 
 
-def _checked_by_blocks(
-    block: Callable[..., PerToken],
-    data: tuple[Tensor, ...],
-    cu_seqlens: CuSeqlens | None,
-    bootstrap_values: PerSequence | None,
-) -> PerToken:
-    *floats, mask = data
-    names = ("rewards", "values", "old_log_probs", "rollout_log_probs")
-    check_tokens(mask, cu_seqlens, **dict(zip(names, floats, strict=True)))
-    if bootstrap_values is not None:
-        check_sequences(mask, cu_seqlens, bootstrap_values=bootstrap_values)
-    return by_blocks(block, data, cu_seqlens, bootstrap_values)
-
-
-def _in_block(
+def _errors(
     rewards: PerToken,
     values: PerToken,
     old_log_probs: PerToken,
@@ -135,19 +118,14 @@ def _in_block(
     lam: float,
     clip_rho: float,
     clip_c: float,
-    clip_pg_rho: float | None,
-) -> PerToken:
-    """The advantages, or without their bound the critic's targets."""
-    r, v = selected(rewards, mask), selected(values, mask)
-    dtype = torch.promote_types(r.dtype, v.dtype)
-    r, v = r.to(dtype), v.to(dtype)
+) -> tuple[PerToken, PerToken, PerToken]:
+    """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without a ratio, and the errors E_t."""
+    check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
+    check_tokens(mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
+    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
     rho = log_ratio(old_log_probs, rollout_log_probs, mask).detach().exp()
-    # A valid token hands on its own value, others what they got: V_{t+1} of the next valid token.
-    _, next_value = skipping_recurrence(0.0, v, mask, bootstrap_values, cu_seqlens)
-    one_step = r + gamma * next_value - v
-    delta = selected(rho.clamp(max=clip_rho) * one_step, mask)
-    carry = (gamma * lam * rho.clamp(max=clip_c)).to(delta.dtype)
-    error, next_error = skipping_recurrence(carry, delta, mask, None, cu_seqlens)
-    if clip_pg_rho is None:
-        return selected(v + error, mask)
-    return selected(rho.clamp(max=clip_pg_rho) * (one_step + gamma * lam * next_error), mask)
+    c = rho.clamp(max=clip_c)
+    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens)
+    td_errors = rewards + gamma * next_values - values
+    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c, mask, cu_seqlens)
+    return rho, td_errors, errors

@@ -1,11 +1,12 @@
-"""Primitives under the names of other data, for the stages that have no other way to ask for it."""
+"""Primitives that read other data than their own: a reference that is the old policy, tokens of solved responses."""
 
 from rlprims import losses
-from rlprims.layout import to_tokens
+from rlprims.layout import expand_to_tokens
 from rlprims.ratios import Estimator
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, token_wise
 
 
+@token_wise
 def kl_to_old(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -15,7 +16,7 @@ def kl_to_old(
     value: Estimator = "abs",
     gradient: Estimator | None = None,
 ) -> PerToken:
-    """:func:`rlprims.losses.kl` to the policy at the start of the step, in the place of the reference.
+    """:func:`rlprims.losses.kl` to the policy at the start of the step, instead of to the reference.
 
     >>> import torch
     >>> kl_to_old(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
@@ -33,4 +34,4 @@ def solved(
     >>> solved(torch.tensor([1.0, 0.0]), torch.tensor([[True, False], [True, True]])).tolist()
     [[True, False], [False, False]]
     """
-    return to_tokens((scores > above).to(scores.dtype), response_mask, cu_seqlens) > 0
+    return response_mask & expand_to_tokens(scores > above, response_mask, cu_seqlens)

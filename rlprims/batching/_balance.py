@@ -1,14 +1,15 @@
-"""See :func:`balance`."""
+"""Rows into parts of nearly equal work."""
 
-import heapq
 from collections.abc import Hashable, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rlprims.batching._exchange import even_out
-from rlprims.batching._karmarkar_karp import karmarkar_karp
-from rlprims.batching._units import Integers, units
+from rlprims.batching._partition import karmarkar_karp, longest_first, longest_first_in_rounds, rebalance
+from rlprims.batching._units import Integers, checked_lengths, units_of
+from rlprims.masking import check_choice
+
+Method: TypeAlias = Literal["longest_first", "karmarkar_karp"]
 
 
 def balance(
@@ -17,28 +18,29 @@ def balance(
     group_ids: Sequence[Hashable] | None = None,
     *,
     equal_size: bool = False,
-    method: Literal["longest_first", "karmarkar_karp"] | None = None,
+    method: Method | None = None,
 ) -> list[list[int]]:
     """Rows into ``parts`` of nearly equal work, for ranks that must wait for the slowest.
 
-    A start is made by ``method``, then heavy and light parts exchange rows for as long as the heaviest becomes lighter.
-    "longest_first" gives the longest row left to the lightest part (LPT, Graham 1969: at most a third above the
-    optimum); with equal sizes it deals in rounds, the longest rows of a round to the lightest parts. "karmarkar_karp"
-    is the largest differencing method, as in verl, slime and OpenRLHF. After the exchanges one is as good as the other,
-    so None takes the faster: differencing if sizes are equal, longest first if not.
+    ``method`` makes a first division. Then heavy and light parts exchange rows as long as the heaviest part becomes
+    lighter. "longest_first" gives the longest remaining row to the lightest part (LPT, Graham 1969: at most a third
+    above the optimum); with equal sizes it works in rounds and gives the longest rows of a round to the lightest parts.
+    "karmarkar_karp" is the largest differencing method, as in verl, slime and OpenRLHF. After the exchanges both are
+    equally good, so None takes the faster: differencing if sizes are equal, longest first if not.
 
     Args:
         lengths: work of each row, in any unit: its tokens, or :func:`attention_workload` of them.
         parts: how many.
-        group_ids: a label for each row; rows of one label stay in one part. None: every row is free.
+        group_ids: a label for each row; rows of one label stay in one part. None: no constraint.
         equal_size: every part has the same number of rows.
-        method: how the start is made; None: the faster.
+        method: how the first division is made; None: the faster method.
 
     Returns:
         row numbers of each part, each ascending; no part is empty.
 
     Raises:
-        ValueError: fewer rows (or groups) than parts; equal_size, and rows that cannot be divided equally.
+        ValueError: negative lengths; an unknown method; fewer rows (or groups) than parts; equal_size, and rows that
+            cannot be divided equally.
 
     >>> balance([9, 1, 5, 5], 2)
     [[0, 1], [2, 3]]
@@ -49,41 +51,47 @@ def balance(
     """
     if method is None:
         method = "karmarkar_karp" if equal_size else "longest_first"
-    if method not in ("longest_first", "karmarkar_karp"):
-        raise ValueError(f"method is {method!r}, needs 'longest_first', 'karmarkar_karp' or None")
-    work, of_row = whole = units(lengths, group_ids)
+    check_choice("method", method, Method)
+    units = units_of(lengths, group_ids)
+    work = units.work
     if not 1 <= parts <= len(work):
-        raise ValueError(f"parts={parts} needs at least 1 and at most {len(work)}, the number of rows or groups")
+        raise ValueError(f"parts={parts} must be at least 1 and at most {len(work)}, the number of rows or groups")
     if equal_size:
-        sizes = np.bincount(of_row)
+        sizes = np.bincount(units.of_row)
         if (sizes != sizes[0]).any() or len(work) % parts:
             raise ValueError(
-                f"equal_size: {len(of_row)} rows in {len(work)} units of {sizes.min()} to {sizes.max()} cannot be "
-                f"divided into {parts} equal parts: pad the batch to a multiple"
+                f"equal_size: {len(units.of_row)} rows in {len(work)} units of {sizes.min()} to {sizes.max()} cannot "
+                f"be divided into {parts} equal parts: pad the batch to a multiple"
             )
-    some = np.maximum(work, 1)  # a row of no work still fills a part
+    positive = np.maximum(work, 1)  # so that a row without work fills a part too
     if method == "karmarkar_karp":
-        owners = karmarkar_karp(some, parts, equal_size=equal_size)
+        owners = karmarkar_karp(positive, parts, equal_size=equal_size)
+    elif equal_size:
+        owners = longest_first_in_rounds(positive, parts)
     else:
-        owners = (_deal if equal_size else _longest_first)(some, parts)
-    return whole.rows(even_out(work, owners, parts, equal_size=equal_size), parts)
+        owners = longest_first(positive, parts)
+    return units.rows(rebalance(work, owners, parts, equal_size=equal_size), parts)
 
 
-def _longest_first(work: Integers, parts: int) -> Integers:
-    order = np.argsort(-work, kind="stable")
-    lightest = [(0, part) for part in range(parts)]
-    owners = []
-    for more in work[order].tolist():
-        load, part = lightest[0]
-        owners.append(part)
-        heapq.heapreplace(lightest, (load + more, part))
-    return np.array(owners)[np.argsort(order)]
+def attention_workload(lengths: Sequence[int] | Integers, *, hidden_size: int = 4096) -> Integers:
+    """What each row costs a transformer, 6 h l + l²: work for :func:`balance` when rows are long.
 
+    A layer multiplies with 12 h² weights (24 h² l operations) and attends to all tokens (4 h l²); over 4 h that is the
+    formula. With h = 4096, a model of 7B, attention costs as much as the weights at 24576 tokens. Tokens alone are
+    right for short rows.
 
-def _deal(work: Integers, parts: int) -> Integers:
-    owners, loads = np.empty_like(work), np.zeros(parts, np.int64)
-    for hand in np.argsort(-work, kind="stable").reshape(-1, parts):
-        lightest = np.argsort(loads, kind="stable")
-        owners[hand] = lightest
-        loads[lightest] += work[hand]
-    return owners
+    Args:
+        lengths: tokens of each row.
+        hidden_size: h.
+
+    Returns:
+        int64 (B,).
+
+    Raises:
+        ValueError: lengths that are negative or not integers.
+
+    >>> attention_workload([1, 1000, 24576]).tolist()
+    [24577, 25576000, 1207959552]
+    """
+    tokens = checked_lengths("lengths", lengths)
+    return 6 * hidden_size * tokens + tokens**2

@@ -1,4 +1,4 @@
-"""What cannot be divided: single rows, or whole groups."""
+"""Units of work that stay in one part: single rows, or whole groups."""
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
@@ -26,16 +26,28 @@ class Units(NamedTuple):
         return [rows[begin:end] for begin, end in pairwise([0, *ends])]
 
 
-def units(lengths: Sequence[int] | Integers, group_ids: Sequence[Hashable] | None) -> Units:
+def checked_lengths(name: str, lengths: Sequence[int] | Integers) -> Integers:
+    """The lengths as int64 (B,).
+
+    Raises:
+        ValueError: they are not integers (B,), or one is negative.
+    """
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers (B,)")
+    if (array < 0).any():
+        row = int((array < 0).argmax())
+        raise ValueError(f"{name} is {array[row]} in row {row}, expected integers (B,), none negative")
+    return array.astype(np.int64)
+
+
+def units_of(lengths: Sequence[int] | Integers, group_ids: Sequence[Hashable] | None) -> Units:
     """One unit for each row, or for each group."""
-    work = np.asarray(lengths)
-    if work.ndim != 1 or (work.size and work.dtype.kind not in "iu") or (work < 0).any():
-        raise ValueError(f"lengths has shape {work.shape} and dtype {work.dtype}, needs integers (B,), none negative")
-    work = work.astype(np.int64)
+    work = checked_lengths("lengths", lengths)
     if group_ids is None:
         return Units(work, np.arange(len(work)))
     if len(group_ids) != len(work):
-        raise ValueError(f"{len(work)} lengths but {len(group_ids)} group_ids: one each")
+        raise ValueError(f"{len(work)} lengths but {len(group_ids)} group_ids, expected one each")
     of_row = dense_ids(group_ids).numpy()
     total = np.zeros(int(of_row.max(initial=-1)) + 1, np.int64)
     np.add.at(total, of_row, work)

@@ -4,11 +4,9 @@ Each returns :class:`Weights`, one factor per token of the loss. Importance weig
 are 0 or 1, leave out where it is too large. They multiply: ``tis(...) * veto(...)``.
 """
 
-from rlprims.corrections._batch_normalized import batch_normalized
-from rlprims.corrections._importance_weights import importance_weights
-from rlprims.corrections._opsm import opsm
+from rlprims.corrections._gates import opsm, rejection
+from rlprims.corrections._importance_weights import batch_normalized, importance_weights
 from rlprims.corrections._presets import geometric, icepop, mis, seq_mask_tis, tis, veto
-from rlprims.corrections._rejection import rejection
 from rlprims.corrections._weights import Weights
 
 __all__ = [

@@ -1,17 +1,20 @@
-"""See :func:`importance_weights`."""
+"""Weights for the gap between trainer and sampler, and their normalization over the batch."""
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
-from rlprims.corrections._spans import Level, spans
-from rlprims.corrections._weights import Weights
-from rlprims.masking import check_tokens
+from rlprims.corrections._weights import Level, Weights, check_level, segments
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.ratios import log_ratio, sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
 Mean: TypeAlias = Literal["product", "geometric"]
 Action: TypeAlias = Literal["truncate", "mask"]
+Per: TypeAlias = Literal["token", "sequence"]
 
 
 def importance_weights(
@@ -72,24 +75,69 @@ def importance_weights(
     tensor([[1.6487, 1.6487]])
     """
     check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
+    check_level(level, response_mask, cu_seqlens, turn_ids)
+    check_choice("mean", mean, Mean)
+    check_choice("action", action, Action)
     if not 0 <= low <= 1 <= high:
         raise ValueError(f"low={low} must be in [0, 1] and high={high} at least 1, the weight where both agree")
-    if mean not in ("product", "geometric"):
-        raise ValueError(f"unknown mean {mean!r}: choose 'product' or 'geometric'")
-    trainer, sampler = old_log_probs.detach(), rollout_log_probs
-    over = spans(level, response_mask, cu_seqlens, turn_ids)
-    if over is not None:
-        pair = over.lay(trainer), over.lay(sampler)
-        log_w = sequence_log_ratio(*pair, *over, mean=mean == "geometric").reshape(response_mask.shape)
-    elif mean == "product":
-        log_w = log_ratio(trainer, sampler, response_mask)
+    if level == "token" and mean == "geometric":
+        raise ValueError(f"mean={mean!r}, expected level='segment' or 'sequence': a token's ratio is not averaged")
+    if level == "token":
+        log_weights = log_ratio(old_log_probs.detach(), rollout_log_probs, response_mask)
     else:
-        raise ValueError(f"mean={mean!r} needs level='segment' or 'sequence': a token's ratio is not averaged")
-    weights = log_w.exp()
+        segment_mask, boundaries = segments(level, response_mask, cu_seqlens, turn_ids)
+        trainer = old_log_probs.detach().reshape(segment_mask.shape)
+        sampler = rollout_log_probs.reshape(segment_mask.shape)
+        log_weights = sequence_log_ratio(trainer, sampler, segment_mask, boundaries, mean=mean == "geometric")
+    weights = log_weights.reshape(response_mask.shape).exp()
     if action == "truncate":
         bounded = weights.clamp(low, high)
-    elif action == "mask":
-        bounded = torch.where((weights < low) | (weights > high), 0.0, weights)
     else:
-        raise ValueError(f"unknown action {action!r}: choose 'truncate' or 'mask'")
+        bounded = torch.where((weights < low) | (weights > high), 0.0, weights)
     return Weights(torch.where(response_mask, bounded, 0.0), frozenset({"rollout->old"}))
+
+
+def batch_normalized(
+    weights: Weights,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    per: Per = "token",
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Weights:
+    """Weights over their mean, so that a correction does not change the size of the step: w / mean(w).
+
+    The mean is over all valid tokens (for weights of tokens), or over the mean weights of the responses that have a
+    valid token (for weights of responses). Rejected tokens count, with weight 0. It is the mean of the whole step: call
+    this once, before the batch is split. verl's ``rollout_is_batch_normalize``; ROLL and slime take the mean of a
+    micro-batch.
+
+    Args:
+        weights: what :func:`importance_weights` and its like return, or a product of them.
+        response_mask: bool (B, T) or (N,), like weights.values.
+        cu_seqlens: int (B+1,) if packed.
+        per: "token" or "sequence": what the mean is over.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        Weights of mean 1, which account for the same gaps; all 0 if all were 0.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown option.
+
+    >>> batch_normalized(Weights(torch.tensor([[2.0, 1.0]])), torch.ones(1, 2, dtype=torch.bool)).values
+    tensor([[1.3333, 0.6667]])
+    """
+    check_tokens(response_mask, cu_seqlens, importance_weights=weights.values)
+    check_choice("per", per, Per)
+    values = zero_outside(weights.values, response_mask)
+    lengths = sequence_lengths(response_mask, cu_seqlens)
+    sums = sequence_sum(values, response_mask, cu_seqlens)
+    if per == "token":
+        total, count = sums.sum(), lengths.sum()
+    else:
+        total, count = (sums / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
+    if all_reduce is not None:
+        total, count = all_reduce(torch.stack([total, count.to(total.dtype)]))
+    mean = torch.where(total == 0, 1.0, total / count.clamp(min=1))
+    return Weights(values / mean, weights.corrected)

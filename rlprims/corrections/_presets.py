@@ -1,11 +1,11 @@
-"""Corrections by the names under which people ask for them: each is a call of another, with its source's bounds.
+"""Corrections by their common names: calls of two functions with the bounds of a source.
 
 Arguments, results and errors are those of :func:`importance_weights` and :func:`rejection`. Multiply as you need:
 verl's ``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence") * geometric(...)``.
 """
 
+from rlprims.corrections._gates import rejection
 from rlprims.corrections._importance_weights import importance_weights
-from rlprims.corrections._rejection import rejection
 from rlprims.corrections._weights import Weights
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
@@ -129,7 +129,7 @@ def veto(
 ) -> Weights:
     """Drop a response if the ratio of any of its tokens is below ``low`` or above ``high``. The bounds are SkyRL's.
 
-    One such token is enough to see that the sampler computed something else.
+    One such token shows that the sampler computed something else.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)

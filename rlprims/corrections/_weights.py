@@ -1,8 +1,13 @@
-"""See :class:`Weights`."""
+"""Factors for a per-token loss, and the segments of tokens that share one factor."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from rlprims.types import PerToken
+from rlprims.layout import turn_boundaries
+from rlprims.masking import check_choice, check_tokens
+from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
+
+Level: TypeAlias = Literal["token", "segment", "sequence"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -10,10 +15,10 @@ class Weights:
     """One factor per token for a loss, and which gap between two policies it accounts for.
 
     ``losses * weights.values`` before the aggregation. A product of two is both; two that account for the same gap are
-    refused. A gate, which is 0 or 1, chooses tokens and accounts for nothing.
+    refused. A gate, which is 0 or 1, selects tokens and accounts for nothing.
 
-    A rejected token still counts in the denominators of the aggregations, as in every peer. So that it does not, take
-    it out of the mask instead, and count ``totals`` of the new one: ``response_mask & (weights.values > 0)``.
+    A rejected token still counts in the denominators of the aggregations, as in every peer. To leave it out there too,
+    take it out of the mask instead, and count ``totals`` of the new one: ``response_mask & (weights.values > 0)``.
 
     Args:
         values: float (B, T) or (N,), 0 outside the mask, a constant.
@@ -34,7 +39,27 @@ class Weights:
     corrected: frozenset[str] = frozenset()
 
     def __mul__(self, other: "Weights") -> "Weights":
-        twice = self.corrected & other.corrected
-        if twice:
-            raise ValueError(f"correcting twice: both factors account for {', '.join(sorted(twice))}; keep one of them")
+        both = self.corrected & other.corrected
+        if both:
+            raise ValueError(f"correcting twice: both factors account for {', '.join(sorted(both))}; keep one of them")
         return Weights(self.values * other.values, self.corrected | other.corrected)
+
+
+def check_level(level: Level, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, turn_ids: TurnIds | None) -> None:
+    """Raise ``ValueError`` unless the level is known and ``turn_ids``, if given, is like the mask."""
+    check_choice("level", level, Level)
+    if turn_ids is not None:
+        check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
+
+
+def segments(
+    level: Level, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, turn_ids: TurnIds | None
+) -> tuple[TokenMask, CuSeqlens | None]:
+    """The mask, flattened if need be, and the ``cu_seqlens`` under which every segment is a sequence.
+
+    A segment is a turn or a response: ``level`` is "segment" or "sequence". Without ``turn_ids`` a response is one
+    segment.
+    """
+    if level == "sequence" or turn_ids is None:
+        return response_mask, cu_seqlens
+    return response_mask.flatten(), turn_boundaries(turn_ids, response_mask, cu_seqlens)

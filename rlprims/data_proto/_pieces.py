@@ -60,7 +60,7 @@ def split(data: D, split_size: int) -> list[D]:
 
 
 def concat(data: Sequence[D]) -> D:
-    """The batches one under another. Adjacent views of one batch, such as its own chunks, are rejoined without a copy.
+    """The batches one under another, copied once.
 
     ``meta_info`` must agree wherever a key is in several; but what is in ``meta_info["metrics"]`` (a dict, or a list of
     dicts, per worker) is collected into one dict of lists.

@@ -35,7 +35,7 @@ def repeat(data: D, repeat_times: int = 2, interleave: bool = True) -> D:
     numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
     return derived(
         data,
-        {name: _columns.repeated(tensor, repeat_times, interleave) for name, tensor in tensors.items()},
+        {name: _columns.take(tensor, numbers) for name, tensor in tensors.items()},
         {name: array[numbers.numpy()] for name, array in arrays.items()},
         None if rows is None else numbers.numel(),
     )

@@ -1,20 +1,21 @@
-"""What the tensors say of a step.
+"""Metrics of a training step, computed from its tensors.
 
-Each metric is unfinished (a sum with its count, a maximum, moments), so that ranks and micro-batches merge to exactly
-what the whole would give: see ``types.merge_metrics``. ``value()`` finishes it. No name says how to reduce it; its type
-does. Nothing counted gives 0, and no metric carries a graph.
+Each metric is a sum with its count, a maximum, or moments, so that ranks and micro-batches merge to exactly the metric
+of the whole: see ``types.merge_metrics``. ``value()`` gives the number. The type says how to merge, the name does not.
+If nothing was counted the value is 0, and no metric carries a graph.
 """
 
-from rlprims.diagnostics._at_k import best_at_k, pass_at_k
-from rlprims.diagnostics._critic import explained_variance
-from rlprims.diagnostics._groups import dead_groups
-from rlprims.diagnostics._mismatch import sampler_mismatch
-from rlprims.diagnostics._policy import divergences, policy_update
-from rlprims.diagnostics._rejections import rejections
-from rlprims.diagnostics._responses import length_correlation, log_perplexity, responses
-from rlprims.diagnostics._shares import nonfinite, share
-from rlprims.diagnostics._tokens import token_max, token_mean
-from rlprims.diagnostics._weights import weights
+from rlprims.diagnostics._policy import divergences, policy_update, sampler_mismatch
+from rlprims.diagnostics._responses import (
+    best_at_k,
+    dead_groups,
+    length_correlation,
+    log_perplexity,
+    pass_at_k,
+    responses,
+    share,
+)
+from rlprims.diagnostics._tokens import explained_variance, nonfinite, rejections, token_max, token_mean, weights
 
 __all__ = [
     "best_at_k",

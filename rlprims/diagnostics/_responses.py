@@ -1,12 +1,13 @@
-"""See :func:`responses`, :func:`length_correlation` and :func:`log_perplexity`."""
+"""Metrics of responses and of the groups that answer the same prompt."""
 
 import torch
-from torch import Tensor
 
-from rlprims.diagnostics._moments import moments
+from rlprims.diagnostics._tokens import moments
+from rlprims.filters import nonzero_range
+from rlprims.grouping import check_group_ids, group_ranks
 from rlprims.layout import sequence_lengths, sequence_sum
-from rlprims.masking import upcast
-from rlprims.types import Correlation, CuSeqlens, Mean, Metrics, PerSequence, PerToken, TokenMask
+from rlprims.masking import check_sequences, check_tokens, upcast
+from rlprims.types import Correlation, CuSeqlens, GroupIds, Mean, Metrics, PerSequence, PerToken, RowMask, TokenMask
 
 
 def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
@@ -16,22 +17,26 @@ def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqle
     >>> {name: float(metric.value()) for name, metric in responses(torch.tensor([1.0, 0.0]), m).items()}
     {'score': 0.5, 'length': 1.5, 'length_score_correlation': 1.0}
     """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores)
     lengths = sequence_lengths(response_mask, cu_seqlens)
-    rows = torch.tensor(len(scores), device=scores.device)
+    rows = torch.ones_like(lengths).sum()
     return {
-        "score": Mean(upcast(scores).sum().detach(), rows),
+        "score": Mean(upcast(scores.detach()).sum(), rows),
         "length": Mean(lengths.sum(), rows),
         "length_score_correlation": length_correlation(scores, response_mask, cu_seqlens),
     }
 
 
 def length_correlation(x: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Correlation:
-    """Pearson's correlation of each response's length with its score, or its advantage: whether length pays.
+    """Pearson's correlation of each response's length with its score or its advantage: whether longer is better.
 
     >>> m = torch.tensor([[True, True], [True, False]])
     >>> length_correlation(torch.tensor([0.0, 1.0]), m).value()
     tensor(-1.)
     """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, x=x)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(x).dtype)
     return moments(Correlation, torch.ones_like(x, dtype=torch.bool), lengths, x)
 
@@ -44,6 +49,87 @@ def log_perplexity(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: Cu
     >>> log_perplexity(torch.tensor([[-1.0, -3.0], [-4.0, 9.0]]), torch.tensor([[True, True], [True, False]])).value()
     tensor(3.)
     """
-    lengths: Tensor = sequence_lengths(response_mask, cu_seqlens)
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs)
+    lengths = sequence_lengths(response_mask, cu_seqlens)
     sums = sequence_sum(log_probs.detach(), response_mask, cu_seqlens)
     return Mean((-sums / lengths.clamp(min=1)).sum(), (lengths > 0).sum())
+
+
+def share(rows: RowMask) -> Mean:
+    """The share of rows that are True.
+
+    >>> share(torch.tensor([True, False])).value()
+    tensor(0.5000)
+    """
+    if rows.dim() != 1 or rows.dtype is not torch.bool:
+        raise ValueError(f"rows has shape {tuple(rows.shape)} and dtype {rows.dtype}, expected bool (B,)")
+    return Mean(rows.sum(), torch.ones_like(rows).sum())
+
+
+def dead_groups(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 1e-6) -> Mean:
+    """The share of groups without a signal: those that ``filters.nonzero_range`` would drop.
+
+    The parts of a batch merge to the whole if each group is in one part.
+
+    >>> dead_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).value()
+    tensor(0.5000)
+    """
+    is_dead = ~nonzero_range(scores, group_ids, tolerance=tolerance)
+    dead = torch.zeros_like(is_dead).scatter(0, group_ids, is_dead)
+    present = torch.zeros_like(is_dead).scatter(0, group_ids, torch.ones_like(is_dead))
+    return Mean(dead.sum(), present.sum())
+
+
+def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
+    """The score to expect of the best of k samples, mean over prompts: unbiased, from n >= k samples of each.
+
+    The mean over all C(n, k) subsets of a group: with its scores ascending, Σ_i x_i C(i − 1, k − 1) / C(n, k). The
+    worst of k is ``-best_at_k(-scores)``. verl draws k with replacement, a thousand times, from the global generator:
+    one success in 32 is a best@32 of 0.62 there, and 1 here. A group of fewer than k is not counted.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group is in one part of what is merged.
+        k: how many samples.
+
+    Returns:
+        Mean, in float64.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; k below 1.
+
+    >>> best_at_k(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), k=2).value()  # (3 + 3 + 2) / 3
+    tensor(2.6667, dtype=torch.float64)
+    """
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1: how many samples the best is taken of")
+    if scores.shape != group_ids.shape:
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
+        )
+    check_group_ids(group_ids)
+    ranks = group_ranks(scores, group_ids)
+    n, rank = ranks.sizes, ranks.ranks
+    # C(i − 1, k − 1) / C(n, k) with i = rank + 1, as a product of k factors, so that no factorial is computed.
+    j = torch.arange(1, k, device=scores.device)
+    factors = (rank[:, None] + 1 - j).clamp(min=0).double() / (n[:, None] - j).clamp(min=1)
+    probability_of_best = factors.prod(-1) * k / n
+    terms = torch.where(n >= k, ranks.sort(scores.detach()).double() * probability_of_best, 0.0)
+    return Mean(terms.sum(), ((n >= k) & (rank == 0)).sum())
+
+
+def pass_at_k(correct: RowMask, group_ids: GroupIds, *, k: int) -> Mean:
+    """The chance that one of k samples is correct, mean over prompts: Chen et al. 2021 (arXiv:2107.03374), eq. 1.
+
+    With c of n correct it is 1 − C(n − c, k) / C(n, k), unbiased; 1 − (1 − c/n)^k is too low. See :func:`best_at_k`.
+
+    >>> pass_at_k(torch.tensor([True, False, False, False]), torch.tensor([0, 0, 0, 0]), k=2).value()
+    tensor(0.5000, dtype=torch.float64)
+    """
+    if correct.dtype is not torch.bool:
+        raise ValueError(f"correct has dtype {correct.dtype}, expected torch.bool: compare the score with a threshold")
+    if correct.shape != group_ids.shape:
+        raise ValueError(
+            f"correct has shape {tuple(correct.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
+        )
+    return best_at_k(correct.double(), group_ids, k=k)

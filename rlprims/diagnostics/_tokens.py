@@ -1,25 +1,147 @@
-"""See :func:`token_mean` and :func:`token_max`."""
+"""Metrics of any numbers per token, and what the other metrics are made of: checks and moments."""
 
-from rlprims.masking import zero_outside
-from rlprims.types import Max, Mean, PerToken, TokenMask
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlprims.layout import sequence_lengths
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.types import (
+    CuSeqlens,
+    EffectiveShare,
+    ExplainedVariance,
+    Max,
+    Mean,
+    Metrics,
+    Moments,
+    PerToken,
+    TokenMask,
+)
+
+Kind = TypeVar("Kind", bound=Moments)
 
 
 def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
     """Mean over the valid tokens, as a metric: of entropies, say, or of values.
 
-    >>> import torch
     >>> token_mean(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
     tensor(1.)
     """
-    return Mean(zero_outside(x, response_mask).sum().detach(), response_mask.sum())
+    check_like_mask(response_mask, x=x)
+    return Mean(zero_outside(x.detach(), response_mask).sum(), response_mask.sum())
 
 
 def token_max(x: PerToken, response_mask: TokenMask) -> Max:
     """Largest over the valid tokens, of numbers that are at least 0; 0 without a token.
 
-    >>> import torch
     >>> token_max(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
     tensor(1.)
     """
-    kept = zero_outside(x, response_mask).detach()
-    return Max(kept.amax() if kept.numel() else kept.new_zeros(()))
+    check_like_mask(response_mask, x=x)
+    kept = zero_outside(x.detach(), response_mask).flatten()
+    return Max(pad(kept, (0, 1)).amax())  # the 0 at the end is the maximum of an empty batch
+
+
+def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
+    """The share of valid tokens whose number is NaN or infinite. The primitives let such a number through.
+
+    >>> nonfinite(torch.tensor([[1.0, torch.nan, torch.nan]]), torch.tensor([[True, True, False]])).value()
+    tensor(0.5000)
+    """
+    check_like_mask(response_mask, x=x)
+    return Mean((response_mask & ~x.isfinite()).sum(), response_mask.sum())
+
+
+def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
+    """The share of valid tokens that each cause rejects, and that any does.
+
+    ``rejected_<cause>`` for each of ``kept``, masks that are False where the cause rejects (of a correction or a
+    selection: ``weights.values > 0``); a token may have several causes.
+    ``rejected``: by any of them; ``rejected_sequences``: the share of responses that lost every token.
+
+    >>> m = torch.tensor([[True, True], [True, True]])
+    >>> veto, bounds = torch.tensor([[[False, False], [True, True]], [[False, True], [True, True]]])
+    >>> {name: float(metric.value()) for name, metric in rejections({"veto": veto, "bounds": bounds}, m).items()}
+    {'rejected_veto': 0.5, 'rejected_bounds': 0.25, 'rejected': 0.5, 'rejected_sequences': 0.5}
+    """
+    check_tokens(response_mask, cu_seqlens, **kept)
+    for cause, mask in kept.items():
+        if mask.dtype is not torch.bool:
+            raise ValueError(f"{cause} has dtype {mask.dtype}, expected torch.bool: True where the token is kept")
+    tokens, remaining = response_mask.sum(), response_mask
+    metrics: Metrics = {}
+    for cause, mask in kept.items():
+        metrics[f"rejected_{cause}"] = Mean((response_mask & ~mask).sum(), tokens)
+        remaining = remaining & mask
+    before, after = sequence_lengths(response_mask, cu_seqlens) > 0, sequence_lengths(remaining, cu_seqlens) > 0
+    return {
+        **metrics,
+        "rejected": Mean((response_mask & ~remaining).sum(), tokens),
+        "rejected_sequences": Mean((before & ~after).sum(), before.sum()),
+    }
+
+
+def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
+    """How much of a batch the importance weights leave: per token with its mask, or per sequence with a row mask.
+
+    ``weight_mean``, 1 in expectation if they are a plain ratio; ``weight_max``; ``weight_ess``: (Σw)² / (n Σw²), the
+    effective sample size as a share of n; ``weight_chi2``: E[w²] − 1, the χ² divergence of the two policies.
+
+    >>> w = torch.tensor([[2.0, 0.0, 9.0]])
+    >>> {name: float(m.value()) for name, m in weights(w, torch.tensor([[True, True, False]])).items()}
+    {'weight_mean': 1.0, 'weight_max': 2.0, 'weight_ess': 0.5, 'weight_chi2': 1.0}
+    """
+    check_like_mask(mask, "mask", importance_weights=importance_weights)
+    w = zero_outside(importance_weights.detach(), mask)
+    return {
+        "weight_mean": token_mean(w, mask),
+        "weight_max": token_max(w, mask),
+        "weight_ess": moments(EffectiveShare, mask, w),
+        "weight_chi2": token_mean(w.square() - 1, mask),
+    }
+
+
+def explained_variance(values: PerToken, returns: PerToken, response_mask: TokenMask) -> ExplainedVariance:
+    """1 − Var(R − V) / Var(R) over the valid tokens: 1 is a perfect critic, 0 no better than a constant.
+
+    It is 0 if R is constant.
+
+    >>> r = torch.tensor([[1.0, 3.0]])
+    >>> explained_variance(r, r, torch.tensor([[True, True]])).value()
+    tensor(1.)
+    """
+    check_like_mask(response_mask, values=values, returns=returns)
+    r, v = zero_outside(returns, response_mask), zero_outside(values, response_mask)
+    return moments(ExplainedVariance, response_mask, r, r - v)
+
+
+def check_like_mask(mask: TokenMask, mask_name: str = "response_mask", **tensors: Tensor) -> None:
+    """Raise ``ValueError`` unless the mask is bool and every named tensor has its shape."""
+    if mask.dtype is not torch.bool:
+        raise ValueError(f"{mask_name} has dtype {mask.dtype}, expected torch.bool: pass {mask_name}.bool()")
+    for name, tensor in tensors.items():
+        if tensor.shape != mask.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, {mask_name} has {tuple(mask.shape)}: expected equal shapes"
+            )
+
+
+def moments(kind: type[Kind], mask: Tensor, *columns: Tensor) -> Kind:
+    """Count, means and scatter of the valid samples: one column for each of the K numbers, all shaped like the mask.
+
+    Everything is measured from the column's smallest number, so that a constant column has a scatter of exactly 0. The
+    mean of seven 0.1 is not 0.1, and the quotient of two rounding errors can be any number.
+    """
+    x = torch.stack([zero_outside(column.detach(), mask).flatten() for column in columns])
+    valid = mask.flatten()
+    count = valid.sum().to(x.dtype)
+    lowest = pad(torch.where(valid, x, torch.inf), (0, 1), value=torch.inf).amin(-1)
+    lowest = torch.where(count > 0, lowest, 0.0)
+    above = torch.where(valid, x - lowest[:, None], 0.0)
+    mean = above.sum(-1) / count.clamp(min=1)
+    centred = torch.where(valid, above - mean[:, None], 0.0)
+    scatter = (centred[:, None] * centred).sum(-1)  # not a matrix product, whose precision autocast changes
+    return kind(count, lowest + mean, scatter)

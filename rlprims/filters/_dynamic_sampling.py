@@ -1,10 +1,16 @@
-"""See :class:`DynamicSampling`."""
+"""Which prompts to sample: generation batches until a training batch is full, and prompts by their difficulty."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Generic, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import torch
+
+from rlprims.masking import check_choice
 
 Group = TypeVar("Group")
+AtLimit: TypeAlias = Literal["error", "smaller_batch"]
 
 
 class SamplingExhausted(RuntimeError):
@@ -14,9 +20,9 @@ class SamplingExhausted(RuntimeError):
 class DynamicSampling(Generic[Group]):
     """Collects kept groups over generation batches until a training batch is full (DAPO, arXiv:2503.14476, sec. 3.2).
 
-    A group is whatever the caller calls one, whole: after :meth:`take` each has the samples it came with. Groups beyond
-    the batch are the surplus and open the next one (verl discards them). Every group that is added ends as taken,
-    surplus, or dropped for a reason that is counted.
+    A group is any object and is never divided: :meth:`take` returns it as it was added. Groups beyond the batch are the
+    surplus and open the next one (verl discards them). Every group that is added ends as taken, surplus, or dropped for
+    a reason that is counted.
 
     Args:
         groups: groups of a training batch.
@@ -36,10 +42,13 @@ class DynamicSampling(Generic[Group]):
         *,
         groups: int,
         max_generation_batches: int | None = None,
-        at_limit: Literal["error", "smaller_batch"] = "error",
+        at_limit: AtLimit = "error",
     ) -> None:
+        check_choice("at_limit", at_limit, AtLimit)
         if groups < 1 or (max_generation_batches is not None and max_generation_batches < 1):
-            raise ValueError(f"groups={groups} and max_generation_batches={max_generation_batches} must be at least 1")
+            raise ValueError(
+                f"groups={groups} and max_generation_batches={max_generation_batches}, expected at least 1"
+            )
         self.groups = groups
         self.max_generation_batches = max_generation_batches
         self.at_limit = at_limit
@@ -50,7 +59,7 @@ class DynamicSampling(Generic[Group]):
 
     @property
     def full(self) -> bool:
-        """Whether a training batch can be taken; past the limit it raises or settles for less, as ``at_limit`` says."""
+        """Whether a training batch can be taken. At the limit it raises or accepts fewer groups: see ``at_limit``."""
         if len(self.surplus) >= self.groups:
             return True
         limit = self.max_generation_batches
@@ -68,7 +77,7 @@ class DynamicSampling(Generic[Group]):
     def add(self, groups: Sequence[Group], dropped: Sequence[str | None]) -> None:
         """One generation batch: its groups, and for each the reason to drop it or None to keep it."""
         if len(groups) != len(dropped):
-            raise ValueError(f"{len(groups)} groups but {len(dropped)} reasons: one each, None to keep")
+            raise ValueError(f"{len(groups)} groups but {len(dropped)} reasons: expected one each, None to keep")
         self.generation_batches += 1
         self.sampled += len(groups)
         self.surplus += [group for group, reason in zip(groups, dropped, strict=True) if reason is None]
@@ -77,7 +86,83 @@ class DynamicSampling(Generic[Group]):
     def take(self) -> list[Group]:
         """The training batch, oldest groups first. The counters begin anew for the next one."""
         if not self.full:
-            raise ValueError(f"{len(self.surplus)} of {self.groups} groups: add generation batches until full")
-        taken, self.surplus = self.surplus[: self.groups], self.surplus[self.groups :]
+            raise ValueError(
+                f"{len(self.surplus)} of {self.groups} groups, expected all: add generation batches until full"
+            )
+        batch, self.surplus = self.surplus[: self.groups], self.surplus[self.groups :]
         self.generation_batches, self.sampled, self.dropped = 0, 0, Counter()
-        return taken
+        return batch
+
+
+class DifficultyPools:
+    """Prompts by how often they were solved last time, and draws that prefer some pools to others.
+
+    A pool has a least solve rate and a weight. A prompt belongs to the pool with the largest least rate that its own
+    reaches; one that was not seen yet has weight 1. With weight 0 a pool is never drawn from again, so
+    ``{"open": (0.0, 1.0), "mastered": (1.0, 0.0)}`` retires a prompt as soon as all its responses are correct.
+
+    The solve rates are the state, and JSON; the pools are configuration.
+
+    Args:
+        pools: name to (least solve rate, weight).
+
+    >>> pools = DifficultyPools({"hard": (0.0, 1.0), "normal": (0.2, 2.0), "easy": (0.8, 0.0)})
+    >>> pools.observe({"1+1": 1.0, "17*23": 0.5})
+    >>> pools.pool("1+1"), pools.pool("17*23"), pools.pool("unseen")
+    ('easy', 'normal', None)
+    >>> sorted(pools.draw(["1+1", "17*23", "unseen"], 2, generator=torch.Generator().manual_seed(0)))
+    ['17*23', 'unseen']
+    """
+
+    def __init__(self, pools: Mapping[str, tuple[float, float]]) -> None:
+        if not pools or any(not math.isfinite(least) or not 0 <= w < math.inf for least, w in pools.values()):
+            raise ValueError(
+                f"pools={pools!r}, expected names with (least solve rate, weight), finite, no weight negative"
+            )
+        self.pools = dict(sorted(pools.items(), key=lambda item: -item[1][0]))
+        self.solve_rates: dict[str, float] = {}
+
+    def pool(self, prompt: str) -> str | None:
+        """The prompt's pool; None if it was not seen. A rate below every least rate belongs to the lowest pool."""
+        if prompt not in self.solve_rates:
+            return None
+        rate = self.solve_rates[prompt]
+        return next((name for name, (least, _) in self.pools.items() if rate >= least), list(self.pools)[-1])
+
+    def weight(self, prompt: str) -> float:
+        """The prompt's probability of being drawn, relative to the weights of the other prompts."""
+        pool = self.pool(prompt)
+        return 1.0 if pool is None else self.pools[pool][1]
+
+    def observe(self, solve_rates: Mapping[str, float]) -> None:
+        """Record each prompt's mean accuracy in the last batch; it replaces the one before."""
+        wrong = [prompt for prompt, rate in solve_rates.items() if not math.isfinite(rate)]
+        if wrong:
+            raise ValueError(f"the solve rate of {wrong[0]!r} is {solve_rates[wrong[0]]}, expected a finite number")
+        self.solve_rates.update({prompt: float(rate) for prompt, rate in solve_rates.items()})
+
+    def draw(self, prompts: Sequence[str], count: int, *, generator: torch.Generator) -> list[str]:
+        """``count`` different prompts in random order, drawn by weight.
+
+        Raises:
+            ValueError: fewer than ``count`` have a positive weight; it says how many each pool holds.
+        """
+        weights = torch.tensor([self.weight(prompt) for prompt in prompts], dtype=torch.float64)
+        if not 0 < count <= int((weights > 0).sum()):
+            pools = Counter(self.pool(prompt) or "unseen" for prompt in prompts)
+            raise ValueError(
+                f"count={count}, expected at least 1 and at most {int((weights > 0).sum())}, the prompts of positive "
+                f"weight; of {len(prompts)} there are {dict(pools)}"
+            )
+        return [prompts[i] for i in torch.multinomial(weights, count, generator=generator).tolist()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"solve_rates": dict(self.solve_rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        rates = state.get("solve_rates")
+        if set(state) != {"solve_rates"} or not isinstance(rates, Mapping):
+            raise ValueError(f"the state has {sorted(state)}, expected solve_rates: prompt to number")
+        if any(not isinstance(k, str) or type(v) not in (int, float) or not math.isfinite(v) for k, v in rates.items()):
+            raise ValueError("solve_rates holds other values, expected strings to finite numbers")
+        self.solve_rates = {prompt: float(rate) for prompt, rate in rates.items()}

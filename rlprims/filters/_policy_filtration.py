@@ -1,17 +1,22 @@
-"""See :func:`policy_filtration`."""
+"""Resampling of rows by their scores: PF-PPO."""
 
 from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rlprims.grouping import check_group_ids, group_bounds
-from rlprims.masking import upcast
+from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims.kernels import are_readable
+from rlprims.masking import check_choice
 from rlprims.types import GroupIds, PerSequence
 
 Rows: TypeAlias = Annotated[Tensor, "int64 (B,)"]
+Weighting: TypeAlias = Literal["pow", "max_min", "max_random"]
+Scope: TypeAlias = Literal["batch", "group"]
 
-_FLOOR = 1e-8  # where all weights are 0, any row is as good
+_MIN_WEIGHT = 1e-8
+"""Added to every known row's weight: if all weights are 0, every row is equally likely."""
 
 
 def policy_filtration(
@@ -19,62 +24,75 @@ def policy_filtration(
     group_ids: GroupIds,
     *,
     generator: torch.Generator,
-    weights: Literal["pow", "max_min", "max_random"] = "pow",
+    weights: Weighting = "pow",
     power: float = 2.0,
-    over: Literal["batch", "group"] = "batch",
+    over: Scope = "batch",
 ) -> Rows:
     """Resampling by score, PF-PPO, Zhang et al. 2024 (arXiv:2409.06957): train on the rows whose reward is reliable.
 
     As many rows as there are, drawn with replacement. The weight of a row is |s|^power ("pow"); 1 for the best and the
-    worst, 0 between ("max_min"); or 0.4 for the best and 0.1 for every other ("max_random"). verl 0.9
+    worst, 0 between ("max_min"); or 0.4 for the best and 0.1 for every other row ("max_random"). verl 0.9
     (``compute_pf_ppo_reweight_data``) draws from the whole batch, so that a prompt may vanish and best means best of
     all prompts; ``over="group"`` draws each group's rows from that group, and its size stays.
+
+    A row of unknown score (NaN, infinite) is never drawn. If a group has no other rows, the rows in its place are drawn
+    from all the other groups: each of them is equally likely, then a row by its weight.
 
     Take the rows of every tensor, ``x[policy_filtration(...)]``, after the advantages: copies have no variance.
 
     Args:
-        scores: float (B,). A row of unknown score (NaN, infinite) is not drawn.
+        scores: float (B,).
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         generator: on the device of the scores.
-        weights: which rows are worth more.
+        weights: which rows have more weight: "pow", "max_min" or "max_random".
         power: of "pow".
-        over: among which rows best and worst are sought, and from which a row is drawn.
+        over: "batch" or "group": the rows among which best and worst are found, and from which a row is drawn.
 
     Returns:
         int64 (B,), numbers of rows; those of a group stand where its rows stood if ``over="group"``.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes that do not fit; an unknown option; no score of the batch is finite (on an
+            accelerator, where values are not read, the last row is returned then).
 
     >>> scores, ids = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])
     >>> policy_filtration(scores, ids, over="group", generator=torch.Generator().manual_seed(0))
     tensor([0, 0, 0, 5, 5, 5])
     """
+    check_choice("weights", weights, Weighting)
+    check_choice("over", over, Scope)
     if scores.shape != group_ids.shape:
         raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: both are (B,)"
+            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
         )
     check_group_ids(group_ids)
-    pool = group_ids if over == "group" else torch.zeros_like(group_ids)
+    rows = scores.shape[0]
     known = scores.isfinite()
-    s = upcast(scores)
+    if are_readable(scores) and rows and not known.any():
+        raise ValueError(f"none of the {rows} scores is finite, expected at least one row to draw")
+    pool = group_ids if over == "group" else torch.zeros_like(group_ids)
+    s = scores.detach().double()
     low, high = group_bounds(s, pool, known)
     if weights == "pow":
         weight = s.abs() ** power
     elif weights == "max_min":
-        weight = ((s == low) | (s == high)).to(s.dtype)
+        weight = ((s == low) | (s == high)).double()
     else:
-        weight = torch.where(s == high, 0.4, 0.1)
-    weight = torch.where(known, weight.double() + _FLOOR, 0.0)
+        weight = torch.where(s == high, 0.4, torch.full_like(s, 0.1))
+    weight = torch.where(known, weight + _MIN_WEIGHT, 0.0)
+    total = group_sum(weight, pool)
+    share = weight / torch.where(total == 0, 1.0, total)
 
-    # Each pool is a stretch of the cumulated weights; a row is drawn by a point in the stretch of its pool.
+    # Side by side, every pool with a known score takes an interval of length 1 of the cumulated shares. A row is drawn
+    # by a point in the interval of its pool, or in all of them if its pool has none. All tensors are sorted by pool.
     order = pool.argsort(stable=True)
     pool = pool[order]
-    upto = weight[order].cumsum(0)
-    sizes = torch.zeros_like(pool).index_add(0, pool, torch.ones_like(pool))
-    last = sizes.cumsum(0) - 1
-    begin = torch.cat([upto.new_zeros(1), upto])[last + 1 - sizes][pool]
-    point = torch.rand(len(s), generator=generator, device=s.device, dtype=upto.dtype)
-    found = torch.searchsorted(upto, begin + point * (upto[last][pool] - begin), right=True)
-    drawn = order[torch.minimum(found, last[pool])]
+    cumulated = pad(share[order].cumsum(0), (1, 0))
+    first = torch.searchsorted(pool, pool)
+    begin, end = cumulated[first], cumulated[first + group_count(pool)]
+    is_empty = begin == end
+    begin, end = torch.where(is_empty, 0.0, begin), torch.where(is_empty, cumulated[-1], end)
+    point = begin + torch.rand(rows, generator=generator, device=s.device, dtype=s.dtype) * (end - begin)
+    point = torch.minimum(point, torch.nextafter(end, begin))  # rounding must not reach the next pool
+    drawn = order[torch.searchsorted(cumulated[1:].contiguous(), point, right=True).clamp(max=rows - 1)]
     return torch.empty_like(order).index_put((order,), drawn)

@@ -104,7 +104,3 @@ def are_readable(*tensors: Tensor) -> bool:
 def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which products on this tensor's device keep the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def chosen(*_: Any) -> bool:  # TEMPORARY, until the old callers are gone
-    return False

@@ -149,7 +149,7 @@ def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize
     lengths = [_length(row, f"{source}, response {at}") for at, row in enumerate(rows)]
     width = max(*lengths, 1)
     tensors = {"response_mask": torch.arange(width) < torch.tensor(lengths)[:, None]}
-    others: dict[str, list[Any]] = {}
+    non_tensors: dict[str, list[Any]] = {}
     for name in rows[0]:
         column = [row[name] for row in rows]
         if all(_per_token(name, value) for value in column):
@@ -157,14 +157,14 @@ def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize
         elif all(isinstance(value, int | float) for value in column):
             tensors[name] = torch.tensor(column)
         else:
-            others[name] = column
+            non_tensors[name] = column
     tensors["response_mask"] = tensors["response_mask"].bool()
     if "scores" in tensors:
         tensors["scores"] = tensors["scores"].float()
-    if "group_ids" not in tensors and "prompt" in others:
+    if "group_ids" not in tensors and "prompt" in non_tensors:
         seen: dict[str, int] = {}
-        tensors["group_ids"] = torch.tensor([seen.setdefault(str(text), len(seen)) for text in others["prompt"]])
-    return DataProto.from_dict(tensors=tensors, non_tensors=others)
+        tensors["group_ids"] = torch.tensor([seen.setdefault(str(text), len(seen)) for text in non_tensors["prompt"]])
+    return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
 
 
 def _per_token(name: str, value: Any) -> bool:

@@ -12,7 +12,7 @@ from rlprims.types import PerToken, TokenMask
 
 
 def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
-    """One update that is not made: what it would do to each token, and why.
+    """What one update would do to each token, and why; the update itself is not made.
 
     The batch goes through the algorithm's own stages: scores are shaped, groups filtered, advantages estimated, tokens
     weighed, losses aggregated; then autograd. A batch without ``scores`` begins at its ``advantages``. Missing
@@ -73,23 +73,23 @@ def _update(
     mask, log_probs = data["response_mask"], data["log_probs"].detach().clone().requires_grad_()
     update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
     objective = policy_objective(algorithm, update)
-    (slope,) = torch.autograd.grad(objective, log_probs)
+    (gradient,) = torch.autograd.grad(objective, log_probs)
     losses = policy_objective(algorithm.replace(aggregation=_as_they_are), update).detach().requires_grad_()
     (share,) = torch.autograd.grad(algorithm.aggregation({**update, "losses": losses}), losses)
     policy = algorithm.policy_loss(update)
-    (alone,) = torch.autograd.grad(policy.sum(), log_probs)
+    (policy_gradient,) = torch.autograd.grad(policy.sum(), log_probs)
     a = torch.where(mask, update["advantages"], 0.0)
     safe = torch.where(a == 0, 1.0, a)
     weight = torch.where(mask, update.get("loss_weights", torch.ones_like(a)), 0.0)
-    flat = mask & (a != 0) & (alone == 0)
+    flat = mask & (a != 0) & (policy_gradient == 0)
     ratio = log_ratio(log_probs, update["old_log_probs"], mask).exp()
     side = torch.where(flat, _side(ratio, -policy / safe, a), 0.0)
     numbers = {
         "advantage": a,
         "weight": weight,
-        "coefficient": torch.where(a == 0, 0.0, -alone / safe),
+        "coefficient": torch.where(a == 0, 0.0, -policy_gradient / safe),
         "loss_share": share * losses,
-        "gradient": -slope,
+        "gradient": -gradient,
         "side": side,
     }
     marks = [
@@ -101,13 +101,13 @@ def _update(
     causes = torch.zeros(mask.shape, dtype=torch.int64)
     for number, (_, where) in enumerate(marks, 1):
         causes = torch.where(where, number, causes)
-    said = ["", *(name for name, _ in marks)]
+    names = ["", *(name for name, _ in marks)]
     detached = {name: values.detach() for name, values in numbers.items()}
-    return float(objective.detach()), detached, [[said[cause] for cause in row] for row in causes.tolist()]
+    return float(objective.detach()), detached, [[names[cause] for cause in row] for row in causes.tolist()]
 
 
 def _as_they_are(losses: PerToken) -> PerToken:
-    """In the place of an aggregation: the losses before it."""
+    """The losses without aggregation."""
     return losses
 
 
@@ -126,9 +126,9 @@ def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Ge
     if "loss_weights" not in data:
         return []
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
-    alone = algorithm.replace(token_selection=None, loss_terms=())
+    corrections_only = algorithm.replace(token_selection=None, loss_terms=())
     for part in algorithm.corrections:
-        weights = weigh_tokens(alone.replace(corrections=(part,)), data, generator=generator)
+        weights = weigh_tokens(corrections_only.replace(corrections=(part,)), data, generator=generator)
         marks.append((str(part), weights["loss_weights"] == 0))
     return marks
 

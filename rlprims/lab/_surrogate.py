@@ -101,6 +101,6 @@ def surrogate(
                 "group_ids": torch.arange(len(old)),
             }
         )
-        (slope,) = torch.autograd.grad(values.sum(), log_probs)
-        losses[sign], coefficients[sign] = values.detach()[:, 0], -sign * slope[:, 0] + 0.0
+        (gradient,) = torch.autograd.grad(values.sum(), log_probs)
+        losses[sign], coefficients[sign] = values.detach()[:, 0], -sign * gradient[:, 0] + 0.0
     return Surrogate(str(bound), ratio, losses, coefficients)

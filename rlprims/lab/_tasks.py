@@ -44,8 +44,8 @@ class TabularTask:
         lengths = torch.tensor([len(tokens) for tokens in self.listed])
         self.responses = torch.tensor([[*tokens, *[0] * (length - len(tokens))] for tokens in self.listed])
         self.masks = torch.arange(length) < lengths[:, None]
-        said = [[score(p, tokens) for tokens in self.listed] for p in range(prompts)]
-        rows = [[one if isinstance(one, Mapping) else {"score": one} for one in row] for row in said]
+        results = [[score(p, tokens) for tokens in self.listed] for p in range(prompts)]
+        rows = [[one if isinstance(one, Mapping) else {"score": one} for one in row] for row in results]
         self.columns = {
             name: torch.tensor([[float(one[name]) for one in row] for row in rows], dtype=torch.float64)
             for name in rows[0][0]
@@ -148,7 +148,7 @@ def stop_after(wanted: Sequence[int] = (1, 3), *, length: int = 6) -> TabularTas
     """A tiny sequence task: end after exactly ``wanted[prompt]`` tokens. Token 0 stops, token 1 goes on.
 
     >>> task = stop_after((1, 2), length=3)
-    >>> [tokens for tokens, right in zip(task.listed, task.columns["score"][1]) if right]
+    >>> [tokens for tokens, correct in zip(task.listed, task.columns["score"][1]) if correct]
     [(1, 1, 0)]
     """
 

@@ -104,11 +104,11 @@ def _objective(
     generator: torch.Generator,
 ) -> Tensor:
     prompts, responses, mask = data["prompts"], data["responses"], data["response_mask"]
-    now = {
+    update = {
         **data,
         "log_probs": task.log_probs(policy, prompts, responses, mask),
         **task.moments(policy, prompts, responses, mask),
         "new_values": torch.where(mask, task.lookup(critic, prompts, responses), 0.0),
     }
-    objective = policy_objective(algorithm, weighed(algorithm, now, generator))
-    return objective if algorithm.value_loss is None else objective + value_objective(algorithm, now)
+    objective = policy_objective(algorithm, weighed(algorithm, update, generator))
+    return objective if algorithm.value_loss is None else objective + value_objective(algorithm, update)

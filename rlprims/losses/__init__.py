@@ -2,13 +2,14 @@
 
 A loss, its aggregation and its diagnostics are three functions. Losses return one number per token, 0 outside the mask;
 ``loss = losses.token_mean(losses.clipped_surrogate(...), response_mask)``. Gradients flow into ``log_probs``,
-``logits``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a graph or not.
+``logits``, ``topk_log_probs``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a
+graph or not. A loss with the attribute ``token_wise`` computes each token's number from that token's inputs only.
 
 A policy loss whose ratio is to the policy at the start of the step asks for ``old_log_probs``; one whose paper puts the
 ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.
 
-Those of preference (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) read one log-prob for each
+Preference losses (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) read one log-prob for each
 response and return one number for each pair or response, whose mean is the loss.
 """
 
@@ -21,33 +22,15 @@ from rlprims.losses._aggregation import (
     token_mean,
     token_sum,
 )
-from rlprims.losses._aspo import aspo
-from rlprims.losses._asymre import asymre
-from rlprims.losses._cispo import cispo
-from rlprims.losses._clipped_surrogate import clipped_surrogate
-from rlprims.losses._decoupled_ppo import decoupled_ppo
-from rlprims.losses._dpo import dpo
-from rlprims.losses._dppo import dppo
-from rlprims.losses._entropy import entropy
-from rlprims.losses._full_kl import full_kl, jsd
-from rlprims.losses._gmpo import gmpo
-from rlprims.losses._gppo import gppo
-from rlprims.losses._gspo import gspo, gspo_token
-from rlprims.losses._ipo import ipo
-from rlprims.losses._kl import kl, weighted_kl
-from rlprims.losses._kto import kto
-from rlprims.losses._nll import nll
-from rlprims.losses._opmd import opmd
-from rlprims.losses._orpo import orpo
-from rlprims.losses._reinforce import reinforce
-from rlprims.losses._sampled_reverse_kl import sampled_reverse_kl
-from rlprims.losses._sapo import sapo
-from rlprims.losses._simpo import simpo
-from rlprims.losses._topk_kl import topk_kl
-from rlprims.losses._topr import topr
-from rlprims.losses._tv_symmetric import tv_symmetric
+from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
+from rlprims.losses._distillation import full_kl, jsd, topk_kl
+from rlprims.losses._kl import kl, sampled_reverse_kl, weighted_kl
+from rlprims.losses._preference import dpo, ipo, kto, orpo, simpo
+from rlprims.losses._sequence import gmpo, gspo, gspo_token, opmd
+from rlprims.losses._supervised import entropy, nll
+from rlprims.losses._trust_region import dppo, tv_symmetric
 from rlprims.losses._value import value
-from rlprims.losses._vespo import vespo
+from rlprims.losses._weighted import asymre, cispo, reinforce, topr, vespo
 
 __all__ = [
     "aspo",

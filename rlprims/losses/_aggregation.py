@@ -1,8 +1,8 @@
 """From per-token losses to the scalar of an optimizer step.
 
-Each mean divides by the ``totals`` of the whole step when it is given them, so that the micro-batches' scalars **sum**
-to the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` they count what they are
-given. A sequence or group without a valid token counts nowhere; nothing valid at all gives 0 with gradient 0.
+Each mean divides by the ``totals`` of the whole step if they are given, so that the micro-batches' scalars **sum** to
+the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` it counts the batch at hand. A
+sequence or group without a valid token counts nowhere; a batch without a valid token gives 0 with gradient 0.
 
 All take ``losses`` float (B, T) or (N,), ``response_mask`` bool like it, ``cu_seqlens`` if packed, and return float ().
 They raise ``ValueError`` on shapes or dtypes that do not fit.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlprims.grouping import check_group_ids
 from rlprims.layout import sequence_lengths, sequence_sum
-from rlprims.masking import check_sequences, check_tokens, count, zero_outside
+from rlprims.masking import check_sequences, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, Scalar, TokenMask, Totals
 
 
@@ -26,15 +26,15 @@ def count_totals(
     Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1))
     """
     check_tokens(response_mask, cu_seqlens)
-    alive = sequence_lengths(response_mask, cu_seqlens) > 0
+    non_empty = sequence_lengths(response_mask, cu_seqlens) > 0
     if group_ids is None:
         groups = torch.zeros((), dtype=torch.int64, device=response_mask.device)
     else:
         check_group_ids(group_ids)
         check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-        seen = torch.zeros(len(group_ids), dtype=torch.int64, device=response_mask.device)
-        groups = (seen.index_add(0, group_ids, alive.long()) > 0).sum()
-    return Totals(tokens=count(response_mask), sequences=alive.sum(), groups=groups)
+        sequences = torch.zeros_like(group_ids).index_add(0, group_ids, non_empty.long())
+        groups = (sequences > 0).sum()
+    return Totals(tokens=response_mask.sum(), sequences=non_empty.sum(), groups=groups)
 
 
 def _at_least_one(count: Tensor | int) -> Tensor | int:
@@ -64,7 +64,7 @@ def token_mean(
     >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
     """
-    tokens = count(response_mask) if totals is None else totals.tokens
+    tokens = response_mask.sum() if totals is None else totals.tokens
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
 
 
@@ -93,13 +93,14 @@ def seq_mean_token_sum_norm(
 ) -> Scalar:
     """:func:`seq_mean_token_sum` divided by a constant length: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), listing 1.
 
-    ``length`` is the generation budget, the same for every batch. verl's default is the padded width, which is not.
+    ``length`` is the generation budget, the same for every batch. verl's default is the padded width, which differs
+    from batch to batch.
 
     >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
     tensor(0.5000)
     """
     if length <= 0:
-        raise ValueError(f"length={length} must be above 0: the maximum number of response tokens")
+        raise ValueError(f"length={length}, expected a number above 0: the maximum number of response tokens")
     return seq_mean_token_sum(losses, response_mask, cu_seqlens, totals) / length
 
 
@@ -131,9 +132,9 @@ def prompt_token_mean(
 ) -> Scalar:
     """Mean over the tokens of each prompt's group, mean over prompts: the DAPO paper (arXiv:2503.14476), eq. 8.
 
-    ``group_tokens`` (int (B,)) counts, for each row, the valid tokens of its group in the whole step; it is needed,
-    with ``totals``, when the groups are split over micro-batches, and then ``group_ids`` are not read. None: the groups
-    are whole.
+    ``group_tokens`` (int (B,)) is, for each row, the number of valid tokens of its group in the whole step. Give it,
+    with ``totals``, when the groups are split over micro-batches; then ``group_ids`` are not read. None: the groups are
+    whole.
 
     >>> m = torch.tensor([[True, True], [True, False], [True, True]])
     >>> prompt_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)

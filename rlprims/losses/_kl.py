@@ -1,16 +1,15 @@
-"""See :func:`kl` and :func:`weighted_kl`."""
+"""KL divergences estimated from the log-probs of the sampled tokens."""
 
-from functools import partial
-
+import torch
 from torch import Tensor
 
-from rlprims.divergence import kl_with_slope
-from rlprims.losses._with_slope import with_slope
-from rlprims.masking import check_tokens, upcast
-from rlprims.ratios import Estimator, log_ratio
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.losses._weighted import reinforce
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.ratios import Estimator, estimate_kl, log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@token_wise
 def kl(
     log_probs: PerToken,
     ref_log_probs: PerToken,
@@ -23,7 +22,7 @@ def kl(
     """Per-token estimate of KL(π ‖ π_ref) from the sampled token, Schulman 2020 (joschu.net/blog/kl-approx.html).
 
     With d = log_probs − ref_log_probs: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
-    :func:`rlprims.divergence.estimate_kl`.
+    :func:`rlprims.ratios.estimate_kl`.
 
     Value and gradient are chosen apart. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref); E[∇k1] is 0,
     so k1 as a loss regularizes nothing; E[∇k3] is the gradient of the other direction, KL(π_ref ‖ π). Hence
@@ -33,7 +32,7 @@ def kl(
         log_probs: float (B, T) or (N,), current policy; the only gradient.
         ref_log_probs: float, like log_probs: frozen reference.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; tokens are independent, so it is not read.
+        cu_seqlens: int (B+1,) if packed; not read.
         value: estimator of the value.
         gradient: estimator whose gradient is used; None: the value's own.
 
@@ -43,23 +42,27 @@ def kl(
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown estimator.
 
-    >>> import torch
     >>> kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]]), value="k3")
     tensor([[0.3679]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, ref_log_probs=ref_log_probs)
-    rule = partial(_estimate, value=value, gradient=value if gradient is None else gradient)
-    return with_slope(rule, response_mask, log_probs, ref_log_probs)
+    gradient = value if gradient is None else gradient
+    check_choice("value", value, Estimator)
+    check_choice("gradient", gradient, Estimator)
+
+    d = zero_outside(upcast(log_probs) - upcast(ref_log_probs).detach(), response_mask)
+    if gradient == value:
+        return estimate_kl(d, value)
+    return _straight_through(estimate_kl(d, value), estimate_kl(d, gradient))
 
 
-def _estimate(
-    log_probs: Tensor, ref_log_probs: Tensor, *, value: Estimator, gradient: Estimator
-) -> tuple[Tensor, Tensor]:
-    from_ref = upcast(log_probs) - upcast(ref_log_probs)
-    estimate, slope = kl_with_slope(from_ref, value)
-    return estimate, slope if gradient == value else kl_with_slope(from_ref, gradient)[1]
+def _straight_through(x: Tensor, y: Tensor) -> Tensor:
+    """The value of ``x`` with the gradient of ``y``; infinite entries of ``y`` leave the value of ``x`` as it is."""
+    y = torch.where(y.isinf(), 0.0, y)  # inf - inf would be NaN
+    return x.detach() + (y - y.detach())
 
 
+@token_wise
 def weighted_kl(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -77,14 +80,14 @@ def weighted_kl(
 
     On policy ρ is 1 but its gradient is not 0, so this still differs from :func:`kl`: it adds the score-function term
     that NeMo-RL adds. TRL multiplies k3 by the ratio of its policy loss by default. Neither the ratio nor the KL is
-    cut as a policy loss is; log-ratios are clamped to ±20 before ``exp``.
+    clipped as a policy loss is; log-ratios are clamped to ±20 before ``exp``.
 
     Args:
         log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: the policy that the samples are taken as samples of.
+        old_log_probs: float, like log_probs: the policy that sampled, or counts as the one that did.
         ref_log_probs: float, like log_probs: frozen reference.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; tokens are independent, so it is not read.
+        cu_seqlens: int (B+1,) if packed; not read.
         value: estimator that is weighted.
 
     Returns:
@@ -93,13 +96,50 @@ def weighted_kl(
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown estimator.
 
-    >>> import torch
-    >>> now, then, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
-    >>> weighted_kl(now[:, None], then[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
+    >>> p, old, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
+    >>> weighted_kl(p[:, None], old[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
     tensor([[1.7329]])
     """
-    check_tokens(
-        response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs
-    )
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs)
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     return ratio * kl(log_probs, ref_log_probs, response_mask, cu_seqlens, value=value)
+
+
+@token_wise
+def sampled_reverse_kl(
+    log_probs: PerToken,
+    teacher_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """On-policy distillation, Agarwal et al. 2023 (arXiv:2306.13649), from the log-prob of the sampled token.
+
+    :func:`reinforce` with A = teacher_log_probs − log_probs, a constant: loss = −A log π. A token that the teacher
+    finds likelier than the student has A > 0 and is pushed up. For samples of the student its mean gradient is that of
+    KL(student ‖ teacher) of the next token. Its value is no divergence: log :func:`kl` with k1 for that.
+
+    Other libraries write the same as a reward, a penalty or an advantage, each with its own sign: here A > 0 pushes
+    towards the teacher. A token's advantage is its own log-ratio, without those of the tokens that follow. For samples
+    of an older policy give teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``.
+    Both log-probs are of one temperature, the sampler's.
+
+    Args:
+        log_probs: float (B, T) or (N,), student; the only gradient.
+        teacher_log_probs: float, like log_probs: of the same tokens.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> x = torch.tensor([[-2.0]], requires_grad=True)
+    >>> sampled_reverse_kl(x, torch.tensor([[-1.5]]), torch.tensor([[True]])).sum().backward()
+    >>> x.grad  # a step against it raises the log-prob
+    tensor([[-0.5000]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
+    advantages = upcast(teacher_log_probs) - upcast(log_probs).detach()
+    return reinforce(log_probs, advantages, response_mask, cu_seqlens)

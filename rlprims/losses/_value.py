@@ -1,15 +1,13 @@
-"""See :func:`value`."""
-
-from functools import partial
+"""The loss of the critic."""
 
 import torch
 from torch import Tensor
 
-from rlprims.losses._with_slope import with_slope
-from rlprims.masking import check_tokens, upcast
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@token_wise
 def value(
     new_values: PerToken,
     values: PerToken,
@@ -24,15 +22,15 @@ def value(
 
     loss = h(V − R) with h(e) = ½ e². With ``clip=c`` (Dhariwal et al. 2017, baselines): max(h(V − R), h(V' − R)), where
     V' is V clamped to within c of the value when sampled. The ½ is TRL's, OpenRLHF's, verl's and NeMo-RL's; slime omits
-    it. With ``huber_delta=δ`` (Huber 1964): h(e) = δ (|e| − ½ δ) where |e| > δ, so that no target pulls with more than
-    δ; AReaL offers it at 10.
+    it. With ``huber_delta=δ`` (Huber 1964): h(e) = δ (|e| − ½ δ) where |e| > δ, so that the gradient is never larger
+    than δ; AReaL offers it at 10.
 
     Args:
         new_values: float (B, T) or (N,), critic now; the only gradient.
         values: float, like new_values: critic when sampled; read only if clipped.
         returns: float, like new_values: the target, ``advantages + values`` before whitening.
         response_mask: bool, like new_values.
-        cu_seqlens: int (B+1,) if packed; tokens are independent, so it is not read.
+        cu_seqlens: int (B+1,) if packed; not read.
         clip: c > 0 in units of the value (verl: 0.5), or None.
         huber_delta: δ > 0 in units of the value, or None: the square everywhere.
 
@@ -48,29 +46,21 @@ def value(
     """
     check_tokens(response_mask, cu_seqlens, new_values=new_values, values=values, returns=returns)
     if clip is not None and clip <= 0:
-        raise ValueError(f"clip={clip} must be above 0, or None for no clipping")
+        raise ValueError(f"clip={clip}, expected a number above 0, or None for no clipping")
     if huber_delta is not None and huber_delta <= 0:
-        raise ValueError(f"huber_delta={huber_delta} must be above 0, or None for the squared error")
-    if clip is None:
-        return with_slope(partial(_error, huber_delta=huber_delta), response_mask, new_values, returns)
-    rule = partial(_clipped, clip=clip, huber_delta=huber_delta)
-    return with_slope(rule, response_mask, new_values, returns, values)
+        raise ValueError(f"huber_delta={huber_delta}, expected a number above 0, or None for the squared error")
+
+    new_values = zero_outside(new_values, response_mask)
+    returns = zero_outside(returns, response_mask).detach()
+    losses = _error(new_values - returns, huber_delta)
+    if clip is not None:
+        values = zero_outside(values, response_mask).detach()
+        clipped_values = new_values.clamp(values - clip, values + clip)
+        losses = torch.maximum(losses, _error(clipped_values - returns, huber_delta))
+    return losses
 
 
-def _error(new_values: Tensor, returns: Tensor, *, huber_delta: float | None) -> tuple[Tensor, Tensor]:
-    e = upcast(new_values) - upcast(returns)
-    if huber_delta is None:
-        return e.square().div_(2), e
-    near = e.clamp(-huber_delta, huber_delta)
-    return (near / -2).add_(e).mul_(near), near  # ½ e² within δ, beyond it δ (|e| − ½ δ)
-
-
-def _clipped(
-    new_values: Tensor, returns: Tensor, values: Tensor, *, clip: float, huber_delta: float | None
-) -> tuple[Tensor, Tensor]:
-    """Where V' is the worse it is a constant; within the clip V' is V."""
-    free, slope = _error(new_values, returns, huber_delta=huber_delta)
-    old = upcast(values)
-    held, _ = _error(upcast(new_values).clamp(old - clip, old + clip), returns, huber_delta=huber_delta)
-    loss = torch.maximum(free, held)
-    return loss, slope.mul_(free.eq_(loss))
+def _error(e: Tensor, delta: float | None) -> Tensor:
+    """½ e², or δ (|e| − ½ δ) where |e| > δ."""
+    squares = e.square() / 2
+    return squares if delta is None else torch.where(e.abs() > delta, delta * (e.abs() - delta / 2), squares)

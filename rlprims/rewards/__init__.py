@@ -1,20 +1,18 @@
 """From a response's score to the reward on its tokens. ``rewards.verifiers`` scores texts.
 
-Whatever shapes a score returns a term (B,), and terms are added: ``scores + overlong_penalty(...) + ...``.
+Every function that shapes a score returns a term (B,) to add to it: ``scores + overlong_penalty(...) + ...``.
 """
 
 from rlprims.rewards import verifiers
-from rlprims.rewards._combine import combine
-from rlprims.rewards._cosine_length import cosine_length
-from rlprims.rewards._kl_penalty import kl_penalty
-from rlprims.rewards._overlong_penalty import overlong_penalty
-from rlprims.rewards._placement import at_last_token
-from rlprims.rewards._potential_shaping import potential_shaping
-from rlprims.rewards._relative_length import relative_length
-from rlprims.rewards._repetition_penalty import repetition_penalty
-from rlprims.rewards._rescale import rescale
-from rlprims.rewards._solve_rate_length import solve_rate_length
-from rlprims.rewards._truncation_penalty import truncation_penalty
+from rlprims.rewards._length import (
+    cosine_length,
+    overlong_penalty,
+    relative_length,
+    solve_rate_length,
+    truncation_penalty,
+)
+from rlprims.rewards._scores import combine, repetition_penalty, rescale
+from rlprims.rewards._tokens import at_last_token, kl_penalty, potential_shaping
 
 __all__ = [
     "at_last_token",

@@ -1,11 +1,12 @@
 """Random batches of the whole vocabulary, made awkward on purpose, and what may be done to a batch without changing it.
 
-Rows are ragged and end in padding; one begins with padding, two have tool tokens inside, one has a single token and one
-has none. Groups have 3, 2, 1 and 2 rows, in mixed order.
+Rows are ragged and end in padding; some begin with padding, some have tool tokens inside, one has a single token and
+one has none. Groups have several sizes, in mixed order: 3, 2, 1 and 2 rows in the toy batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -59,11 +60,14 @@ VOCABULARY: Mapping[str, Layout] = {
 }
 """The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
 
-ROWS = 8
+TOY, LARGE = (8, 6), (64, 128)
+"""The two sizes, rows and columns, at which the laws hold: no constant of a primitive may lie between them unseen."""
+
 _VOCABULARY_SIZE, _TOP = 7, 3
 _PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "row", "lengths": "row"}
 _PATTERNS = ("111011", "111100", "100000", "000000", "001110", "101101", "111111", "011000")
 _GROUPS = (0, 0, 0, 1, 1, 2, 3, 3)
+_GROUP_SIZES = (1, 5, 2, 8, 3)
 _JUNK = 7.0
 
 
@@ -147,24 +151,73 @@ def merge(first: Batch, second: Batch) -> Batch:
     return Batch({name: torch.cat([a.data[name], b.data[name]]) for name in a.data})
 
 
-def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_PATTERNS[0])) -> Batch:
-    """A batch of (8, ``width``) tokens; the same seed gives the same batch."""
+def make_batches(seeds: Iterable[int], dtype: torch.dtype = torch.float64) -> Iterator[Batch]:
+    """A toy batch for each seed, and a large one."""
+    for seed in seeds:
+        yield make_batch(seed, dtype)
+    yield make_batch(0, dtype, *LARGE)
+
+
+def _toy_mask(width: int, generator: torch.Generator) -> Tensor:
+    patterns = torch.tensor([[mark == "1" for mark in pattern] for pattern in _PATTERNS])
+    mask = torch.zeros(TOY[0], max(width, patterns.shape[1]), dtype=torch.bool)
+    mask[:, : patterns.shape[1]] = patterns
+    return mask[torch.randperm(TOY[0], generator=generator), :width]
+
+
+def _mask(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """Ragged rows with gaps; one is full, one has a single token and one has none."""
+    columns = torch.arange(width)
+    ends = torch.randint(1, width + 1, (rows, 1), generator=generator)
+    begins = (torch.rand(rows, 1, generator=generator) < 0.2) * ends // 2
+    gaps = (torch.rand(rows, width // 3 + 1, generator=generator) < 0.2).repeat_interleave(3, dim=-1)[:, :width]
+    mask = (columns >= begins) & (columns < ends) & ~gaps
+    mask[0], mask[1], mask[2] = True, columns == 0, False
+    return mask[torch.randperm(rows, generator=generator)]
+
+
+def _group_ids(rows: int) -> Tensor:
+    sizes = torch.tensor(_GROUP_SIZES).repeat(rows)[:rows]
+    return torch.arange(rows).repeat_interleave(sizes)[:rows]
+
+
+def make_batch(
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    rows: int = TOY[0],
+    width: int = TOY[1],
+    *,
+    integers: int | None = None,
+) -> Batch:
+    """A batch of (``rows``, ``width``) tokens; the same seed gives the same batch.
+
+    ``integers``: another seed, whose batch gives everything but the floats, so that two batches pack to one layout.
+    """
+    batch = _make_batch(seed, rows, width)
+    if integers is not None:
+        floats = {name: x for name, x in batch.data.items() if x.is_floating_point()}
+        batch = _make_batch(integers, rows, width).replace(**floats)
+    return Batch({name: x.to(dtype if x.is_floating_point() else x.dtype, copy=True) for name, x in batch.data.items()})
+
+
+@lru_cache(maxsize=64)
+def _make_batch(seed: int, rows: int, width: int) -> Batch:
+    """In float64. It is kept, so whoever gets it must copy it."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    patterns = torch.tensor([[mark == "1" for mark in pattern] for pattern in _PATTERNS])
-    mask = torch.zeros(ROWS, max(width, patterns.shape[1]), dtype=torch.bool)
-    mask[:, : patterns.shape[1]] = patterns
-    mask = mask[torch.randperm(ROWS, generator=generator), :width]
-    group_ids = torch.tensor(_GROUPS)[torch.randperm(ROWS, generator=generator)]
+    toy = rows == TOY[0]
+    mask = _toy_mask(width, generator) if toy else _mask(rows, width, generator)
+    group_ids = torch.tensor(_GROUPS) if toy else _group_ids(rows)
+    group_ids = group_ids[torch.randperm(rows, generator=generator)]
     columns = torch.arange(1, width + 1)
     needed = (mask * columns).amax(-1) if width else mask.sum(-1)
-    spare = torch.rand(ROWS, generator=generator) * (width - needed + 1)
-    tokens = torch.zeros(ROWS, dtype=torch.int64).index_add(0, group_ids, mask.sum(-1))
+    spare = torch.rand(rows, generator=generator) * (width - needed + 1)
+    tokens = torch.zeros(rows, dtype=torch.int64).index_add(0, group_ids, mask.sum(-1))
 
-    shape = (ROWS, width)
+    shape = (rows, width)
     old = -normal(*shape).abs() - 0.1
     values = normal(*shape)
     data = {
@@ -180,14 +233,14 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_
         "returns": normal(*shape),
         "advantages": normal(*shape),
         "losses": normal(*shape),
-        "scores": normal(ROWS),
-        "baseline_scores": normal(ROWS),
-        "bootstrap_values": normal(ROWS),
+        "scores": normal(rows),
+        "baseline_scores": normal(rows),
+        "bootstrap_values": normal(rows),
         "group_ids": group_ids,
         "group_tokens": tokens[group_ids],
-        "valid_rows": torch.rand(ROWS, generator=generator) < 0.7,
+        "valid_rows": torch.rand(rows, generator=generator) < 0.7,
         "token_cotangent": normal(*shape),
-        "row_cotangent": normal(ROWS),
+        "row_cotangent": normal(rows),
         "lengths": needed + spare.long(),
     }
     pi = old.exp()
@@ -195,7 +248,7 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_
         "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),
         "importance_weights": normal(*shape).exp(),
         "turn_ids": (torch.rand(shape, generator=generator) < 0.4).cumsum(-1),
-        "component_scores": normal(ROWS, 2),
+        "component_scores": normal(rows, 2),
     }
     logits, teacher_logits = 2 * normal(*shape, _VOCABULARY_SIZE), 2 * normal(*shape, _VOCABULARY_SIZE)
     top = teacher_logits.topk(_TOP, dim=-1).indices
@@ -207,14 +260,14 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, width: int = len(_
         "teacher_logits": teacher_logits,
         "topk_log_probs": logits.log_softmax(-1).gather(-1, top),
         "teacher_topk_log_probs": teacher_logits.log_softmax(-1).gather(-1, top),
-        **{f"{name}_log_probs": -2 * normal(ROWS).abs() - 0.1 for name in pairs},
-        "baseline_kl": normal(ROWS).abs(),
-        "desirable": torch.rand(ROWS, generator=generator) < 0.5,
+        **{f"{name}_log_probs": -2 * normal(rows).abs() - 0.1 for name in pairs},
+        "baseline_kl": normal(rows).abs(),
+        "desirable": torch.rand(rows, generator=generator) < 0.5,
     }
     data["state_ids"] = torch.randint(3, shape, generator=generator)
     data |= {
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
-        "truncated": torch.rand(ROWS, generator=generator) < 0.4,
+        "truncated": torch.rand(rows, generator=generator) < 0.4,
     }
-    return Batch(data).to(dtype)
+    return Batch(data)

@@ -1,100 +1,19 @@
-"""Which laws bind which kind of primitive, and the report of those that it breaks."""
+"""The checks, one for each kind of primitive, and the report of the laws that it breaks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlprims.corrections import Weights
-from rlprims.testing import (
-    _laws_advantage,
-    _laws_aggregation,
-    _laws_errors,
-    _laws_filter,
-    _laws_layout,
-    _laws_logits,
-    _laws_loss,
-    _laws_mask,
-    _laws_numeric,
-    _laws_purity,
-    _laws_selector,
-)
+from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
 from rlprims.testing._laws_logits import LogitFunction
-from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
+from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
-T = TypeVar("T")
-Law = Callable[[T], None]
 Exemptions = Mapping[str, str]
-
-_ALWAYS: tuple[Law[Primitive], ...] = (
-    _laws_layout.rows_may_be_permuted,
-    _laws_mask.empty_batches_are_legal,
-    _laws_purity.inputs_are_untouched,
-    _laws_purity.strides_do_not_matter,
-    _laws_purity.no_global_randomness,
-    _laws_purity.no_value_is_read_by_the_host,
-    _laws_numeric.float32_whatever_comes_in,
-    _laws_numeric.float64_stays,
-    _laws_numeric.traces_without_a_break,
-    _laws_errors.wrong_shapes_are_refused,
-    _laws_errors.hyperparameters_matter,
-)
-_WITH_A_MASK: tuple[Law[Primitive], ...] = (
-    _laws_layout.padding_changes_nothing,
-    _laws_layout.packed_equals_padded,
-    _laws_mask.masked_is_absent,
-    _laws_mask.zero_outside_the_mask,
-    _laws_mask.nothing_valid_gives_zero,
-    _laws_errors.wrong_masks_are_refused,
-)
-_WITH_GROUPS: tuple[Law[Primitive], ...] = (
-    _laws_layout.groups_may_be_renamed,
-    _laws_errors.wrong_groups_are_refused,
-)
-_PER_ROW: tuple[Law[Primitive], ...] = (
-    _laws_layout.batches_may_be_merged,
-    _laws_layout.nan_stays_in_its_group,
-    _laws_numeric.constants_get_no_gradient,
-)
-_GROUP_BASELINE: tuple[Law[Primitive], ...] = (
-    _laws_advantage.equal_rewards_give_zero,
-    _laws_advantage.a_shift_of_a_group_cancels,
-    _laws_advantage.a_scale_passes_or_cancels,
-    _laws_advantage.one_advantage_per_response,
-)
-_LOSS: tuple[Law[Primitive], ...] = (_laws_numeric.gradient_is_the_derivative,)
-_IMPORTANCE_WEIGHTED: tuple[Law[Primitive], ...] = (_laws_loss.on_policy_it_is_reinforce,)
-_TWO_POLICIES: tuple[Law[Primitive], ...] = (
-    _laws_loss.far_log_ratios_are_finite,
-    _laws_loss.impossible_tokens_are_finite,
-)
-_AGGREGATION: tuple[Law[Primitive], ...] = (
-    _laws_numeric.gradient_is_the_derivative,
-    _laws_aggregation.parts_sum_to_the_whole,
-    _laws_aggregation.rows_without_tokens_do_not_count,
-    _laws_aggregation.it_is_linear,
-)
-_FILTER: tuple[Law[Primitive], ...] = (
-    _laws_filter.groups_are_kept_whole,
-    _laws_filter.equal_scores_are_dropped,
-    _laws_filter.unknown_scores_are_dropped,
-    _laws_filter.twice_is_once,
-)
-_SELECTOR: tuple[Law[Primitive], ...] = (_laws_selector.every_token_gets_an_answer,)
-_LOGITS: tuple[Law[LogitFunction], ...] = (
-    _laws_logits.any_leading_shape,
-    _laws_logits.a_shift_of_logits_cancels,
-    _laws_logits.banned_tokens_are_legal,
-    _laws_logits.unread_rows_get_no_gradient,
-    _laws_logits.float32_whatever_comes_in,
-    _laws_logits.inputs_are_untouched,
-    _laws_logits.gradient_is_the_derivative,
-    _laws_logits.traces_without_a_break,
-    _laws_logits.hyperparameters_matter,
-)
 
 
 def check_advantage(
@@ -103,6 +22,7 @@ def check_advantage(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold an advantage estimator to the laws: rewards in, one advantage per token out.
@@ -112,6 +32,8 @@ def check_advantage(
             and other optional data default to None; those after ``*`` are hyperparameters.
         exempt: law to reason, for laws that do not hold by design; one that does hold must not be listed.
         alternatives: hyperparameter to another value, which must change the result on some batch.
+        effort: ``quick`` leaves the compiler out; ``thorough`` adds its backward graphs, ``torch.export``, DTensors and
+            second derivatives entry by entry, which takes up to a minute.
         hyperparameters: values to call it with, where the default is not meant or missing.
 
     Raises:
@@ -128,9 +50,7 @@ def check_advantage(
     ...
     AssertionError: mean_over_padding breaks ...
     """
-    p = _primitive(fn, hyperparameters, alternatives, ())
-    baseline = _GROUP_BASELINE if "group_ids" in p.data and "rewards" in p.data else ()
-    _enforce(p, fn, (*_general(p), *_PER_ROW, *baseline), exempt)
+    _check("advantage", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_loss(
@@ -139,6 +59,7 @@ def check_loss(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a per-token loss to the laws; gradients flow to log_probs, new_values and entropies only.
@@ -153,11 +74,7 @@ def check_loss(
     ...
     AssertionError: surrogate breaks ...
     """
-    p = _primitive(fn, hyperparameters, alternatives, DIFFERENTIABLE)
-    data = set(p.data)
-    weighted = _IMPORTANCE_WEIGHTED if {"log_probs", "old_log_probs", "advantages"} <= data else ()
-    pair = _TWO_POLICIES if "log_probs" in data and any(name.endswith("_log_probs") for name in data) else ()
-    _enforce(p, fn, (*_general(p), *_PER_ROW, *_LOSS, *weighted, *pair), exempt)
+    _check("loss", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_aggregation(
@@ -166,6 +83,7 @@ def check_aggregation(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold an aggregation to the laws: per-token ``losses`` to a scalar, the same for every split into micro-batches.
@@ -176,8 +94,7 @@ def check_aggregation(
     >>> from rlprims.losses import token_mean
     >>> check_aggregation(token_mean)
     """
-    p = _primitive(fn, hyperparameters, alternatives, DIFFERENTIABLE)
-    _enforce(p, fn, (*_general(p), *_AGGREGATION), exempt)
+    _check("aggregation", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_reward(
@@ -186,6 +103,7 @@ def check_reward(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a reward function to the laws: placement or shaping, per token or per row.
@@ -195,8 +113,7 @@ def check_reward(
     >>> from rlprims.rewards import at_last_token
     >>> check_reward(at_last_token)
     """
-    p = _primitive(fn, hyperparameters, alternatives, ())
-    _enforce(p, fn, (*_general(p), *_PER_ROW), exempt)
+    _check("reward", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_weights(
@@ -205,6 +122,7 @@ def check_weights(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a correction to the laws: log-probs in, :class:`rlprims.corrections.Weights` out, which are constants.
@@ -219,8 +137,7 @@ def check_weights(
     def values(**data: Any) -> Tensor:
         return fn(**data).values
 
-    p = _primitive(values, hyperparameters, alternatives, ())
-    _enforce(p, fn, (*_general(p), *_PER_ROW), exempt)
+    _check("weights", fn, values, hyperparameters, alternatives, effort, exempt)
 
 
 def check_selector(
@@ -229,6 +146,7 @@ def check_selector(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a selection of tokens to the laws: one bool per token out, with thresholds from the whole batch.
@@ -247,8 +165,7 @@ def check_selector(
 
     if "generator" in signature(fn).parameters:
         hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
-    p = _primitive(with_the_same_draw, hyperparameters, alternatives, ())
-    _enforce(p, fn, (*_general(p), *_SELECTOR), exempt)
+    _check("selector", fn, with_the_same_draw, hyperparameters, alternatives, effort, exempt)
 
 
 def check_filter(
@@ -257,6 +174,7 @@ def check_filter(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a group filter to the laws: scores and groups in, one answer per row out.
@@ -266,8 +184,7 @@ def check_filter(
     >>> from rlprims.filters import nonzero_range
     >>> check_filter(nonzero_range)
     """
-    p = _primitive(fn, hyperparameters, alternatives, ())
-    _enforce(p, fn, (*_general(p), *_PER_ROW, *_FILTER), exempt)
+    _check("filter", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_logits(
@@ -276,6 +193,7 @@ def check_logits(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a function of ``logits`` (..., V), and perhaps ``token_ids`` (...), to the laws: a log-prob, an entropy.
@@ -285,33 +203,58 @@ def check_logits(
     >>> from rlprims.logprobs import entropy_from_logits
     >>> check_logits(entropy_from_logits)
     """
-    _enforce(LogitFunction(fn, hyperparameters, alternatives or {}), fn, _LOGITS, exempt)
+    _check("logits", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
-def _primitive(
+def check_transforms(
     fn: Callable[..., Tensor],
+    /,
+    *,
+    exempt: Exemptions | None = None,
+    effort: Effort = "usual",
+    inputs: tuple[str, ...] = (),
+    **hyperparameters: Any,
+) -> None:
+    """Hold any function of the vocabulary's tensors that returns a tensor to the laws of torch's transforms only.
+
+    That is ``vmap``, ``torch.compile``, FakeTensors, subclasses, and, by those ``inputs`` that it is differentiated by,
+    ``torch.func.grad``, ``jvp`` and second derivatives. Arguments and errors are those of :func:`check_advantage`.
+
+    >>> from rlprims.diagnostics import token_mean
+    >>> def mean_entropy(entropies, response_mask):
+    ...     return token_mean(entropies, response_mask).value()
+    >>> check_transforms(mean_entropy, effort="quick")
+    """
+    _check("transforms", fn, fn, hyperparameters, None, effort, exempt, inputs)
+
+
+def _check(
+    kind: Kind,
+    fn: Callable[..., Any],
+    tensor_function: Callable[..., Tensor],
     hyperparameters: Mapping[str, Any],
     alternatives: Mapping[str, Any] | None,
-    differentiable: tuple[str, ...],
-) -> Primitive:
-    p = Primitive(fn, hyperparameters, alternatives or {}, differentiable)
-    p.check_vocabulary()
-    return p
+    effort: Effort,
+    exempt: Exemptions | None,
+    inputs: tuple[str, ...] = (),
+) -> None:
+    """The one body: ``tensor_function`` is ``fn``, or ``fn`` made to return a tensor."""
+    subject: Primitive | LogitFunction
+    if kind == "logits":
+        subject = LogitFunction(tensor_function, hyperparameters, alternatives or {})
+    else:
+        minimized = DIFFERENTIABLE if kind in ("loss", "aggregation") else ()
+        estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
+        subject = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
+        subject.check_vocabulary()
+    _enforce(subject, fn, laws_of(kind, subject), effort, exempt or {})
 
 
-def _general(p: Primitive) -> tuple[Law[Primitive], ...]:
-    mask = _WITH_A_MASK if "response_mask" in p.data else ()
-    groups = _WITH_GROUPS if "group_ids" in p.data else ()
-    return (*_ALWAYS, *mask, *groups)
-
-
-def _enforce(subject: T, fn: Callable[..., Any], laws: Iterable[Law[T]], exempt: Exemptions | None) -> None:
-    by_name = {law.__name__.replace("_", " "): law for law in laws}
-    unknown = set(exempt or {}) - set(by_name)
+def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, exempt: Exemptions) -> None:
+    known, by_name = laws.up_to("thorough"), laws.up_to(effort)
+    unknown = set(exempt) - set(known)
     if unknown:
-        raise ValueError(
-            f"exempt names {sorted(unknown)}, which do not bind this primitive; those that do: {[*by_name]}"
-        )
+        raise ValueError(f"exempt names {sorted(unknown)}, which do not bind this primitive; those that do: {[*known]}")
     broken: dict[str, str] = {}
     for name, law in by_name.items():
         try:
@@ -320,8 +263,8 @@ def _enforce(subject: T, fn: Callable[..., Any], laws: Iterable[Law[T]], exempt:
             broken[name] = (
                 str(error) if isinstance(error, AssertionError) else f"raised {type(error).__name__}: {error}"
             )
-    idle = [name for name in exempt or {} if name not in broken]
-    report = [f"{name}: {broken[name]}" for name in broken if name not in (exempt or {})]
+    idle = [name for name in exempt if name in by_name and name not in broken]
+    report = [f"{name}: {broken[name]}" for name in broken if name not in exempt]
     report += [f"{name}: holds after all, so it needs no exemption" for name in idle]
     if report:
         name = getattr(fn, "__name__", repr(fn))

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlprims.testing._cases import Batch, make_batch
+from rlprims.testing._cases import LARGE, TOY, Batch, make_batch, make_batches
 from rlprims.testing._compare import assert_close
 from rlprims.testing._primitive import Primitive
 from rlprims.types import Totals
@@ -26,7 +26,7 @@ def parts_sum_to_the_whole(p: Primitive) -> None:
     """Over random partitions of the rows, some parts empty, groups cut in two: values and gradients in float64."""
     for seed in range(PARTITIONS):
         generator = torch.Generator().manual_seed(seed)
-        batch = make_batch(seed)
+        batch = make_batch(seed, torch.float64, *(LARGE if seed == PARTITIONS - 1 else TOY))
         rows = torch.arange(len(batch.mask))
         totals = _totals(batch)
         whole = p.run(batch, p.required)
@@ -50,15 +50,13 @@ def parts_sum_to_the_whole(p: Primitive) -> None:
 
 def rows_without_tokens_do_not_count(p: Primitive) -> None:
     """Rows that are masked throughout may come or go."""
-    for seed in range(4):
-        batch = make_batch(seed)
+    for batch in make_batches(range(4)):
         got, want = p.run(batch.alive(), p.required), p.run(batch, p.required)
         assert_close("the value without the empty rows", got.value, want.value, EXACT)
 
 
 def it_is_linear(p: Primitive) -> None:
     """Losses times a give the scalar times a."""
-    for seed in range(4):
-        batch = make_batch(seed)
+    for batch in make_batches(range(4)):
         got = p.run(batch.replace(losses=-3.0 * batch.data["losses"]), p.required)
         assert_close("the value of losses times −3", got.value, -3.0 * p.run(batch, p.required).value, EXACT)

@@ -1,8 +1,9 @@
 """Wrong input is refused by name, and every hyperparameter does something."""
 
+import inspect
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -64,6 +65,40 @@ def wrong_groups_are_refused(p: Primitive) -> None:
     _refuses(p, "group_ids", "float group_ids", group_ids=ids.double())
     _refuses(p, "group_ids", "group_ids beyond the number of rows", group_ids=ids + 1000)
     _refuses(p, "group_ids", "negative group_ids", group_ids=ids - 1)
+
+
+def unknown_choices_are_refused(p: Primitive) -> None:
+    """Of a parameter annotated with a ``Literal``: another string raises a ValueError that lists the choices."""
+    for name, choices in choices_of(p.fn).items():
+        try:
+            p.call(make_batch(0), p.variants[-1], **{name: "no such choice"})
+        except Exception as error:
+            missing = [choice for choice in choices if repr(choice) not in str(error)]
+            refused = isinstance(error, ValueError) and not missing
+            told = f"raised {type(error).__name__}: {error}"
+        else:
+            refused, told = False, "was accepted"
+        assert refused, (
+            f"{name}='no such choice' {told}; expected a ValueError that lists {', '.join(map(repr, choices))}"
+        )
+
+
+def choices_of(fn: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
+    """The strings that each parameter with a ``Literal`` takes."""
+    try:
+        hints = get_type_hints(inspect.unwrap(fn))
+    except NameError:  # a type that is imported for the type checker only
+        return {}
+    found = {name: tuple(_strings(hint)) for name, hint in hints.items() if name != "return"}
+    return {name: strings for name, strings in found.items() if strings}
+
+
+def _strings(hint: Any) -> Iterator[str]:
+    for part in get_args(hint):
+        if get_origin(hint) is Literal:
+            yield from [part] if isinstance(part, str) else []
+        else:
+            yield from _strings(part)
 
 
 def hyperparameters_matter(p: Primitive) -> None:

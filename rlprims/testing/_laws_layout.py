@@ -2,23 +2,22 @@
 
 import torch
 
-from rlprims.testing._cases import make_batch, merge
+from rlprims.testing._cases import LARGE, make_batch, make_batches, merge
 from rlprims.testing._compare import assert_close, assert_same, assert_zero
 from rlprims.testing._primitive import Primitive
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 EXACT = 1e-12
 PACKED = 1e-6
 
 
 def padding_changes_nothing(p: Primitive) -> None:
     """Masked columns on either side leave the old ones as they were, and are 0 themselves."""
-    for seed in SEEDS:
-        batch = make_batch(seed)
+    for batch in make_batches(SEEDS):
         width = batch.mask.shape[1]
         for names in p.variants:
             want = p.run(batch, names)
-            for left, right in ((0, 1), (1, 0), (0, 7), (7, 0), (3, 2)):
+            for left, right in ((0, 7), (7, 0), (3, 2)):
                 got = p.run(batch.pad(left, right), names)
                 old = slice(left, left + width)
                 of = f" with {left} columns of padding on the left and {right} on the right"
@@ -32,10 +31,13 @@ def padding_changes_nothing(p: Primitive) -> None:
 
 
 def packed_equals_padded(p: Primitive) -> None:
-    """(N,) with cu_seqlens gives the numbers of (B, T), values and gradients: to 1e-6 in float32, 1e-12 in float64."""
-    for seed in SEEDS:
-        for dtype, tolerance in ((torch.float32, PACKED), (torch.float64, EXACT)):
-            batch = make_batch(seed, dtype)
+    """(N,) with cu_seqlens gives the numbers of (B, T), values and gradients: to 1e-6 in float32, 1e-12 in float64.
+
+    Sums over 128 tokens round more: to 1e-5 in float32.
+    """
+    for dtype, exact in ((torch.float32, PACKED), (torch.float64, EXACT)):
+        for batch in make_batches(SEEDS, dtype):
+            tolerance = 10 * exact if batch.mask.shape == LARGE else exact
             for names in p.variants:
                 want = p.run(batch, names).pack(batch.data["lengths"])
                 assert_same(p.run(batch.pack(), names), want, tolerance, f" packed in {dtype}")
@@ -43,9 +45,8 @@ def packed_equals_padded(p: Primitive) -> None:
 
 def rows_may_be_permuted(p: Primitive) -> None:
     """Permuted rows give permuted results."""
-    for seed in SEEDS:
-        batch = make_batch(seed)
-        order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(seed))
+    for batch in make_batches(SEEDS):
+        order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
         for names in p.variants:
             want = p.run(batch, names).rows(order)
             assert_same(p.run(batch.rows(order), names), want, EXACT, " of permuted rows")
@@ -53,17 +54,16 @@ def rows_may_be_permuted(p: Primitive) -> None:
 
 def groups_may_be_renamed(p: Primitive) -> None:
     """Any other dense ids for the same groups."""
-    for seed in SEEDS:
-        batch = make_batch(seed)
-        other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(seed))
+    for batch in make_batches(SEEDS):
+        other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
         for names in p.variants:
             assert_same(p.run(batch.relabel(other), names), p.run(batch, names), EXACT, " under other group_ids")
 
 
 def batches_may_be_merged(p: Primitive) -> None:
     """Two batches with different prompts, in one call or in two."""
-    for seed in SEEDS:
-        first, second = make_batch(seed), make_batch(seed + 100, width=9)
+    pairs = [(make_batch(seed), make_batch(seed + 100, width=9)) for seed in SEEDS]
+    for first, second in (*pairs, (make_batch(0), make_batch(0, torch.float64, *LARGE))):
         both = merge(first, second)
         rows, width = first.mask.shape
         for names in p.variants:
@@ -75,8 +75,7 @@ def batches_may_be_merged(p: Primitive) -> None:
 
 def nan_stays_in_its_group(p: Primitive) -> None:
     """A NaN on a valid token is the caller's, but other sequences (other groups, if it has groups) do not see it."""
-    for seed in SEEDS:
-        clean = make_batch(seed, torch.float32)
+    for clean in make_batches(SEEDS[:1], torch.float32):
         row = int(clean.mask.sum(-1).argmax())
         ids = clean.data["group_ids"]
         apart = ids != ids[row] if "group_ids" in p.data else torch.arange(len(ids)) != row

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlprims.testing._call import Call
 from rlprims.testing._compare import assert_close, assert_derivative, assert_zero
 
 FLOAT32 = 1e-6
@@ -31,6 +32,19 @@ class LogitFunction:
         data = {"token_ids": _tokens(logits)} if self.takes_tokens else {}
         return self.fn(logits, **{**data, **self.hyperparameters, **changes})
 
+    @property
+    def is_differentiable(self) -> bool:
+        return True
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return ("padded",)
+
+    def sample(self, rows: int, width: int, *, seed: int = 0, layout: str = "padded", full: bool = True) -> Call:
+        logits = _logits(rows, width, seed=seed)
+        data = {"logits": logits, **({"token_ids": _tokens(logits)} if self.takes_tokens else {})}
+        return Call(self.fn, self.hyperparameters, data, ("logits",), f"({rows}, {width})")
+
     def gradient(self, logits: Tensor, cotangent: Tensor) -> Tensor:
         x = logits.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(self(x), x, cotangent)
@@ -42,8 +56,9 @@ def _tokens(logits: Tensor) -> Tensor:
     return (torch.arange(count) * 7 % logits.shape[-1]).reshape(logits.shape[:-1])
 
 
-def _logits(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return 3 * torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype)
+def _logits(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(len(shape) + 100 * seed)
+    return 3 * torch.randn(*shape, VOCAB, generator=generator, dtype=dtype)
 
 
 def any_leading_shape(f: LogitFunction) -> None:
@@ -110,23 +125,6 @@ def inputs_are_untouched(f: LogitFunction) -> None:
 def gradient_is_the_derivative(f: LogitFunction) -> None:
     """gradcheck in float64."""
     assert_derivative("the gradient of logits", f, _logits(3, 2))
-
-
-def traces_without_a_break(f: LogitFunction) -> None:
-    """torch.compile(fullgraph=True) accepts it and gives the same numbers."""
-    logits = _logits(3, 5)
-    torch.compiler.reset()
-    traced = LogitFunction(torch.compile(f.fn, backend="eager", fullgraph=True), f.hyperparameters)
-    try:
-        got, slope = traced(logits), traced.gradient(logits, torch.ones(3, 5, dtype=torch.float64))
-    except Exception as error:
-        raise AssertionError(f"does not trace: {str(error).strip().splitlines()[0]}") from error
-    finally:
-        torch.compiler.reset()
-    assert_close("the value after torch.compile", got, f(logits), EXACT)
-    assert_close(
-        "the gradient after torch.compile", slope, f.gradient(logits, torch.ones(3, 5, dtype=torch.float64)), EXACT
-    )
 
 
 def hyperparameters_matter(f: LogitFunction) -> None:

@@ -1,9 +1,12 @@
 """Importance-weighted losses: what they are on policy, and what they survive far from it."""
 
-import torch
+from functools import partial
 
-from rlprims.testing._cases import Batch, make_batch
-from rlprims.testing._compare import assert_close, assert_finite
+import torch
+from torch import Tensor
+
+from rlprims.testing._cases import LARGE, Batch, layout_of, make_batch, make_batches
+from rlprims.testing._compare import assert_close, assert_finite, assert_same
 from rlprims.testing._primitive import Primitive
 
 SEEDS = (0, 1, 2)
@@ -12,8 +15,7 @@ RATIOS = (0.0, 20.0, 88.0, 89.0, 710.0, 800.0, 1e4)
 
 def on_policy_it_is_reinforce(p: Primitive) -> None:
     """At log_probs = old_log_probs the gradient of the loss with respect to log_probs is −advantages."""
-    for seed in SEEDS:
-        batch = make_batch(seed)
+    for batch in make_batches(SEEDS):
         for layout in (batch, batch.pack()):
             on_policy = layout.replace(
                 old_log_probs=layout.data["log_probs"], token_cotangent=torch.ones_like(layout.data["log_probs"])
@@ -35,8 +37,7 @@ def _apart(p: Primitive, batch: Batch, log_probs: float, others: float) -> Batch
 def far_log_ratios_are_finite(p: Primitive) -> None:
     """Log-ratios up to ±1e4 give finite values and gradients, in float32 and float64, for both signs of A."""
     for dtype in (torch.float32, torch.float64):
-        batch = make_batch(0, dtype)
-        for size in RATIOS:
+        for batch, size in [*((make_batch(0, dtype), size) for size in RATIOS), (make_batch(0, dtype, *LARGE), 1e4)]:
             for one, other in ((-0.1, -0.1 - size), (-0.1 - size, -0.1)):
                 for names in p.variants:
                     got = p.run(_apart(p, batch, one, other), names)
@@ -50,3 +51,22 @@ def impossible_tokens_are_finite(p: Primitive) -> None:
         for names in p.variants:
             got = p.run(_apart(p, batch, one, other), names)
             assert_finite(got, f" at log_probs={one}, {', '.join(_others(p))}={other}")
+
+
+def tokens_are_independent(p: Primitive) -> None:
+    """It declares ``token_wise``: tokens in any order, cut anywhere, have the same values and gradients."""
+    per_row = [name for name in p.inputs if layout_of(name) == "row"]
+    assert not per_row, f"it reads {per_row[0]}, one per row, although it declares token_wise"
+    for batch in make_batches(SEEDS[:1]):
+        tokens = batch.mask.numel()
+        order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+        cuts = torch.tensor([0, tokens // 3, tokens // 3, tokens])
+        shuffle = partial(_shuffle, order)
+        shuffled = batch.map(shuffle, lambda x: x[:3]).replace(cu_seqlens=cuts)
+        for names in p.variants:
+            want = p.run(batch, names).map(shuffle, lambda x: x)
+            assert_same(p.run(shuffled, names), want, 1e-12, " of shuffled tokens")
+
+
+def _shuffle(order: Tensor, x: Tensor) -> Tensor:
+    return x.flatten(0, 1)[order]

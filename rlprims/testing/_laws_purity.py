@@ -5,7 +5,7 @@ import random
 import torch
 from torch import Tensor
 
-from rlprims.testing._cases import make_batch
+from rlprims.testing._cases import LARGE, make_batch, make_batches
 from rlprims.testing._compare import assert_same
 from rlprims.testing._primitive import Primitive
 
@@ -19,7 +19,8 @@ def _bits(x: Tensor) -> Tensor:
 def inputs_are_untouched(p: Primitive) -> None:
     """No argument is written to, and no result is a view of one."""
     for dtype in (torch.float32, torch.float64):
-        for batch in (make_batch(0, dtype), *([make_batch(0, dtype).pack()] if "response_mask" in p.data else [])):
+        large = make_batch(0, dtype, *LARGE)
+        for batch in (make_batch(0, dtype), large, *([large.pack()] if "response_mask" in p.data else [])):
             names = p.variants[-1]
             before = {name: _bits(batch.data[name].clone()) for name in names}
             value = p.call(batch, names)
@@ -31,18 +32,18 @@ def inputs_are_untouched(p: Primitive) -> None:
 
 def strides_do_not_matter(p: Primitive) -> None:
     """Transposed, strided and expanded inputs give the same numbers."""
-    batch = make_batch(0)
-    strided = batch.map(
-        lambda x: torch.stack([x, x], dim=-1).transpose(0, 1).contiguous().transpose(0, 1)[..., 0],
-        lambda x: torch.stack([x, x], dim=-1)[..., 0],
-    )
-    names = p.variants[-1]
-    assert_same(p.run(strided, names), p.run(batch, names), EXACT, " of non-contiguous inputs")
+    for batch in make_batches([0]):
+        strided = batch.map(
+            lambda x: torch.stack([x, x], dim=-1).transpose(0, 1).contiguous().transpose(0, 1)[..., 0],
+            lambda x: torch.stack([x, x], dim=-1)[..., 0],
+        )
+        names = p.variants[-1]
+        assert_same(p.run(strided, names), p.run(batch, names), EXACT, " of non-contiguous inputs")
 
 
 def no_global_randomness(p: Primitive) -> None:
     """Global generators stand where they stood, and a second call gives the same bits."""
-    batch, names = make_batch(0), p.variants[-1]
+    batch, names = make_batch(0, torch.float64, *LARGE), p.variants[-1]
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     first = p.run(batch, names)
     assert torch.equal(torch.get_rng_state(), torch_state), "torch's global generator was used"

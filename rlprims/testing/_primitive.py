@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlprims.testing._cases import VOCABULARY, Batch, Layout, layout_of, pack_tokens
+from rlprims.testing._call import Call
+from rlprims.testing._cases import TOY, VOCABULARY, Batch, Layout, layout_of, make_batch, pack_tokens
 
 DIFFERENTIABLE = (
     *("log_probs", "new_values", "entropies", "losses"),
     *("logits", "topk_log_probs", "chosen_log_probs", "rejected_log_probs", "sequence_log_probs"),
 )
 """What losses and aggregations are minimized through; everything else is a constant to them."""
+
+ESTIMATED_FROM = (
+    *("rewards", "values", "new_values", "advantages", "scores", "component_scores", "baseline_scores"),
+    *("potentials", "bootstrap_values"),
+)
+"""What estimators and reward functions are differentiated by in the laws of transforms."""
 
 _STEP_WIDE = ("cu_seqlens", "totals", "group_tokens")
 
@@ -54,6 +61,8 @@ class Primitive:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     alternatives: Mapping[str, Any] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
+    transformed: tuple[str, ...] = ()
+    """What the laws of transforms differentiate by, although the function need not be minimized through it."""
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -81,6 +90,31 @@ class Primitive:
     def variants(self) -> tuple[tuple[str, ...], ...]:
         """Which data to call it with: what it requires, and that with everything optional."""
         return (self.required, self.inputs) if self.optional else (self.required,)
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether it maps floats that it is differentiated by to floats."""
+        call = self.sample(*TOY)
+        try:
+            return bool(call.inputs) and call().is_floating_point()
+        except Exception:  # a law will say so
+            return bool(call.inputs)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """``packed`` only if there are tokens, and ``cu_seqlens`` to cut them."""
+        return ("padded", "packed") if "cu_seqlens" in self.data else ("padded",)
+
+    def sample(self, rows: int, width: int, *, seed: int = 0, layout: str = "padded", full: bool = True) -> Call:
+        """A call on a random batch; packed batches of one size are cut in the same way."""
+        names = self.variants[-1 if full else 0]
+        batch = make_batch(seed, rows=rows, width=width)
+        if layout == "packed":
+            batch = make_batch(seed, rows=rows, width=width, integers=0).pack()
+            names = (*names, "cu_seqlens")
+        data = {name: batch.data[name].clone() for name in names}
+        inputs = tuple(name for name in names if name in (*self.differentiable, *self.transformed))
+        return Call(self.fn, self.hyperparameters, data, inputs, f"{layout} ({rows}, {width})")
 
     def check_vocabulary(self) -> None:
         unknown = [name for name in self.inputs if name not in VOCABULARY]

@@ -90,7 +90,7 @@ def test_two_ranks_agree_with_one() -> None:
 
 
 def test_weights_of_another_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 columns and weights 3 entries"):
+    with pytest.raises(ValueError, match="weights has 3 entries, expected 2"):
         gdpo(SCORES, IDS, MASK, weights=(1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="component_scores"):
         gdpo(SCORES[:, 0], IDS, MASK)

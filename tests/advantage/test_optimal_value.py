@@ -58,7 +58,7 @@ def test_a_response_is_compared_with_what_the_reference_sampled() -> None:
 
 
 def test_a_beta_that_is_not_positive_and_scores_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"beta is 0\.0"):
+    with pytest.raises(ValueError, match=r"beta=0\.0, expected"):
         optimal_value(SCORES, IDS, beta=0.0)
     with pytest.raises(ValueError, match="scores has shape"):
         optimal_value(SCORES[:3], IDS)

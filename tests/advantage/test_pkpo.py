@@ -103,5 +103,5 @@ def test_hundreds_of_samples_do_not_overflow() -> None:
 
 
 def test_k_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k=0, expected"):
         per_response([1, 0], 0)

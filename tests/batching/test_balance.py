@@ -1,6 +1,6 @@
 """Parts that take equally long: each row once, equal sizes if asked, and a maximum near the best there is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlprims.batching import attention_workload, balance
-from rlprims.batching._balance import _deal
-from rlprims.batching._exchange import _exchange
+from rlprims.batching import attention_workload, balance, micro_batches, pack
+from rlprims.batching._partition import exchange, longest_first_in_rounds
 
 METHODS = (None, "longest_first", "karmarkar_karp")
 ROWS = st.lists(st.integers(0, 60), min_size=1, max_size=30)
@@ -65,12 +64,12 @@ def test_longest_first_keeps_the_bound_of_graham(lengths: list[int], parts: int)
 
 
 @given(ROWS, st.integers(1, 6))
-def test_dealing_leaves_a_small_gap(lengths: list[int], parts: int) -> None:
-    """Dealing in rounds, the longest of a round to the lightest, leaves a gap of at most longest − shortest."""
+def test_rounds_leave_a_small_gap(lengths: list[int], parts: int) -> None:
+    """Rounds, the longest of a round to the lightest, leave a gap of at most longest − shortest."""
     work = np.array(lengths * parts)
-    loads = np.bincount(_deal(work, parts), work)
+    loads = np.bincount(longest_first_in_rounds(work, parts), work)
     assert loads.max() - loads.min() <= work.max() - work.min()
-    assert _deal(np.array([9, 8, 2, 1]), 2).tolist() == [0, 1, 1, 0]
+    assert longest_first_in_rounds(np.array([9, 8, 2, 1]), 2).tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("equal_size", [False, True])
@@ -119,7 +118,7 @@ def test_one_exchange_is_the_best_of_all(first: list[int], second: list[int]) ->
     moves = [abs(abs(gap) - 2 * a) for a in heavy]
     for equal_size, others in ((True, swaps), (False, swaps + moves)):
         after, sums = owners.copy(), loads.copy()
-        _exchange(work, after, sums, equal_size, shift=0)
+        exchange(work, after, sums, equal_size, shift=0)
         assert (np.bincount(after, work, 2) == sums).all()
         assert abs(sums[0] - sums[1]) == min([abs(gap), *others])
         assert not equal_size or (np.bincount(after, minlength=2) == np.bincount(owners, minlength=2)).all()
@@ -181,10 +180,27 @@ def test_workload_counts_long_rows_more() -> None:
         (lambda: balance([1, 2], 2, ["a"]), "2 lengths but 1 group_ids"),
         (lambda: balance([1, 2], 2, ["a", "a"]), "parts=2 .* at most 1"),
         (lambda: balance([1, -2], 2), "none negative"),
-        (lambda: balance([1.5, 2.0], 2), "needs integers"),
-        (lambda: balance([1, 2], 2, method="greedy"), "method is 'greedy'"),
+        (lambda: balance([1.5, 2.0], 2), "expected integers"),
+        (lambda: balance([1, 2], 2, method="greedy"), "method='greedy', expected 'longest_first' or 'karmarkar_karp'"),
     ],
 )
 def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:
     with pytest.raises(ValueError, match=blamed):
         call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lengths: balance(lengths, 1),
+        lambda lengths: attention_workload(lengths),
+        lambda lengths: micro_batches(lengths, max_tokens=10),
+        lambda lengths: micro_batches([1, 1], lengths, max_tokens=10),
+        lambda lengths: pack(lengths, max_tokens=10),
+        lambda lengths: pack(lengths, ["a", "a"], max_tokens=10),
+    ],
+)
+def test_negative_lengths_are_refused_everywhere(call: Callable[[list[int]], object]) -> None:
+    """micro_batches took them, and a group of -5 and 3 counted as a part of -2."""
+    with pytest.raises(ValueError, match=r"lengths is -5 in row 0, expected integers \(B,\), none negative"):
+        call([-5, 3])

@@ -26,3 +26,18 @@ def test_a_share_of_all_or_less_than_none_is_refused(max_share: float) -> None:
 def test_a_flag_must_be_bool() -> None:
     with pytest.raises(ValueError, match="truncated"):
         completed(FLAGS.long(), IDS)
+
+
+@pytest.mark.parametrize("count", [3, 10, 30, 100])
+def test_the_order_of_the_rows_does_not_decide_at_an_exact_bound(count: int) -> None:
+    """A rounded mean was compared: one of ten with max_share 0.1 was dropped if it was the last row."""
+    ids = torch.zeros(count, dtype=torch.int64)
+    for cut in range(1, count):
+        flags = torch.arange(count) < cut
+        below, at = cut / count - 1e-9, cut / count
+        for rows in (flags, flags.flip(0), flags[torch.randperm(count, generator=torch.Generator().manual_seed(cut))]):
+            assert completed(rows, ids, max_share=at).all()
+            assert not completed(rows, ids, max_share=below).any()
+    assert completed(
+        torch.tensor([False] * 71 + [True] * 29), torch.zeros(100, dtype=torch.int64), max_share=0.29
+    ).all()

@@ -85,3 +85,32 @@ def test_shapes_and_ids_that_do_not_fit_are_refused() -> None:
         draw(SCORES[:2], IDS)
     with pytest.raises(ValueError, match="group_ids run from 0 to 9"):
         draw(SCORES[:2], torch.tensor([0, 9]))
+
+
+@pytest.mark.parametrize("weights", ["pow", "max_min", "max_random"])
+def test_a_group_without_a_known_score_is_not_drawn_either(weights: str) -> None:
+    """Its unknown rows were drawn; now the rows in its place come from the other groups."""
+    scores = torch.tensor([torch.nan, torch.inf, 1.0, 2.0, torch.nan, -torch.inf, 0.0, torch.nan])
+    ids = torch.tensor([0, 0, 1, 1, 0, 2, 3, 3])
+    drawn: Counter[int] = Counter()
+    for seed in range(50):
+        rows = draw(scores, ids, seed, weights=weights, over="group")
+        assert set(rows) <= {2, 3, 6}
+        assert set(rows[2:4]) <= {2, 3}
+        assert rows[6:] == [6, 6]
+        drawn.update(rows[:2])
+    assert set(drawn) >= {2, 6} if weights == "max_min" else {3, 6} <= set(drawn)
+
+
+def test_a_pool_of_small_scores_beside_one_of_large_scores_keeps_its_own_rows() -> None:
+    """Their weights differ by 30 digits: in one cumulated sum the small ones were lost."""
+    scores, ids = torch.tensor([1e15, 1e15, 1e-3, 2e-3, 1e15]), torch.tensor([0, 0, 1, 1, 2])
+    for seed in range(50):
+        rows = draw(scores, ids, seed, over="group")
+        assert ids[rows].tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("over", ["batch", "group"])
+def test_a_batch_without_a_known_score_is_refused(over: str) -> None:
+    with pytest.raises(ValueError, match="none of the 2 scores is finite"):
+        draw(torch.tensor([torch.nan, torch.inf]), torch.zeros(2, dtype=torch.int64), over=over)

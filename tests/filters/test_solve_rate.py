@@ -36,3 +36,25 @@ def test_unknown_scores_are_dropped() -> None:
 def test_an_empty_band_is_refused() -> None:
     with pytest.raises(ValueError, match=r"low=0\.5 must be below high=0\.5"):
         kept([1, 0], low=0.5, high=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_order_of_the_rows_does_not_decide_at_an_exact_bound(dtype: torch.dtype) -> None:
+    """A rounded mean was compared: nine of ten were or were not below high=0.9, by the place of the wrong response."""
+    for count in (3, 10, 100):
+        ids = torch.zeros(count, dtype=torch.int64)
+        for solved in range(1, count):
+            flags = (torch.arange(count) < solved).to(dtype)
+            bound = solved / count
+            for scores in (flags, flags.flip(0), flags[torch.randperm(count)]):
+                assert not solve_rate(scores, ids, high=bound).any()
+                assert not solve_rate(scores, ids, low=bound).any()
+                assert solve_rate(scores, ids, low=bound - 1e-6, high=bound + 1e-6).all()
+
+
+def test_equal_scores_have_exactly_that_mean() -> None:
+    for dtype in (torch.float32, torch.float64):
+        for score in (0.1, 0.3, 0.7):
+            scores, ids = torch.full((7,), score, dtype=dtype), torch.zeros(7, dtype=torch.int64)
+            assert not solve_rate(scores, ids, low=score).any()
+            assert not solve_rate(scores, ids, high=score).any()

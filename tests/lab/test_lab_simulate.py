@@ -189,7 +189,7 @@ def test_what_is_missing_is_named(missing, message):
 
 
 def test_packed_batches_are_refused():
-    with pytest.raises(ValueError, match=r"masking\.unpack"):
+    with pytest.raises(ValueError, match=r"layout\.unpack"):
         lab.simulate(REINFORCE, {"response_mask": torch.ones(3, dtype=torch.bool)})
 
 

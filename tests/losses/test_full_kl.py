@@ -148,8 +148,8 @@ def test_a_token_that_both_have_banned_is_absent(fn: Divergence, options: dict) 
 
 
 @EVERY
-def test_many_blocks_equal_one(fn: Divergence, options: dict) -> None:
-    """A vocabulary of 50,000 takes three blocks of five rows for these twelve."""
+def test_a_vocabulary_of_50_000_is_as_exact_as_in_float64(fn: Divergence, options: dict) -> None:
+    """Row by row. torch's own log_softmax in float32 is 1e-5 off in the gradient."""
     generator = torch.Generator().manual_seed(0)
     x, y = 3 * torch.randn(2, 3, 4, 50_000, generator=generator)
     mask = torch.rand(3, 4, generator=generator) < 0.8
@@ -168,10 +168,31 @@ def test_the_gradient_keeps_the_dtype_of_the_logits() -> None:
     assert gradient(full_kl, STUDENT.bfloat16(), TEACHER.bfloat16(), MASK).dtype is torch.bfloat16
 
 
-def test_a_second_derivative_is_refused() -> None:
-    x = STUDENT.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match="create_graph"):
-        torch.autograd.grad(full_kl(x, TEACHER, MASK).sum(), x, create_graph=True)
+@EVERY
+def test_the_second_derivative_beside_banned_tokens(fn: Divergence, options: dict) -> None:
+    """Finite, 0 for a banned token, and for the others that of the vocabulary without it."""
+    student, teacher = (torch.cat([x, torch.full_like(x[..., :1], -torch.inf)], -1) for x in (STUDENT, TEACHER))
+
+    def penalty(x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(fn(x, y, MASK, **options).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.square().sum(), x)
+        return second
+
+    got, want = penalty(student, teacher), penalty(STUDENT, TEACHER)
+    assert (got[..., -1] == 0).all()
+    torch.testing.assert_close(got[..., :-1], want, **CLOSE)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_the_second_derivative_where_only_one_side_has_banned_a_token(direction: str) -> None:
+    for banned in (0, 1):
+        logits = [STUDENT.clone(), TEACHER.clone()]
+        logits[banned][..., 1] = -torch.inf
+        x = logits[0].requires_grad_()
+        loss = full_kl(x, logits[1], MASK, direction=direction)
+        (slope,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
+        assert torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all()
 
 
 def test_the_teacher_gets_no_gradient() -> None:
@@ -196,14 +217,14 @@ def test_options_that_make_no_sense_are_refused(fn: Divergence, options: dict, n
 
 
 def test_two_vocabularies_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"logits has shape \(2, 1, 4\) and ref_logits \(2, 1, 3\)"):
+    with pytest.raises(ValueError, match=r"logits has shape \(2, 1, 4\) and ref_logits has shape \(2, 1, 3\)"):
         full_kl(STUDENT, TEACHER[..., :3], MASK)
 
 
 def test_rows_that_are_not_the_tokens_are_refused() -> None:
     for rows in (1, 3):
         logits = torch.zeros(rows, 1, 4)
-        with pytest.raises(ValueError, match=r"both need \(2, 1, 'V'\)"):
+        with pytest.raises(ValueError, match=r"expected both \(2, 1, V\)"):
             full_kl(logits, logits, MASK)
 
 

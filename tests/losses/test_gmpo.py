@@ -37,6 +37,12 @@ def test_the_four_quadrants(d, advantage: float, mean: float, gradient) -> None:
     assert got[1] == pytest.approx([slope * g for g in gradient])
 
 
+def test_a_token_without_an_advantage_counts_as_one_that_did_not_move() -> None:
+    loss, gradient = loss_and_gradient(row(0.6, 0.2), row(0, 0), row(0, 1))
+    assert loss == pytest.approx(-math.exp(0.1) / 2)  # the mean of 0 and 0.2
+    assert gradient == pytest.approx([0.0, -math.exp(0.1) / 4])
+
+
 def test_on_policy_a_response_shares_its_advantage() -> None:
     assert loss_and_gradient(row(0, 0), row(0, 0), row(2, 2)) == (-2.0, [-1.0, -1.0])
 

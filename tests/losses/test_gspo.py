@@ -138,7 +138,7 @@ def test_ppos_clip_of_the_product(factors, advantage: float, loss: float, gradie
 
 
 def test_an_unknown_mean_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown mean 'arithmetic'"):
+    with pytest.raises(ValueError, match="mean='arithmetic', expected 'geometric' or 'product'"):
         gspo(*[row(0.0)] * 3, torch.ones(1, 1, dtype=torch.bool), mean="arithmetic")
 
 

@@ -68,6 +68,12 @@ def test_far_away_a_straight_through_gradient_still_pulls_back() -> None:
         assert gradient == difference
 
 
+def test_an_impossible_token_has_a_finite_value_whatever_the_gradient_is() -> None:
+    log_probs = torch.tensor([[-torch.inf, -1.0]])
+    got = kl(log_probs, torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]), value="k3", gradient="k2")
+    assert got.tolist()[0] == pytest.approx([math.exp(20) - 21, 1 / math.e])
+
+
 def test_k3_within_the_clamp_keeps_its_gradient_where_peers_have_cut_it() -> None:
     value, gradient = value_and_gradient(-5.0, value="k3")
     assert value == pytest.approx(math.exp(5) - 6) != pytest.approx(10)

@@ -58,5 +58,5 @@ def test_options_that_make_no_sense_are_refused(options: dict) -> None:
 
 
 def test_a_float_for_desirable_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"desirable .*needs bool"):
+    with pytest.raises(ValueError, match=r"desirable .*expected bool"):
         kto(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.ones(2))

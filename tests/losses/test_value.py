@@ -39,6 +39,15 @@ def test_the_clipped_loss_is_never_smaller() -> None:
     assert (value(x, old, target, mask, clip=0.3) >= value(x, old, target, mask)).all()
 
 
+@pytest.mark.parametrize("new", [0.5, -0.5])
+def test_on_the_clip_the_unclipped_gradient_passes(new: float) -> None:
+    assert loss_and_gradient(new, 0.0, 2.0, 0.5) == ((new - 2) ** 2 / 2, new - 2)
+
+
+def test_values_are_not_read_without_a_clip() -> None:
+    assert loss_and_gradient(3.0, float("nan"), 2.0) == (0.5, 1.0)
+
+
 def test_a_clip_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="clip"):
         loss_and_gradient(1.0, 1.0, 1.0, 0.0)

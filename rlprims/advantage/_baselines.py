@@ -1,0 +1,242 @@
+"""Any number per response as the baseline: ReMax, and where the number may come from.
+
+A ``RoleBaseline`` and a ``ValueTracker`` have a memory: one number per role, or per prompt. Read ``baseline`` before
+``update`` sees the same scores, or the baseline knows what it is compared with. Given to :func:`remax` as
+``baseline_scores`` it is the advantage r − b on every token.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.grouping import group_bounds, group_count, group_sum
+from rlprims.layout import expand_to_tokens
+from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.scan import sum_from_right
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
+
+
+def remax(
+    rewards: PerToken,
+    baseline_scores: PerSequence,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
+
+    A_t = Σ_{u≥t} r_u − b, where b is the score of the greedy response to the same prompt, scored by the same function.
+    Any other number that does not depend on the response will do, and leaves the gradient unbiased: see
+    :func:`optimal_value`, :class:`RoleBaseline`, :class:`ValueTracker`.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        baseline_scores: float (B,), the greedy response's score, or another baseline.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+
+    Returns:
+        float, like rewards; 0 outside the mask (verl leaves the return − 0 on tool tokens).
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.tensor([[True, True, False]])
+    >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
+    tensor([[0.7500, 0.7500, 0.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
+    returns = sum_from_right(rewards, response_mask, cu_seqlens)
+    return zero_outside(returns - expand_to_tokens(baseline_scores, response_mask, cu_seqlens), response_mask)
+
+
+def optimal_value(
+    scores: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, beta: float = 0.5
+) -> PerSequence:
+    """The baseline of A*-PO (arXiv:2505.20686): the value of the best policy under a KL penalty, from the reference's.
+
+    V* = β log mean_j exp(s_j / β) over the group, whose responses the *reference* policy sampled: the optimum of
+    E[s] − β KL(π, π_ref). It is the mean for β → ∞ and the maximum for β → 0. The advantage of a response s is s − V*,
+    ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V* as ``baseline_scores``.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        valid_rows: bool (B,), rows that the reference sampled; the others receive their group's V* too. None: all.
+        beta: β, in units of the score; 1/2 in TRL.
+
+    Returns:
+        float (B,), each row its group's V*; 0 if no row of the group is valid.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; β that is not positive.
+
+    >>> optimal_value(torch.tensor([1.0, 0.0, 0.3]), torch.tensor([0, 0, 1]))
+    tensor([0.7169, 0.7169, 0.3000])
+    """
+    if not beta > 0:
+        raise ValueError(f"beta={beta}, expected a number above 0: the weight of the KL in units of the score")
+    if scores.shape != group_ids.shape:
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: both must be (B,)"
+        )
+    _, best = group_bounds(scores.detach(), group_ids, valid_rows)
+    exponents = (upcast(scores) - best) / beta  # 0 at most, so nothing overflows
+    exponents = exponents if valid_rows is None else zero_outside(exponents, valid_rows)
+    n = group_count(group_ids, valid_rows)
+    mean = group_sum(exponents.exp(), group_ids, valid_rows) / n.clamp(min=1)
+    return best + beta * torch.where(n > 0, mean, 1.0).log()
+
+
+class RoleBaseline:
+    """Role-conditioned advantage estimation, RAE, of SPIRAL (arXiv:2506.24119): a moving average of each role's score.
+
+    b ← d b + (1 − d) s, from 0. In self-play the roles of a game differ in what they can win, and one average of both
+    favours a side. n scores of a role in one update count as n updates with their mean, so their order does not matter.
+
+    Args:
+        decay: d, per response.
+
+    >>> rae = RoleBaseline(decay=0.5)
+    >>> rae.update(["first", "second", "first"], torch.tensor([1.0, -1.0, 0.0]))
+    >>> rae.baseline(["first", "second", "judge"])
+    tensor([ 0.3750, -0.5000,  0.0000])
+    """
+
+    def __init__(self, *, decay: float = 0.95) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay={decay}, expected at least 0 and less than 1")
+        self.decay = decay
+        self.values: dict[str, float] = {}
+
+    def baseline(self, roles: Sequence[str]) -> PerSequence:
+        """float (B,), each row its role's average so far; 0 for a role that is new."""
+        return torch.tensor([self.values.get(role, 0.0) for role in roles], dtype=torch.float32)
+
+    def update(self, roles: Sequence[str], scores: PerSequence) -> None:
+        for role, rows in _rows_of(roles, scores=scores).items():
+            kept = self.decay ** len(rows)
+            self.values[role] = kept * self.values.get(role, 0.0) + (1 - kept) * _mean(s for (s,) in rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": dict(self.values)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        values = _table(state, "values")
+        for role, value in values.items():
+            _check_number(f"values[{role!r}]", value)
+        self.values = {role: float(value) for role, value in values.items()}
+
+
+class ValueTracker:
+    """The KL-adaptive value tracker of SPO (arXiv:2509.13232): each prompt's pass rate, for one response per prompt.
+
+    v = passed / (passed + failed), counts that fade as the policy moves: passed ← ρ passed + s and
+    failed ← ρ failed + 1 − s, with ρ = clip(2^(−D/h), ρ_min, ρ_max) and D the KL of the policy from the one that
+    answered this prompt last. A prompt that is new has ½ and ½. SPO then standardizes s − v over the batch:
+    :func:`grpo` with one group for all rows. The defaults are those of the authors' code (verl-recipe), whose D is the
+    mean |change of log-prob| of the tokens of the prompt's last response: give that as ``kl`` for its numbers.
+
+    Args:
+        half_life: h, the KL in nats per token after which a count is worth half.
+        min_decay, max_decay: ρ_min and ρ_max; at most 1 / (1 − ρ_max) answers are remembered.
+
+    >>> tracker = ValueTracker()
+    >>> tracker.start(["1+1", "3*7"], [[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    >>> tracker.baseline(["1+1", "3*7", "new"])
+    tensor([0.8750, 0.3750, 0.5000])
+    >>> tracker.update(["3*7"], torch.tensor([1.0]), kl=torch.tensor([0.0]))
+    >>> tracker.baseline(["3*7"])
+    tensor([0.4470])
+    """
+
+    def __init__(self, *, half_life: float = 0.06, min_decay: float = 0.875, max_decay: float = 0.96) -> None:
+        if not half_life > 0:
+            raise ValueError(f"half_life={half_life}, expected more than 0 nats per token")
+        if not 0 <= min_decay <= max_decay < 1:
+            raise ValueError(
+                f"min_decay={min_decay} and max_decay={max_decay}, expected 0 <= min_decay <= max_decay < 1"
+            )
+        self.half_life = half_life
+        self.min_decay = min_decay
+        self.max_decay = max_decay
+        self.counts: dict[str, tuple[float, float]] = {}
+
+    def start(self, prompts: Sequence[str], scores: Sequence[Sequence[float]]) -> None:
+        """Counts from answers of the first policy, as many as it will: together worth 1 / (1 − ρ_min) of them."""
+        for prompt, sample in zip(prompts, scores, strict=True):
+            _check_scores(sample)
+            weight = 1 / (1 - self.min_decay) / (len(sample) + 1)
+            passed = math.fsum(sample)
+            self.counts[prompt] = (weight * (passed + 0.5), weight * (len(sample) - passed + 0.5))
+
+    def baseline(self, prompts: Sequence[str]) -> PerSequence:
+        """float (B,), each row its prompt's pass rate so far."""
+        counts = [self.counts.get(prompt, (0.5, 0.5)) for prompt in prompts]
+        return torch.tensor([passed / (passed + failed) for passed, failed in counts], dtype=torch.float32)
+
+    def update(self, prompts: Sequence[str], scores: PerSequence, kl: PerSequence) -> None:
+        """Scores from 0 to 1, and D of each row; rows of one prompt fade its counts once, by their mean D."""
+        _check_scores(scores.tolist())
+        for prompt, rows in _rows_of(prompts, scores=scores, kl=kl).items():
+            rho = 2 ** -max(_mean(d for _, d in rows) / self.half_life, 0.0)  # an estimate may be below 0
+            rho = min(max(rho, self.min_decay), self.max_decay)
+            passed, failed = self.counts.get(prompt, (0.5, 0.5))
+            new_passed = math.fsum(s for s, _ in rows)
+            self.counts[prompt] = (rho * passed + new_passed, rho * failed + len(rows) - new_passed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": {prompt: list(pair) for prompt, pair in self.counts.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        counts = _table(state, "counts")
+        for prompt, pair in counts.items():
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError(f"counts[{prompt!r}] is {pair!r}, expected two numbers: passed and failed")
+            for number in pair:
+                _check_number(f"counts[{prompt!r}]", number)
+            if min(pair) < 0 or sum(pair) <= 0:
+                raise ValueError(f"counts[{prompt!r}] is {pair!r}: neither may be negative, and not both 0")
+        self.counts = {prompt: (float(passed), float(failed)) for prompt, (passed, failed) in counts.items()}
+
+
+def _rows_of(names: Sequence[str], **per_row: Tensor) -> dict[str, list[tuple[float, ...]]]:
+    """The rows of each name, in order."""
+    for argument, x in per_row.items():
+        if x.shape != (len(names),):
+            raise ValueError(f"{argument} has shape {tuple(x.shape)}, expected ({len(names)},): one entry per name")
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"{argument} has entries that are not finite: leave those rows out")
+    rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for name, row in zip(names, zip(*(x.tolist() for x in per_row.values()), strict=True), strict=True):
+        rows[name].append(row)
+    return rows
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    values = list(numbers)
+    return math.fsum(values) / len(values)
+
+
+def _check_scores(scores: Sequence[float]) -> None:
+    if not all(0 <= s <= 1 for s in scores):
+        raise ValueError(
+            f"scores run from {min(scores)} to {max(scores)}, expected 0 to 1: they are counted as pass rates"
+        )
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+
+
+def _table(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The one entry of a state, a mapping from names."""
+    table = state.get(key) if isinstance(state, Mapping) and set(state) == {key} else None
+    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+        raise ValueError(f"the state is {state!r}, expected what state_dict gives: {{{key!r}: {{name: ...}}}}")
+    return table

@@ -1,0 +1,351 @@
+"""Responses compared with the other responses to their prompt: GRPO, RLOO, GPG, OPO, and quantile baselines.
+
+All of them compute one number per response from the scores s_i = Σ_t r_it of its group, and put it on each token.
+"""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlprims.advantage._statistics import batch_moments, response_scores
+from rlprims.grouping import (
+    group_bounds,
+    group_centred,
+    group_count,
+    group_ranks,
+    group_std,
+    group_sum,
+    is_constant,
+    safe_sqrt,
+)
+from rlprims.layout import sequence_lengths, to_tokens
+from rlprims.masking import check_choice, zero_outside
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
+
+Singleton: TypeAlias = Literal["zero", "raw"]
+SingletonOrError: TypeAlias = Literal["zero", "raw", "error"]
+Baseline: TypeAlias = Literal["mean", "leave_one_out"]
+StdOver: TypeAlias = Literal["group", "batch", "batch_centred"]
+Informative: TypeAlias = Literal["varied_group", "nonzero_reward"]
+
+
+def grpo(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    normalize_std: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: SingletonOrError = "zero",
+    tolerance: float = 1e-6,
+    baseline: Baseline = "mean",
+    std_over: StdOver = "group",
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """Group-relative advantage, Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
+
+    With s_i = Σ_t r_it the response's reward and μ, σ over the group: A_i = (s_i − μ) / (σ + ε) on each of its tokens.
+    ``normalize_std=False`` is Dr. GRPO's A_i = s_i − μ (Liu et al. 2025, arXiv:2503.20783, eq. 2).
+
+    Where sources disagree: σ has divisor n − 1 as in verl, TRL, OpenRLHF, SkyRL and slime (``ddof=0``: rllm,
+    open-instruct); ε = 1e-6 is verl's, TRL has 1e-4, OpenRLHF 1e-9. A group of equal rewards gets exactly 0 by a range
+    test, where all of those can amplify its rounding residue.
+
+    A deviation over the whole batch does not blow up the groups that nearly agree (Liu et al. 2025, arXiv:2508.08221):
+    "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``, and so grows with the distance between prompts;
+    "batch_centred" is σ of s_i − μ_group, as ms-swift's, and does not. ``baseline="leave_one_out"`` is μ of the other
+    samples, n/(n−1) · (s_i − μ): PipelineRL's. NeMo-RL leaves the sample out of σ too, which then can vanish: not here.
+    With one group for all rows it is the z-score of the batch.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        normalize_std: divide by σ + ε.
+        ddof: σ's divisor is n − ddof.
+        eps: ε, in units of the reward.
+        singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error", which reads the
+            sizes of the groups: on an accelerator that waits for the device, and it cannot be compiled.
+        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
+        baseline: μ over the whole group, or over the others.
+        std_over: what σ is the deviation of: the group's rewards, the batch's, or the batch's less their groups' means.
+        all_reduce: sums a tensor over the ranks that share the batch, for σ of the batch; None: this tensor is it.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice; a group of one under ``singleton="error"``.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
+    tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
+    """
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    a = standard_scores(
+        s,
+        group_ids,
+        valid_rows,
+        normalize_std=normalize_std,
+        ddof=ddof,
+        eps=eps,
+        singleton=singleton,
+        tolerance=tolerance,
+        baseline=baseline,
+        std_over=std_over,
+        all_reduce=all_reduce,
+    )
+    return to_tokens(a, mask, cu_seqlens)
+
+
+def standard_scores(
+    s: PerSequence,
+    group_ids: GroupIds,
+    valid_rows: RowMask | None,
+    *,
+    normalize_std: bool,
+    ddof: int,
+    eps: float,
+    singleton: SingletonOrError,
+    tolerance: float,
+    baseline: Baseline = "mean",
+    std_over: StdOver = "group",
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerSequence:
+    """:func:`grpo` of one number per response."""
+    check_choice("singleton", singleton, SingletonOrError)
+    check_choice("baseline", baseline, Baseline)
+    check_choice("std_over", std_over, StdOver)
+    n = group_count(group_ids, valid_rows)
+    if singleton == "error" and bool((n == 1).any()):
+        raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
+
+    centred = group_centred(s, group_ids, valid_rows)
+    a = centred * n / (n - 1).clamp(min=1) if baseline == "leave_one_out" else centred
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
+    if normalize_std and std_over == "group":
+        a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
+    elif normalize_std:
+        rows = torch.ones_like(constant) if valid_rows is None else valid_rows
+        x = s if std_over == "batch" else centred
+        std = safe_sqrt(batch_moments(x, rows, ddof=ddof, all_reduce=all_reduce).variance)
+        a = divide_by_std(a, std, eps, constant)
+    a = torch.where(constant, 0.0, a)
+    return torch.where(n <= 1, s, a) if singleton == "raw" else a
+
+
+def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) -> PerSequence:
+    """a / (σ + ε) where the group is not constant; elsewhere no number, and no gradient, comes from σ.
+
+    >>> divide_by_std(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 0.0]), 0.0, torch.tensor([False, True]))
+    tensor([1.5000, 0.0000])
+    """
+    return a / torch.where(constant, 1.0, std + eps)
+
+
+def rloo(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+) -> PerToken:
+    """REINFORCE leave-one-out, Kool et al. 2019; Ahmadian et al. 2024 (arXiv:2402.14740), eq. 8.
+
+    A_i = s_i − mean of the other samples' s_j = n/(n−1) · (s_i − μ), with s_i = Σ_t r_it. A group of one has no
+    baseline: 0 (as SkyRL, tunix and verl's vectorized form; verl's default form and rllm keep the raw reward).
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
+    tensor([[ 1.0000, -0.5000, -0.5000]])
+    """
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    n = group_count(group_ids, valid_rows)
+    a = group_centred(s, group_ids, valid_rows) * n / (n - 1).clamp(min=1)
+    return to_tokens(a, mask, cu_seqlens)
+
+
+def gpg(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    informative: Informative = "varied_group",
+    singleton: Singleton = "zero",
+    tolerance: float = 1e-6,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """Group policy gradient, Chu et al. 2025 (arXiv:2504.02546): centred rewards, rescaled for groups of equal rewards.
+
+    A_i = α (s_i − μ_group) with α = B / (B − M), where M of the batch's B responses are in groups of equal rewards and
+    have no gradient: without α a mean over the batch shrinks with every such group.
+
+    verl 0.9 takes for B − M the responses whose reward is not 0 (``informative="nonzero_reward"``). That is another
+    number even for rewards of 0 and 1, and no correction at all for −1 and 1. The paper's divisor F_norm is 1 here; for
+    the group's deviation see :func:`grpo`.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        informative: what B − M counts.
+        singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
+        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        float, like rewards; 0 outside the mask, and in groups of equal rewards.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
+    tensor([[ 1., -1.,  0.,  0.]])
+    """
+    check_choice("informative", informative, Informative)
+    check_choice("singleton", singleton, Singleton)
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    is_singleton = group_count(group_ids, valid_rows) <= 1
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance) | is_singleton
+    rows = torch.ones_like(constant) if valid_rows is None else valid_rows
+    is_informative = rows & (~constant if informative == "varied_group" else s != 0)
+
+    counts = torch.stack([rows.sum(), is_informative.sum()]).to(s.dtype)
+    responses, informative_responses = counts if all_reduce is None else all_reduce(counts)
+    a = torch.where(constant, 0.0, group_centred(s, group_ids, valid_rows))
+    if singleton == "raw":
+        a = torch.where(is_singleton, s, a)
+    alpha = responses / informative_responses.clamp(min=1)
+    return to_tokens(alpha * a, mask, cu_seqlens)
+
+
+def opo(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    singleton: Singleton = "zero",
+) -> PerToken:
+    """On-policy RL with optimal baseline, Hao et al. 2025 (arXiv:2505.23585): a baseline weighted by length.
+
+    A_i = s_i − Σ_j L_j s_j / Σ_j L_j over the group, with s_i = Σ_t r_it and L_i the valid tokens of response i. The
+    baseline of least variance weighs by the squared norm of a response's gradient, which the paper takes to grow with
+    its length. The sample's own reward is in it, as in :func:`grpo`, which costs 1/n of the baseline's own gradient.
+
+    A group of which one response only has tokens gets 0; where none has, verl 0.9 answers NaN.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = s, as verl).
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
+
+    >>> m = torch.tensor([[True, True, True], [True, False, False]])
+    >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
+    tensor([[ 0.2500,  0.2500,  0.2500],
+            [-0.7500,  0.0000,  0.0000]])
+    """
+    check_choice("singleton", singleton, Singleton)
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    lengths = sequence_lengths(mask, cu_seqlens).to(s.dtype)
+    # Measured from the group's minimum, so that equal rewards give exactly 0.
+    low, _ = group_bounds(s.detach(), group_ids, valid_rows)
+    above = s - low
+    weighted = group_sum(zero_outside(lengths * above, lengths > 0), group_ids, valid_rows)
+    a = above - weighted / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
+    is_singleton = group_count(group_ids, valid_rows) <= 1
+    return to_tokens(torch.where(is_singleton, s if singleton == "raw" else 0.0, a), mask, cu_seqlens)
+
+
+def quantile(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    level: float = 0.4,
+    normalize_std: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    tolerance: float = 1e-6,
+) -> PerToken:
+    """Quantile advantage estimation (arXiv:2509.22611): a quantile of the group as baseline, not its mean.
+
+    A_i = (s_i − Q) / (σ + ε) with s_i = Σ_t r_it and Q = inf {x: F(x) >= level} of the group's rewards, the smallest of
+    them that a share of ``level`` does not exceed. For rewards of 0 and 1 and p of the group right: if p <= 1 − level,
+    Q = 0 and only right answers have an advantage, which is positive; else Q = 1 and only wrong ones have, negative.
+
+    The quantile is one of the rewards: no interpolation, which is the default of ``torch.quantile`` and would give all
+    responses an advantage again.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        level: K of the paper, above 0 and up to 1.
+        normalize_std: divide by σ + ε.
+        ddof: σ's divisor is n − ddof.
+        eps: ε, in units of the reward.
+        tolerance: the group is constant if max − min <= tolerance · max(1, |s|), and gets 0.
+
+    Returns:
+        float, like rewards; 0 outside the mask, and in groups of one.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a level outside (0, 1].
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> quantile(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
+    tensor([[2.0000, 0.0000, 0.0000, 0.0000]])
+    """
+    if not 0 < level <= 1:
+        raise ValueError(f"level={level}, expected a number above 0 and at most 1: the share that is not above Q")
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    ranks = group_ranks(s, group_ids, valid_rows)
+    sorted_scores = ranks.sort(s)
+    # Rank ⌈level · n⌉, counted from 1. 1e-4 is subtracted because level · n is rounded: 0.6 · 5 must be 3 and not 4.
+    rank = (level * ranks.sizes.double() - 1e-4).ceil().long().clamp(min=1) - 1
+    first = torch.arange(s.shape[0], device=s.device) - ranks.ranks
+    a = ranks.unsort(sorted_scores - sorted_scores[first + rank])
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance) | (group_count(group_ids, valid_rows) <= 1)
+    if normalize_std:
+        a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
+    return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)

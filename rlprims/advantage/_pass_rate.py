@@ -1,0 +1,121 @@
+"""Rewards of 0 and 1, weighted by how often the prompt passes: MaxRL and Beta normalization."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlprims.advantage._statistics import batch_moments, response_scores
+from rlprims.grouping import group_centred, group_mean
+from rlprims.layout import to_tokens
+from rlprims.ratios import clamp_log_ratio
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+
+def maxrl(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    eps: float = 1e-6,
+) -> PerToken:
+    """Maximum-likelihood RL (arXiv:2602.02710): the centred reward over the group's mean reward.
+
+    A_i = (s_i − μ) / (μ + ε) with s_i = Σ_t r_it. For rewards of 0 and 1 a prompt of which p is right weighs 1/p, as in
+    the gradient of log p; with GRPO it weighs 1/sqrt(p(1 − p)). With ε = 0 and n samples its expectation is exactly
+    the gradient of −Σ_{k<n} (1 − p)^k / k, the first terms of log p.
+
+    The rewards must not be negative: with μ < 0 every sign would turn round. A group with μ <= 0 gets 0 (prime-rl does
+    this too; SkyRL divides by μ + 1e-6 whatever its sign, so that rewards of ±1 in balance give advantages of ±1e6).
+    Rewards that mix signs and still have μ > 0 are not refused, since that would read values: shift them beforehand.
+
+    Args:
+        rewards: float (B, T) or (N,), per token; of a response, at least 0.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        eps: ε, in units of the reward; 0 in prime-rl.
+
+    Returns:
+        float, like rewards; 0 outside the mask, in groups of one or of equal rewards, and where μ <= 0.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> maxrl(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, eps=0.0).T
+    tensor([[ 3., -1., -1., -1.]])
+    """
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    mean = group_mean(s, group_ids, valid_rows)
+    has_no_weight = mean <= 0  # a NaN is the caller's, and stays
+    a = group_centred(s, group_ids, valid_rows) / torch.where(has_no_weight, 1.0, mean + eps)
+    return to_tokens(torch.where(has_no_weight, 0.0, a), mask, cu_seqlens)
+
+
+def beta_normalized(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    tolerance: float = 1e-6,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """Beta normalization, BNPO, Xiao et al. 2025 (arXiv:2506.02864): divided by the density of the prompts' pass rates.
+
+    A_i = (s_i − p) / f(p; α, β) with s_i = Σ_t r_it, p its group's mean, and f the density of a Beta distribution. With
+    m and v the mean and variance of p over the prompts of the batch, these p look like Beta(a, b) with
+    a = m c, b = (1 − m) c, c = m (1 − m) / v − 1; α = 1 + a/3 and β = 1 + b/3 then give the gradient the least second
+    moment. Where all prompts pass or fail as a whole it is REINFORCE (α = β = 1), and for α = β = 3/2, up to a factor,
+    GRPO.
+
+    The rewards are 0 or 1; a group whose mean is not between gets 0. Of several rewards, call it once for each and add.
+    log f is clamped to ±20. TRL's and ms-swift's ``loss_type="bnpo"`` is a token mean and has nothing to do with this.
+
+    Args:
+        rewards: float (B, T) or (N,), per token; of a response, from 0 to 1.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        tolerance: if the deviation of p is not above it (one prompt, or equal pass rates), no Beta can be fitted, and
+            α = β = 1.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        float, like rewards; 0 outside the mask, and in groups of one or of equal rewards.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m, ids = torch.ones(8, 1, dtype=torch.bool), torch.arange(8) // 4
+    >>> beta_normalized(torch.tensor([[1.0], [0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [0.0]]), ids, m).T
+    tensor([[ 0.6802, -0.2267, -0.2267, -0.2267,  0.2267,  0.2267,  0.2267, -0.6802]])
+    """
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    p = group_mean(s, group_ids, valid_rows)
+    moments = batch_moments(p, _first_of_group(group_ids, valid_rows), ddof=0, all_reduce=all_reduce)
+    m, v = moments.mean, moments.variance
+    can_be_fitted = v > tolerance**2
+    c = torch.where(can_be_fitted, m * (1 - m) / torch.where(can_be_fitted, v, 1.0) - 1, 0.0).clamp(min=0)
+    alpha, beta = 1 + m * c / 3, 1 + (1 - m) * c / 3
+
+    all_equal = (p <= 0) | (p >= 1)  # a NaN is the caller's, and stays
+    q = torch.where(all_equal, 0.5, p)
+    log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    log_f = (alpha - 1) * q.log() + (beta - 1) * torch.log1p(-q) - log_beta_function
+    a = group_centred(s, group_ids, valid_rows) * (-clamp_log_ratio(log_f)).exp()
+    return to_tokens(torch.where(all_equal, 0.0, a), mask, cu_seqlens)
+
+
+def _first_of_group(group_ids: GroupIds, valid_rows: RowMask | None) -> RowMask:
+    """True on the first valid row of each group."""
+    row = torch.arange(group_ids.shape[0], device=group_ids.device)
+    none = torch.full_like(row, group_ids.shape[0])
+    candidates = row if valid_rows is None else torch.where(valid_rows, row, none)
+    return row == none.scatter_reduce(0, group_ids, candidates, "amin")[group_ids]

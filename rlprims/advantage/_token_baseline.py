@@ -1,0 +1,131 @@
+"""A baseline for each token, from the tokens of the group at the same step: the optimal token baseline."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardshrink
+
+from rlprims.advantage._group import Singleton
+from rlprims.advantage._statistics import tokens_of_valid_rows
+from rlprims.grouping import group_bounds, group_count, group_sum
+from rlprims.layout import expand_to_tokens, sequence_lengths
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.scan import sum_from_right
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+Align: TypeAlias = Literal["tokens", "columns"]
+
+
+def optimal_token_baseline(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    old_log_probs: PerToken,
+    sum_pi_squared: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    importance_weights: PerToken | None = None,
+    *,
+    align: Align = "tokens",
+    alone: Singleton = "zero",
+    eps: float = 1e-8,
+) -> PerToken:
+    """A baseline for each token, weighted by the energy of the gradient so far: the OTB of verl 0.9.
+
+    G_t = Σ_{u≥t} r_u is the reward-to-go. A token's score function with respect to the logits has squared norm
+    w_t = 1 − 2 π_t + Σ_v π_v², and W_t = Σ_{u≤t} w_u ρ_u² is the energy of a response up to t. Over the responses j of
+    the group that have a token t,
+
+        A_it = G_it − Σ_j (W_jt + ε) G_jt / Σ_j (W_jt + ε).
+
+    Where the sources disagree: verl adds ε to the divisor only, which draws every baseline towards 0; here equal
+    returns give exactly that return, and where no token has any energy the baseline is the plain mean.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        old_log_probs: float, like rewards: log π_t of the sampled token.
+        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary, exp(lse(2z) − 2 lse(z)) of the logits z; of
+            the policy that π_t is of, so at least π_t².
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        importance_weights: float, like rewards: ρ, the correction that the loss will weigh by; None: 1.
+        align: which tokens of two responses are compared: the t-th valid ones, tool output left out ("tokens": verl's
+            tir_optimal_token_baseline), or those in the same column ("columns": verl's optimal_token_baseline, for
+            responses without gaps that begin in the same column).
+        alone: a token that no other response of the group has, since that response is the longest or the only one:
+            "zero" (it is its own baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
+        eps: ε, in units of w.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
+
+    >>> m, lp = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), 0.5).log()
+    >>> energy = torch.tensor([[0.5, 0.5], [0.25, 0.25]])
+    >>> optimal_token_baseline(torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([0, 0]), lp, energy, m)
+    tensor([[ 1.,  0.],
+            [-2.,  0.]])
+    """
+    check_choice("align", align, Align)
+    check_choice("alone", alone, Singleton)
+    check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
+    mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
+    returns = sum_from_right(rewards, mask, cu_seqlens)
+    energy = zero_outside(_energy(upcast(old_log_probs.detach()), upcast(sum_pi_squared)), mask)
+    if importance_weights is not None:
+        check_tokens(mask, cu_seqlens, importance_weights=importance_weights)
+        energy = energy * zero_outside(importance_weights, mask).square()
+    weights = _sum_from_left(energy, mask, cu_seqlens).to(returns.dtype) + eps
+
+    # The tokens that are compared are a group, of tokens instead of rows: its statistics are those of any group.
+    ids = _ids_of_steps(group_ids, mask if align == "tokens" else torch.ones_like(mask), cu_seqlens).flatten()
+    returns, weights, valid = returns.flatten(), weights.flatten(), mask.flatten()
+    # Measured from the smallest return, so that equal returns give exactly 0.
+    above = returns - group_bounds(returns.detach(), ids, valid)[0]
+    total = group_sum(weights, ids, valid)
+    a = above - group_sum(weights * above, ids, valid) / torch.where(total == 0, 1.0, total)
+    if alone == "raw":
+        a = torch.where(group_count(ids, valid) > 1, a, returns)
+    return zero_outside(a, valid).reshape(mask.shape)
+
+
+def _energy(log_pi: Tensor, sum_pi_squared: Tensor) -> Tensor:
+    """1 − 2π + Σ_v π_v², as (1 − π)² and the sum of the squares of the other tokens of the vocabulary.
+
+    At a token that is all but certain that sum is the rounding of 1 − 1, of either sign, and is taken as 0, while
+    (1 − π)² keeps its digits.
+
+    >>> _energy(torch.tensor([0.5, 1.0]).log(), torch.tensor([0.375, 1.0 - 1e-7]))
+    tensor([0.3750, 0.0000])
+    """
+    pi_minus_one = log_pi.expm1()
+    rest = sum_pi_squared - (pi_minus_one + 1).square()
+    return pi_minus_one.square() + hardshrink(rest, 4 * torch.finfo(rest.dtype).eps)
+
+
+def _sum_from_left(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> PerToken:
+    """Σ_{u≤t} x_u over the valid tokens of each sequence."""
+    reversed_cu_seqlens = None if cu_seqlens is None else x.shape[0] - cu_seqlens.flip(0)
+    return sum_from_right(x.flip(-1), mask.flip(-1), reversed_cu_seqlens).flip(-1)
+
+
+def _ids_of_steps(group_ids: GroupIds, counted: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
+    """A number that a token shares with those of its group at the same step: int64, below the number of tokens.
+
+    The step of a token is the number of counted tokens before it. Each group owns as many numbers as its sequences have
+    positions, which is enough for the longest of them.
+    """
+    so_far = counted.long().cumsum(-1)
+    if cu_seqlens is not None:
+        before = torch.cat([so_far.new_zeros(1), so_far])[cu_seqlens[:-1]]
+        so_far = so_far - expand_to_tokens(before, counted, cu_seqlens)
+    steps = (so_far - 1).clamp(min=0)
+    lengths = sequence_lengths(torch.ones_like(counted), cu_seqlens)
+    sizes = torch.zeros_like(group_ids).index_add(0, group_ids, lengths)
+    first = sizes.cumsum(0) - sizes
+    return expand_to_tokens(first[group_ids], counted, cu_seqlens) + steps

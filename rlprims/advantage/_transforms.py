@@ -1,0 +1,219 @@
+"""What is done to advantages that are there: whitening over the batch, and with it REINFORCE++, clipping, signs."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlprims.advantage._group import Singleton, grpo
+from rlprims.advantage._returns import discounted_returns
+from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
+from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
+
+
+def whiten(
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """Whitening over all valid tokens of the batch: (A − μ) / sqrt(σ² + ε).
+
+    The normalization of PPO implementations since Dhariwal et al. 2017 (baselines); REINFORCE++ (arXiv:2501.03262,
+    eq. 7). σ² is two-pass with divisor N − ddof.
+
+    Where sources disagree: ddof is 1 in verl, TRL, SkyRL, ROLL; 0 in OpenRLHF and NeMo-RL's REINFORCE++. verl and
+    NeMo-RL's GAE add 1e-8 inside the means as well, μ = Σ A / (N + 1e-8) and σ² alike, which in float32 changes
+    nothing; here ε is added to σ² only. OpenRLHF takes max(σ², ε). Masked tokens keep −μ/σ in verl, TRL, SkyRL and
+    ROLL, and a single valid token raises or gives NaN; here both are 0.
+
+    Args:
+        advantages: float (B, T) or (N,).
+        response_mask: bool, like advantages.
+        cu_seqlens: int (B+1,) if packed; not read.
+        ddof: σ's divisor is N − ddof.
+        eps: ε, in units of A².
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        float, like advantages: mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are
+        fewer than two valid tokens.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
+    tensor([[-0.8729, -0.2182,  1.0911]])
+    """
+    check_tokens(response_mask, cu_seqlens, advantages=advantages)
+    moments = batch_moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
+    denominator = moments.variance + eps
+    is_defined = (moments.size > 1) & (denominator != 0)
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    return zero_outside(moments.centred * scale, response_mask & is_defined)
+
+
+def reinforce_pp(
+    rewards: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    gamma: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """REINFORCE++, Hu 2025 (arXiv:2501.03262), eq. 7: the reward-to-go, whitened over the batch.
+
+    R_t = r_t + γ R_{t+1} over the valid tokens of each sequence, and A = (R − μ) / sqrt(σ² + ε) over all valid tokens
+    of the batch: :func:`whiten` after :func:`discounted_returns`. The paper's reward has −β KL_t on every token and the
+    score on the last; ``rewards`` are what ``rewards.kl_penalty`` made of them.
+
+    Where sources disagree: credit is carried across masked tokens (tool output) as in verl 0.9 and OpenRLHF; SkyRL's
+    return is multiplied by the mask, so what comes before a tool call earns nothing for what follows it. NeMo-RL takes
+    the KL of a token off that token only and never off the ones before. ddof is 1 in verl and SkyRL, 0 in OpenRLHF and
+    NeMo-RL.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        gamma: discount per valid token.
+        ddof: σ's divisor is N − ddof, N the valid tokens.
+        eps: ε, in units of the reward squared.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        float, like rewards; 0 outside the mask; all 0 if there are fewer than two valid tokens.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.tensor([[True, False, True], [True, True, False]])
+    >>> reinforce_pp(torch.tensor([[0.0, 9.0, 1.0], [0.0, -1.0, 9.0]]), m)
+    tensor([[ 0.8660,  0.0000,  0.8660],
+            [-0.8660, -0.8660,  0.0000]])
+    """
+    returns = discounted_returns(rewards, response_mask, cu_seqlens, gamma=gamma)
+    return whiten(returns, response_mask, cu_seqlens, ddof=ddof, eps=eps, all_reduce=all_reduce)
+
+
+def reinforce_pp_baseline(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    singleton: Singleton = "zero",
+    ddof: int = 1,
+    eps: float = 1e-8,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """REINFORCE++-baseline, Hu et al. 2025 (arXiv:2501.03262, version 3): centred by group, whitened over the batch.
+
+    x_i = s_i − μ_group on each of the response's tokens, with s_i = Σ_t r_it, and A = (x − μ) / sqrt(σ² + ε) over all
+    valid tokens of the batch: :func:`whiten` after ``grpo(normalize_std=False)``. Responses of a group have different
+    lengths, so μ is not 0, and a group of equal rewards (x = 0) gets −μ/σ: small, the same for all of it, not 0.
+
+    Where sources disagree: ddof is 1 in verl, 0 in OpenRLHF and NeMo-RL. Others take the batch's deviation of one
+    number per response and do not centre again: that is ``grpo(std_over="batch_centred")``.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        singleton: a group of one has no baseline: "zero" (x = 0) or "raw" (x = s, as verl).
+        ddof: σ's divisor is N − ddof, N the valid tokens.
+        eps: ε, in units of the reward squared.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown choice.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> reinforce_pp_baseline(torch.tensor([[1.0], [0.0], [5.0], [2.0]]), torch.tensor([0, 0, 1, 1]), m).T
+    tensor([[ 0.3873, -0.3873,  1.1619, -1.1619]])
+    """
+    check_choice("singleton", singleton, Singleton)
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    response_mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
+    centred = grpo(rewards, group_ids, response_mask, cu_seqlens, valid_rows, normalize_std=False, singleton=singleton)
+    return whiten(centred, response_mask, cu_seqlens, ddof=ddof, eps=eps, all_reduce=all_reduce)
+
+
+def clip(
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    low: float,
+    high: float,
+) -> PerToken:
+    """Advantages cut to [low, high], for after a normalization: one response in a million cannot carry the step.
+
+    NeMo-RL's ``advantage_clip_low`` and ``_high``; ROLL's ``advantage_clip`` is ±c. It is a bias, and one-sided bounds
+    move the mean as well.
+
+    Args:
+        advantages: float (B, T) or (N,).
+        response_mask: bool, like advantages.
+        cu_seqlens: int (B+1,) if packed; not read.
+        low, high: bounds, in units of the advantage; ``-inf`` or ``inf`` for none.
+
+    Returns:
+        float, like advantages; 0 outside the mask, whatever the bounds.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; low above high.
+
+    >>> clip(torch.tensor([[-9.0, 0.5, 9.0]]), torch.ones(1, 3, dtype=torch.bool), low=-5.0, high=2.0)
+    tensor([[-5.0000,  0.5000,  2.0000]])
+    """
+    if not low <= high:
+        raise ValueError(f"low={low} and high={high}, expected low not above high")
+    check_tokens(response_mask, cu_seqlens, advantages=advantages)
+    return zero_outside(zero_outside(advantages, response_mask).clamp(low, high), response_mask)
+
+
+def positive_negative(
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    positive: float = 0.1,
+    negative: float = 1.0,
+) -> PerToken:
+    """Advantages weighed by their sign: W-REINFORCE, Zhu et al. 2025 (arXiv:2506.01347).
+
+    positive · A where A > 0, negative · A elsewhere. The paper's weighted REINFORCE has λ = 0.1 on right answers and 1
+    on wrong ones; ``positive=0`` is its negative-sample reinforcement (NSR), ``negative=0`` the positive one (PSR). Its
+    advantages are rewards of ±1 without a baseline; after one, "positive" means better than the baseline.
+
+    Args:
+        advantages: float (B, T) or (N,).
+        response_mask: bool, like advantages.
+        cu_seqlens: int (B+1,) if packed; not read.
+        positive, negative: the weights.
+
+    Returns:
+        float, like advantages; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> positive_negative(torch.tensor([[2.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool))
+    tensor([[ 0.2000, -2.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, advantages=advantages)
+    a = zero_outside(advantages, response_mask)
+    return torch.where(a > 0, positive * a, negative * a)

@@ -1,0 +1,157 @@
+"""Gates: weights of 0 or 1 that leave out tokens, turns or responses."""
+
+import math
+from typing import Literal, TypeAlias
+
+from rlprims.corrections._weights import Level, Weights, check_level, segments
+from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
+from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.ratios import estimate_kl
+from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
+
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+Statistic: TypeAlias = Literal["mean", "sum", "max"]
+
+
+def rejection(
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    turn_ids: TurnIds | None = None,
+    *,
+    estimator: Estimator = "k3",
+    level: Level = "sequence",
+    statistic: Statistic = "mean",
+    low: float | None = None,
+    high: float = 0.01,
+) -> Weights:
+    """Keep tokens, turns or responses on which trainer and sampler agree; verl's rejection sampling, all its options.
+
+    Per token, with x = old_log_probs − rollout_log_probs, the trainer's over the sampler's:
+
+    - k1: x, which is signed. Its bounds are of the ratio: kept if low <= exp(x) <= high. The mean over a response is
+      the geometric mean of its ratios, the sum their product.
+    - k2: x²/2, and k3: exp(x) − 1 − x, estimates of KL(sampler ‖ trainer) in nats, 0 or more: kept if <= high.
+
+    ``statistic`` makes one number of a segment or sequence; with "max" every token must be within the bounds. With
+    ``level="token"`` it is not read. The default is verl's ``seq_mean_k3`` at 0.01.
+
+    verl's k1 is −x, so its "0.5_5.0" keeps ratios from 0.2 to 2; here ``low=0.5, high=5.0`` keeps 0.5 to 5. To have
+    verl's, give the reciprocals, exchanged. Two criteria are two gates, multiplied. A NaN is rejected.
+
+    Args:
+        old_log_probs: float (B, T) or (N,): the trainer's log-probs of the policy that sampled.
+        rollout_log_probs: float, like old_log_probs: the sampler's own.
+        response_mask: bool, like old_log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        turn_ids: int, like old_log_probs: which turn a valid token belongs to; read by "segment". None: one turn.
+        estimator: "k1", "k2" or "k3".
+        level: "token", "segment" (a turn) or "sequence": what is kept or rejected as one.
+        statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
+        low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
+        high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
+
+    Returns:
+        Weights of 1 where kept and 0 elsewhere, which account for no gap.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree.
+
+    >>> import torch
+    >>> m = torch.ones(2, 2, dtype=torch.bool)
+    >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.5, 0.1]]).log(), torch.tensor([[0.5, 0.2], [0.1, 0.5]]).log()
+    >>> rejection(trainer, sampler, m).values
+    tensor([[1., 1.],
+            [0., 0.]])
+    >>> rejection(trainer, sampler, m, estimator="k1", level="token", low=0.5, high=5.1).values
+    tensor([[1., 1.],
+            [1., 0.]])
+    """
+    check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
+    check_level(level, response_mask, cu_seqlens, turn_ids)
+    check_choice("estimator", estimator, Estimator)
+    check_choice("statistic", statistic, Statistic)
+    smallest, largest = _bounds(estimator, low, high)
+    x = zero_outside(old_log_probs.detach(), response_mask) - zero_outside(rollout_log_probs, response_mask)
+    if estimator != "k1":
+        x = estimate_kl(-x, estimator)
+    if level == "token":
+        keep = (smallest <= x) & (x <= largest)
+    else:
+        segment_mask, boundaries = segments(level, response_mask, cu_seqlens, turn_ids)
+        x = x.reshape(segment_mask.shape)
+        if statistic == "max":  # no token of the segment is outside the bounds
+            outside = ~((smallest <= x) & (x <= largest))
+            keep = sequence_sum(outside, segment_mask, boundaries) == 0
+        else:
+            total = sequence_sum(x, segment_mask, boundaries)
+            if statistic == "mean":
+                total = total / sequence_lengths(segment_mask, boundaries).clamp(min=1)
+            keep = (smallest <= total) & (total <= largest)
+        keep = expand_to_tokens(keep, segment_mask, boundaries).reshape(response_mask.shape)
+    return Weights((response_mask & keep).to(x.dtype))
+
+
+def opsm(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    delta: float,
+) -> Weights:
+    """Off-policy sequence masking, DeepSeek-V3.2 (arXiv:2512.02556): unlearn only what the policy would still say.
+
+    A token with a negative advantage is dropped if the mean of rollout_log_probs − log_probs over its response is above
+    δ. Bad responses of a policy that has moved away have large, noisy gradients; good ones are kept however far.
+
+    The paper measures from the sampler, so that staleness and the sampler's numerics both count. To measure staleness
+    alone, give ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; a constant here.
+        rollout_log_probs: float, like log_probs: the policy that sampled.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
+
+    Returns:
+        Weights of 1 where kept and 0 elsewhere, which account for no gap.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a negative delta.
+
+    >>> import torch
+    >>> current, sampler, advantages = torch.tensor([[-2.0, -1.0], [-1.0, -1.0], [1.0, -1.0]])[:, :, None]
+    >>> opsm(current, sampler, advantages, torch.ones(2, 1, dtype=torch.bool), delta=0.5).values.T
+    tensor([[1., 1.]])
+    >>> opsm(current, sampler, -advantages, torch.ones(2, 1, dtype=torch.bool), delta=0.5).values.T
+    tensor([[0., 1.]])
+    """
+    check_tokens(
+        response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
+    )
+    if delta < 0:
+        raise ValueError(f"delta={delta} must be at least 0, in nats")
+    difference = zero_outside(rollout_log_probs, response_mask) - zero_outside(log_probs, response_mask)
+    total = sequence_sum(difference.detach(), response_mask, cu_seqlens)
+    mean = total / sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
+    is_on_policy = expand_to_tokens(mean <= delta, response_mask, cu_seqlens)
+    keep = is_on_policy | (zero_outside(advantages, response_mask) >= 0)
+    return Weights((response_mask & keep).to(difference.dtype))
+
+
+def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float, float]:
+    """The bounds of the estimator: of the log-ratio for k1, in nats for k2 and k3."""
+    if estimator != "k1":
+        if low is not None or high < 0:
+            raise ValueError(
+                f"low={low} and high={high}: {estimator} has no low, and its high must be at least 0, in nats"
+            )
+        return -math.inf, high
+    if not 0 <= (low or 0) <= 1 <= high:
+        raise ValueError(f"low={low} must be in [0, 1] and high={high} at least 1, the ratio where both agree")
+    return math.log(low) if low else -math.inf, math.log(high)

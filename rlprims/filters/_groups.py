@@ -1,0 +1,202 @@
+"""Which groups, or which rows of a group, to train on: one bool per row, from the scores of the group."""
+
+import torch
+
+from rlprims.grouping import check_group_ids, group_centred, group_count, group_mean, group_ranks, is_varied
+from rlprims.masking import upcast
+from rlprims.types import ComponentScores, GroupIds, PerSequence, RowMask
+
+
+def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 1e-6) -> RowMask:
+    """Keep the groups whose scores differ: DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476), eq. 11.
+
+    A group is kept if max − min > tolerance · max(1, |max|, |min|). For accuracies this is 0 < correct < G. verl and
+    the DAPO recipe test ``np.std > 0``, which keeps seven equal scores of 0.1. A group with a NaN is dropped, as is a
+    group of one: neither has a signal.
+
+    Args:
+        scores: float (B,), the metric: usually the accuracy, not the shaped score.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        tolerance: relative to scores above 1, absolute below.
+
+    Returns:
+        bool (B,), the same for all rows of a group.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> nonzero_range(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).tolist()
+    [False, False, False, True, True]
+    """
+    _check(scores, group_ids)
+    return is_varied(scores, group_ids, tolerance=tolerance)
+
+
+def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *, tolerance: float = 1e-6) -> RowMask:
+    """Keep the groups in which any reward varies: :func:`nonzero_range` for ``advantage.gdpo`` (arXiv:2601.05242).
+
+    GDPO normalizes each reward separately. So a group with equal sums has a signal if the rewards behind the sums
+    differ: one response is correct, another is well formatted. A filter on the sum would drop it. A group with an
+    unknown score in any reward is dropped.
+
+    Args:
+        component_scores: float (B, K), one column for each reward.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        tolerance: relative to scores above 1, absolute below.
+
+    Returns:
+        bool (B,), the same for all rows of a group.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    >>> varied_components(scores, torch.tensor([0, 0, 1, 1])).tolist()
+    [True, True, False, False]
+    """
+    if component_scores.dim() != 2 or component_scores.shape[:1] != group_ids.shape or component_scores.shape[1] == 0:
+        raise ValueError(
+            f"component_scores has shape {tuple(component_scores.shape)}, group_ids has {tuple(group_ids.shape)}: "
+            "expected (B, K) with one column for each reward, and (B,)"
+        )
+    columns = component_scores.unbind(1)
+    varied = torch.stack([nonzero_range(scores, group_ids, tolerance=tolerance) for scores in columns])
+    known = torch.stack([finite(scores, group_ids) for scores in columns])
+    return varied.any(0) & known.all(0)
+
+
+def finite(scores: PerSequence, group_ids: GroupIds) -> RowMask:
+    """Keep the groups in which every score is a finite number.
+
+    A verifier returns NaN if it could not score a sample. One unknown score makes the group's mean unknown.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+
+    Returns:
+        bool (B,), the same for all rows of a group.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> finite(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([0, 0, 1])).tolist()
+    [False, False, True]
+    """
+    _check(scores, group_ids)
+    return group_count(group_ids, ~scores.isfinite()) == 0
+
+
+def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, high: float = 1.0) -> RowMask:
+    """Keep the groups whose mean score lies in a band: prompts that are neither too hard nor too easy.
+
+    low < mean < high as in OpenRLHF, the bounds excluded: 0 and 1 drop the prompts that no response and that every
+    response solves. Give bounds a little outside to keep them. The mean does not say whether scores differ: seven
+    scores of 0.1 pass, see :func:`nonzero_range`. A group with an unknown score is dropped.
+
+    Args:
+        scores: float (B,), usually the accuracy.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        low, high: of the group's mean, excluded; compared in the precision of the scores.
+
+    Returns:
+        bool (B,), the same for all rows of a group; the order of the rows does not matter.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; low not below high.
+
+    >>> solve_rate(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])).tolist()
+    [False, False, True, True]
+    """
+    _check(scores, group_ids)
+    if not low < high:
+        raise ValueError(f"low={low} must be below high={high}: no group would be kept")
+    # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9.
+    mean = group_mean(scores.double(), group_ids).to(upcast(scores).dtype)
+    return (low < mean) & (mean < high)
+
+
+def completed(truncated: RowMask, group_ids: GroupIds, *, max_share: float = 0.0) -> RowMask:
+    """Keep the groups in which at most a share of the responses was cut off: truncated, aborted or failed.
+
+    To drop such responses and not their groups, take them out of the loss (``response_mask & ~truncated[:, None]``) and
+    leave them in the group's baseline, or out of both (``valid_rows=~truncated``).
+
+    Args:
+        truncated: bool (B,), True if the response did not end by itself; or any other flag of an unwanted response.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        max_share: of the group's responses, from 0 (none may be cut off) to below 1.
+
+    Returns:
+        bool (B,), the same for all rows of a group; the order of the rows does not matter.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; max_share outside [0, 1).
+
+    >>> completed(torch.tensor([False, True, False, False]), torch.tensor([0, 0, 1, 1])).tolist()
+    [False, False, True, True]
+    """
+    if truncated.shape != group_ids.shape or truncated.dtype is not torch.bool:
+        raise ValueError(
+            f"truncated has shape {tuple(truncated.shape)} and dtype {truncated.dtype}, group_ids has shape "
+            f"{tuple(group_ids.shape)}: expected bool (B,) and int64 (B,)"
+        )
+    if not 0 <= max_share < 1:
+        raise ValueError(f"max_share={max_share}, expected a number in [0, 1): at 1 every group is kept")
+    # The quotient of two integers is the float64 nearest to the fraction, and so is the literal: 29/100 equals 0.29.
+    share = group_count(group_ids, truncated).double() / group_count(group_ids)
+    return share <= max_share
+
+
+def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowMask:
+    """Of each group the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
+
+    Sampling is cheap compared with training: sample many, train on the few that differ most. The best subset is always
+    the i lowest and the keep − i highest scores for some i; all of them are compared. Of subsets that are equally good
+    the one with more high scores is taken, and of equal scores the first rows. Groups of at most ``keep`` are kept
+    whole.
+
+    This selects rows of a group, and the estimator that follows sees the selected ones only. It reads all scores as
+    they are: filter unknown ones before.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        keep: at least 2, since one score has no variance.
+
+    Returns:
+        bool (B,).
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; keep below 2.
+
+    >>> max_variance(torch.tensor([0.0, 0.1, 0.2, 0.9, 1.0]), torch.zeros(5, dtype=torch.int64), keep=3).tolist()
+    [True, False, False, True, True]
+    """
+    _check(scores, group_ids)
+    if keep < 2:
+        raise ValueError(f"keep={keep}, expected at least 2: the variance of one score is 0")
+    ranks = group_ranks(scores, group_ids)
+    group = ranks.sort(group_ids)
+    from_low = ranks.ranks[:, None]
+    from_high = ranks.sizes[:, None] - 1 - from_low
+
+    # Column i is the subset of the i lowest and the keep − i highest scores; all tensors are in the order of the ranks.
+    lowest = torch.arange(keep + 1, device=scores.device)
+    in_subset = (from_low < lowest) | (from_high < keep - lowest)
+    members = torch.where(in_subset, ranks.sort(group_centred(scores, group_ids))[:, None], 0.0)
+    totals = torch.zeros_like(members).index_add(0, group, members)
+    squares = torch.zeros_like(members).index_add(0, group, members.square())
+    variances = squares / keep - (totals / keep).square()
+    # The tolerance keeps rounding from deciding between subsets of equal variance.
+    is_best = variances >= variances.amax(1, keepdim=True) * (1 - 1e-5)
+    best_subset = is_best.long().argmax(1)[group]
+    return ranks.unsort(in_subset.gather(1, best_subset[:, None])[:, 0])
+
+
+def _check(scores: PerSequence, group_ids: GroupIds) -> None:
+    if scores.shape != group_ids.shape:
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
+        )
+    check_group_ids(group_ids)

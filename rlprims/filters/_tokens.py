@@ -1,0 +1,233 @@
+"""Which tokens to train on: one bool per token, from statistics of all valid tokens of the step.
+
+``cu_seqlens`` is checked and not read: the statistics are of tokens, whatever their sequences.
+"""
+
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_tokens, masked_mean, zero_outside
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+
+def clip_cov(
+    log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    fraction: float = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+    generator: torch.Generator | None = None,
+) -> TokenMask:
+    """Keep all tokens but a few of high covariance, drawn at random: Clip-Cov, Cui et al. 2025 (arXiv:2505.22617).
+
+    Of the tokens with low < (log π − mean log π)(A − mean A) < high, ⌊fraction · valid tokens⌋ are drawn, at least one,
+    or all of them if they are fewer; they get no gradient: ``losses * clip_cov(...)``. See :func:`kl_cov` for why.
+
+    Means and number are the whole step's: call this once, before the batch is split. verl and SkyRL take a
+    micro-batch's, at least one token in each, and draw from the global generator; they do not draw a token that PPO
+    clips already. Before the first update there is no such token.
+
+    The draw is a hash of one number from the generator and of the token's place among the valid ones: the same padded,
+    packed, and on every device.
+
+    Args:
+        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        fraction: the share of all tokens to drop, above 0 and at most 1.
+        low, high: the band of covariance to draw from, in units of the advantage.
+        generator: what to draw from; on any device.
+
+    Returns:
+        bool, like log_probs: True where kept; False where drawn, and outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1]; low >= high; no generator.
+
+    >>> m = torch.ones(1, 4, dtype=torch.bool)
+    >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
+    >>> clip_cov(log_probs, advantages, m, generator=torch.Generator().manual_seed(0)).tolist()
+    [[True, True, True, False]]
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
+    _check_fraction(fraction)
+    if low >= high:
+        raise ValueError(f"low={low} must be below high={high}: the band would be empty")
+    if generator is None:
+        raise ValueError("generator is None, expected a torch.Generator, so that the draw can be repeated")
+    covariance = _covariance(log_probs, advantages, response_mask)
+    in_band = response_mask & (low < covariance) & (covariance < high)
+    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device).to(response_mask.device)
+    count = _share(fraction, response_mask.sum()).clamp(min=1)
+    drawn = _largest(_noise(seed, response_mask), in_band, count)
+    return response_mask & ~drawn
+
+
+def kl_cov(
+    log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    fraction: float = 2e-4,
+) -> TokenMask:
+    """Select the tokens that KL-Cov penalizes, Cui et al. 2025 (arXiv:2505.22617): those of the largest covariance.
+
+    The covariance of a token is (log π − mean log π)(A − mean A). It is large for a likely token with a high advantage
+    and for an unlikely token with a low one: the updates that lower the entropy. Add a KL penalty on these tokens
+    only::
+
+        selected = kl_cov(log_probs, advantages, response_mask)
+        penalties = kl_coef * kl(log_probs, old_log_probs, response_mask, value="abs")
+        losses = losses + torch.where(selected, penalties, 0.0)
+
+    Means and order are the whole step's: call this once, before the batch is split. verl and SkyRL take those of a
+    micro-batch, in which one token is penalized however few there are.
+
+    Args:
+        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
+
+    Returns:
+        bool, like log_probs: True where selected, at least once if any token is valid, and on all that tie with the
+        last; False outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+
+    >>> m = torch.ones(1, 4, dtype=torch.bool)
+    >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
+    [[True, False, False, False]]
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
+    _check_fraction(fraction)
+    covariance = _covariance(log_probs, advantages, response_mask)
+    return _largest(covariance, response_mask, _share(fraction, response_mask.sum()).clamp(min=1))
+
+
+def high_entropy(
+    entropies: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, fraction: float = 0.2
+) -> TokenMask:
+    """Keep the tokens where the policy was least certain: beyond the 80/20 rule, Wang et al. 2025 (arXiv:2506.01939).
+
+    Kept are entropies of at least the (1 − fraction)-quantile of all valid tokens, so that a fifth of the tokens, the
+    forks of the reasoning, gets the whole policy gradient. Ties with the last one are kept.
+
+    The quantile is the whole step's: call this once, before the batch is split. TRL and ms-swift take that of a
+    micro-batch, which makes the loss depend on the split.
+
+    Args:
+        entropies: float (B, T) or (N,): of the policy at each token, in nats.
+        response_mask: bool, like entropies.
+        cu_seqlens: int (B+1,) if packed; not read.
+        fraction: the share of the tokens to keep, above 0 and at most 1.
+
+    Returns:
+        bool, like entropies: True where kept, at least once if any token is valid; False outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+
+    >>> m = torch.tensor([[True] * 5 + [False]])
+    >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
+    [[False, True, True, False, False, False]]
+    """
+    check_tokens(response_mask, cu_seqlens, entropies=entropies)
+    _check_fraction(fraction)
+    # n sorted tokens are n − 1 steps apart from first to last: so many stand at or above the quantile.
+    count = _share(fraction, (response_mask.sum() - 1).clamp(min=0)) + 1
+    return _largest(zero_outside(entropies, response_mask), response_mask, count)
+
+
+def m2po(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tau: float = 0.04,
+) -> TokenMask:
+    """Drop the tokens that are farthest off policy: M2PO, Zheng et al. 2025 (arXiv:2510.01161).
+
+    With d = log_probs − rollout_log_probs, the most tokens of smallest d² are kept whose mean of d² is at most τ. The
+    second moment, unlike a mean of d, has no signs that cancel. So a few extreme tokens are dropped and all other
+    tokens are left unclipped, however stale.
+
+    The moment is the whole step's: call this once, before the batch is split. AReaL takes a micro-batch's, and always
+    leaves one token. Tokens that tie are kept or dropped together.
+
+    Args:
+        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        rollout_log_probs: float, like log_probs: the policy that sampled.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        tau: τ, the largest mean of d², in nats²; at least 0.
+
+    Returns:
+        bool, like log_probs: True where kept; False outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a negative tau.
+
+    >>> m = torch.ones(1, 4, dtype=torch.bool)
+    >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
+    [[True, False, True, True]]
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs)
+    if tau < 0:
+        raise ValueError(f"tau={tau}, expected at least 0, in nats²")
+    difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
+    squares = difference.detach().square()
+    ascending = torch.where(response_mask, squares, torch.inf).flatten().sort().values
+    # The mean of the smallest k grows with k, so the number of means that are at most τ is the largest such k.
+    means = ascending.cumsum(0) / torch.arange(1, ascending.shape[0] + 1, device=ascending.device)
+    kept = (means <= tau).sum()
+    smallest_dropped = torch.cat([ascending, ascending.new_full((1,), torch.inf)]).gather(0, kept.reshape(1))
+    return response_mask & (squares < smallest_dropped)
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction={fraction}, expected above 0 and at most 1: a share of the tokens")
+
+
+def _covariance(log_probs: PerToken, advantages: PerToken, mask: TokenMask) -> PerToken:
+    """(log π − mean log π)(A − mean A), both means over all valid tokens (arXiv:2505.22617); undefined elsewhere."""
+    log_probs, advantages = log_probs.detach(), advantages.detach()
+    centred_log_probs = zero_outside(log_probs, mask) - masked_mean(log_probs, mask)
+    centred_advantages = zero_outside(advantages, mask) - masked_mean(advantages, mask)
+    return centred_log_probs * centred_advantages
+
+
+def _share(fraction: float, count: Tensor) -> Tensor:
+    """⌊fraction · count⌋, int64 (). The small number added allows for the rounding of the product."""
+    return (fraction * count.double() + 1e-4).floor().long()
+
+
+def _largest(x: Tensor, mask: TokenMask, count: Tensor) -> TokenMask:
+    """True on the ``count`` (at least 1) largest valid numbers of the whole batch, and on those that equal the last.
+
+    So the selection depends neither on the order of the tokens nor on padding.
+
+    >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
+    [[False, False, True, True]]
+    """
+    lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    descending = torch.where(mask, x, lowest).flatten().sort(descending=True).values
+    descending = torch.cat([descending, descending.new_full((1,), lowest)])  # an empty batch has a threshold too
+    return mask & (x >= descending.gather(0, count.reshape(1) - 1))
+
+
+def _noise(seed: Tensor, mask: TokenMask) -> Tensor:
+    """An int64 for each valid token, all different: Weyl's sequence, mixed as in splitmix64 (Steele et al. 2014)."""
+    x = seed + mask.flatten().cumsum(0) * -7046029254386353131
+    x = (x ^ (x >> 30)) * -4658895280553007687
+    x = (x ^ (x >> 27)) * -7723592293110705685
+    return (x ^ (x >> 31)).reshape(mask.shape)

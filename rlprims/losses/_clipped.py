@@ -1,0 +1,302 @@
+"""Policy losses on the ratio to an older policy: PPO's clip and its relatives.
+
+In every loss here ``ratio`` = exp(log_probs − old_log_probs). Clip bounds are distances of the ratio from 1. Every
+log-ratio is clamped to ±20 before ``exp``; beyond that the gradient is 0.
+"""
+
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
+
+
+def check_clip(clip_low: float, clip_high: float) -> None:
+    """Raise ``ValueError`` unless 1 − clip_low and 1 + clip_high lie around 1 and not below 0."""
+    if not 0 <= clip_low <= 1 or clip_high < 0:
+        raise ValueError(
+            f"clip_low={clip_low} and clip_high={clip_high}, expected clip_low in [0, 1] and clip_high at least 0"
+        )
+
+
+def check_max_weight(w_max: float | None) -> None:
+    """Raise ``ValueError`` unless the bound of a weight is None or at least 1, the weight on policy."""
+    if w_max is not None and w_max < 1:
+        raise ValueError(f"w_max={w_max}, expected a number of at least 1, or None for no bound")
+
+
+def truncate(weights: Tensor, w_max: float | None) -> Tensor:
+    """min(weights, w_max); None: no bound."""
+    return weights if w_max is None else weights.clamp(max=w_max)
+
+
+@token_wise
+def clipped_surrogate(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> PerToken:
+    """PPO's clipped surrogate, Schulman et al. 2017 (arXiv:1707.06347), eq. 7, with asymmetric bounds.
+
+    With ρ = exp(log_probs − old_log_probs): loss = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A).
+    DAPO's clip-higher (arXiv:2503.14476, eq. 10) is ``clip_high=0.28``. ``dual_clip=c`` bounds the loss of tokens with
+    A < 0 from above by c |A| (Ye et al. 2020, arXiv:1912.09729, eq. 5); verl always applies c = 3, TRL and NeMo-RL do
+    not by default. The two-sided clip of INTELLECT-2 (arXiv:2505.07291; TRL's ``delta``) is ``dual_clip`` at c = δ.
+    Exactly on a bound the gradient is that of the unclipped term.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        clip_low, clip_high: ε below and above 1, of the ratio.
+        dual_clip: c > 1, or None for no dual clip.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or dual_clip <= 1.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> clipped_surrogate(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
+    tensor([[-1.2000,  1.6487]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_clip(clip_low, clip_high)
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip}, expected a number above 1 (3.0 is usual), or None for no dual clip")
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, losses.clamp(max=-advantages * dual_clip), losses)
+    return zero_outside(losses, response_mask)
+
+
+@token_wise
+def decoupled_ppo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    w_max: float | None = None,
+) -> PerToken:
+    """Decoupled PPO, Hilton et al. 2021 (arXiv:2110.00641): the policy to stay near is not the one that sampled.
+
+    With ρ = exp(log_probs − old_log_probs) to the proximal policy, and w = exp(old_log_probs − rollout_log_probs) from
+    the behaviour policy, a constant: loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A). So w corrects for
+    stale responses, while the clip is around a recent policy. AReaL (arXiv:2505.24298) trains asynchronously with it;
+    where it caps w it drops the tokens above, which is ``corrections.importance_weights(..., action="mask")`` times
+    :func:`clipped_surrogate`. Here ``w_max=c`` truncates. The paper has no cap.
+
+    If the proximal policy is the sampler's policy in other numerics, this is truncated importance sampling.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: the proximal policy; the clip is around it.
+        rollout_log_probs: float, like log_probs: the behaviour policy, which sampled.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        clip_low, clip_high: ε below and above 1, of the ratio.
+        w_max: largest weight, at least 1; None: no bound but the ±20 of every log-ratio.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
+
+    >>> m = torch.ones(1, 1, dtype=torch.bool)
+    >>> zero = torch.zeros(1, 1)
+    >>> decoupled_ppo(zero + 0.5, zero, zero - 1, zero + 1, m)  # e, times the clipped 1.2
+    tensor([[-3.2619]])
+    """
+    check_tokens(response_mask, cu_seqlens, rollout_log_probs=rollout_log_probs, old_log_probs=old_log_probs)
+    check_max_weight(w_max)
+
+    weights = log_ratio(old_log_probs.detach(), rollout_log_probs, response_mask).exp()
+    return truncate(weights, w_max) * clipped_surrogate(
+        log_probs, old_log_probs, advantages, response_mask, cu_seqlens, clip_low=clip_low, clip_high=clip_high
+    )
+
+
+@token_wise
+def gppo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    beta_low: float = 1.0,
+    beta_high: float = 1.0,
+) -> PerToken:
+    """Gradient-preserving clip, Su et al. 2025 (arXiv:2508.07629): PPO's value, and a bounded gradient where it clips.
+
+    With ρ = exp(log_probs − old_log_probs)::
+
+        ρ > 1 + clip_high, A > 0:   −beta_high (1 + clip_high) ρ / sg(ρ) A
+        ρ < 1 − clip_low,  A < 0:   −beta_low (1 − clip_low) ρ / sg(ρ) A
+        elsewhere:                  −ρ A
+
+    So a clipped token keeps the gradient that it had on the bound, times its beta. With both betas 0 it is PPO's
+    gradient, with both 1 GPPO's; CE-GPPO (Su et al. 2025, arXiv:2509.20712) steers the entropy with them, and its
+    authors start from ``beta_low=0.75, beta_high=1.0``. They also apply a dual clip of 3, which is not in the papers'
+    equations.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        clip_low, clip_high: ε below and above 1, of the ratio.
+        beta_low, beta_high: share of the bound's gradient that a clipped token keeps, at least 0.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or a beta below 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> gppo(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
+    tensor([[-1.2000,  1.6487]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_clip(clip_low, clip_high)
+    if beta_low < 0 or beta_high < 0:
+        raise ValueError(f"beta_low={beta_low} and beta_high={beta_high}, expected numbers of at least 0")
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
+    one = ratio / ratio.detach()  # 1, with the gradient of the log-ratio
+    low, high = 1 - clip_low, 1 + clip_high
+    surrogate = torch.where((ratio > high) & (advantages > 0), beta_high * high * one, ratio)
+    surrogate = torch.where((ratio < low) & (advantages < 0), beta_low * low * one, surrogate)
+    return zero_outside(-surrogate * advantages, response_mask)
+
+
+@token_wise
+def aspo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    w_max: float | None = None,
+) -> PerToken:
+    """Asymmetric importance sampling, Wang et al. 2025 (arXiv:2510.06062): tokens with A > 0 have the inverse ratio.
+
+    With ρ = exp(log_probs − old_log_probs) and the constant w = 1/ρ where A > 0, ρ elsewhere:
+    loss = −M w A ρ / sg(ρ), so that the gradient is −M w A. M is 0 where PPO's clip stops a token (ρ > 1 + clip_high
+    with A > 0, ρ < 1 − clip_low with A < 0), else 1. Among the tokens with A > 0, those that became less likely weigh
+    more and those that became more likely weigh less. PPO does the reverse for A > 0, and this for A < 0.
+
+    1/ρ is the weight and not the function that is differentiated: its own derivative has the wrong sign.
+
+    ``w_max=c`` bounds w by c and keeps the gradient, the paper's soft dual clip, for both signs of A; the paper gives
+    no threshold, so there is none by default.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        clip_low, clip_high: ε below and above 1, of ρ.
+        w_max: largest weight, at least 1; None: no bound.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
+
+    >>> m = torch.ones(1, 3, dtype=torch.bool)
+    >>> p, old_p = torch.tensor([[0.3, 0.4, 0.4]]), torch.tensor([[0.4, 0.3, 0.3]])
+    >>> aspo(p.log(), old_p.log(), torch.tensor([[1.0, 1.0, -1.0]]), m)
+    tensor([[-1.3333, -0.0000,  1.3333]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_clip(clip_low, clip_high)
+    check_max_weight(w_max)
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    log_rho = log_ratio(log_probs, old_log_probs, response_mask)
+    ratio = log_rho.exp()
+    too_high = (advantages > 0) & (ratio > 1 + clip_high)
+    too_low = (advantages < 0) & (ratio < 1 - clip_low)
+    weights = torch.where(advantages > 0, -log_rho, log_rho).detach().exp()
+    weights = torch.where(too_high | too_low, 0.0, truncate(weights, w_max))
+    return zero_outside(-weights * advantages * (ratio / ratio.detach()), response_mask)
+
+
+@token_wise
+def sapo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> PerToken:
+    """Soft adaptive policy optimization, Gao et al. 2025 (arXiv:2511.20347): a sigmoid gate, not a clip.
+
+    With ρ = exp(log_probs − old_log_probs), and τ = tau_pos where A > 0, else tau_neg:
+    loss = −(4 / τ) σ(τ (ρ − 1)) A. The 4 / τ makes the slope 1 at ρ = 1, so that on policy the gradient is
+    REINFORCE's; away from it the gradient fades but never becomes 0. The loss on policy is −2 A / τ, not −A.
+
+    Aggregate with ``seq_mean_token_mean``, as the paper does; verl always does, AReaL takes the token mean.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        tau_pos, tau_neg: steepness of the gate where A > 0, and elsewhere; with a larger one the gradient fades sooner.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; tau_pos or tau_neg not above 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> sapo(torch.tensor([[0.0, 0.5]]), torch.zeros(1, 2), torch.ones(1, 2), m)
+    tensor([[-2.0000, -2.6269]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if tau_pos <= 0 or tau_neg <= 0:
+        raise ValueError(f"tau_pos={tau_pos} and tau_neg={tau_neg}, expected numbers above 0")
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
+    tau = torch.where(advantages > 0, tau_pos, torch.full_like(advantages, tau_neg))
+    gate = 4 * torch.sigmoid(tau * (ratio - 1)) / tau
+    return zero_outside(-gate * advantages, response_mask)

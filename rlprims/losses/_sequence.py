@@ -1,0 +1,223 @@
+"""Policy losses whose ratio or distance is that of the whole response: GSPO, GMPO and mirror descent."""
+
+from typing import Literal, TypeAlias
+
+import torch
+
+from rlprims.layout import expand_to_tokens, lengths_of_tokens, sequence_lengths, sequence_sum
+from rlprims.losses._clipped import check_clip
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.ratios import clamp_log_ratio, sequence_log_ratio, summed_log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+RatioMean: TypeAlias = Literal["geometric", "product"]
+Level: TypeAlias = Literal["sequence", "token"]
+
+
+def gspo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    mean: RatioMean = "geometric",
+) -> PerToken:
+    """Group sequence policy optimization, Zheng et al. 2025 (arXiv:2507.18071), eq. 5: one ratio for each response.
+
+    With s = exp(mean over the response's tokens of log_probs − old_log_probs), the geometric mean of the token ratios:
+    loss_t = −min(s A_t, clip(s, 1 − clip_low, 1 + clip_high) A_t). The gradient goes through the mean to every token.
+
+    Aggregate with ``seq_mean_token_mean``, as the paper does: under ``token_mean`` a response weighs by its length.
+    ``seq_mean_token_sum`` instead is LUSPO (arXiv:2602.05261), which needs no loss of its own. The defaults are the
+    paper's (section 5.1); verl, TRL, NeMo-RL and SkyRL start from the token ratio's 0.2, at which nothing is clipped.
+    With ``mean="product"`` s is the likelihood ratio of the response, and the loss PPO's for a response that is one
+    action: TRL's RLOO, with bounds of 0.2. It is exponential in length, so long responses are clipped first.
+
+    The mean, or the sum, is clamped to ±20; the tokens' log-ratios are not. verl and SkyRL clamp the mean from above
+    only, at 10: a response with A < 0 beyond it has another loss there, and no gradient.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs; in the paper equal on all tokens of a response.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        clip_low, clip_high: ε below and above 1, of the sequence ratio.
+        mean: "geometric" or "product"; how the tokens' ratios become one.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1] or clip_high < 0; an unknown mean.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> gspo(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
+    tensor([[-1.1052, -1.1052]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_clip(clip_low, clip_high)
+    check_choice("mean", mean, RatioMean)
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    log_s = sequence_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens, mean=mean == "geometric")
+    s = log_s.exp()
+    clipped_s = s.clamp(1 - clip_low, 1 + clip_high)
+    return zero_outside(torch.maximum(-advantages * s, -advantages * clipped_s), response_mask)
+
+
+def gspo_token(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> PerToken:
+    """GSPO-token, Zheng et al. 2025 (arXiv:2507.18071), section 4.3: :func:`gspo` with a gradient for each token.
+
+    With s the sequence ratio of :func:`gspo` and s_t = sg(s) · exp(log_probs_t − sg(log_probs_t)), which equals s:
+    loss_t = −min(s_t A_t, clip(s_t, 1 − clip_low, 1 + clip_high) A_t), and its gradient is −s A_t at token t only,
+    0 where clipped. Under ``seq_mean_token_mean`` the gradient is :func:`gspo`'s if A is the same on all tokens of a
+    response, which it need not be here. verl, SkyRL and tunix implement this form under the name gspo; verl and SkyRL
+    clamp the mean log-ratio from above only, at 10, where it is ±20 here.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        clip_low, clip_high: ε below and above 1, of the sequence ratio.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1] or clip_high < 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> gspo_token(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
+    tensor([[-1.1052, -1.1052]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_clip(clip_low, clip_high)
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    s = sequence_log_ratio(log_probs.detach(), old_log_probs, response_mask, cu_seqlens, mean=True).exp()
+    # −inf − (−inf) would be NaN: a token that the policy excludes gets no gradient
+    log_probs = zero_outside(log_probs, response_mask & (log_probs != -torch.inf))
+    s_t = s * (log_probs - log_probs.detach()).exp()
+    clipped_s_t = s_t.clamp(1 - clip_low, 1 + clip_high)
+    return zero_outside(torch.maximum(-advantages * s_t, -advantages * clipped_s_t), response_mask)
+
+
+def gmpo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> PerToken:
+    """Geometric-mean policy optimization, Zhao et al. 2025 (arXiv:2507.20673): clip each token, then average.
+
+    With d_t = log_probs − old_log_probs, at most clip_high where A_t > 0 and at least −clip_low where A_t < 0 (PPO's
+    side of the clip, on the log-ratio), and ρ = exp(mean of d over the response's tokens): loss_t = −ρ A_t. Under
+    ``seq_mean_token_mean`` that is the paper's −ρ A per response. :func:`gspo` averages first and clips the mean.
+    A token with A_t = 0 counts in the mean as d_t = 0.
+
+    The bounds are of the log-ratio: 0.4 lets a ratio range over [0.67, 1.49]. The gradient goes through the mean to
+    every token that is not clipped. verl always takes the mean over all rows, empty ones too, whatever it is asked.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs; in the paper equal on all tokens of a response.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        clip_low, clip_high: bounds below and above 0, of the log-ratio.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; clip_low or clip_high below 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
+    tensor([[-1.2214, -1.2214]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if clip_low < 0 or clip_high < 0:
+        raise ValueError(
+            f"clip_low={clip_low} and clip_high={clip_high}, expected numbers of at least 0: they bound the log-ratio"
+        )
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    d = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask)
+    clipped_d = torch.where(advantages > 0, d.clamp(max=clip_high), d.clamp(min=-clip_low))
+    clipped_d = torch.where(advantages == 0, 0.0, clipped_d)
+    lengths = sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
+    ratio = clamp_log_ratio(sequence_sum(clipped_d, response_mask, cu_seqlens) / lengths).exp()
+    return zero_outside(-advantages * expand_to_tokens(ratio, response_mask, cu_seqlens), response_mask)
+
+
+def opmd(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tau: float = 0.1,
+    level: Level = "sequence",
+) -> PerToken:
+    """Online policy mirror descent, Kimi k1.5 2025 (arXiv:2501.12599), section 2.3: REINFORCE and a squared log-ratio.
+
+    With d_t = log_probs − old_log_probs and D = Σ_t d_t of a response of n tokens:
+    loss_t = −A_t log_probs_t + τ/2 D² / n, which sums to the paper's −A log π + τ/2 (log π/π_old)² over a response, so
+    aggregate with ``seq_mean_token_sum``. No ratio, no clip: what pulls the policy back is linear in the distance.
+
+    ``level="token"`` has τ/2 d_t² in place of the second term. That is DRO's loss (Richemond et al. 2024,
+    arXiv:2405.19107) as verl and tinker have it per token, with τ as its β and without the value function of the
+    paper; ROLL's Kimi loss is also per token. The Kimi paper gives no τ; ROLL starts from 0.1.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: the policy to stay near, in the paper that of the iteration's start.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        tau: τ > 0, in units of the advantage per nat.
+        level: what is squared: the log-ratio of the "sequence", or of each "token".
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown level; tau not above 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> opmd(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -3.0]]), torch.ones(1, 2), m, tau=1.0)
+    tensor([[2., 3.]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_choice("level", level, Level)
+    if tau <= 0:
+        raise ValueError(f"tau={tau}, expected a number above 0; without the regularizer it is losses.reinforce")
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    if level == "sequence":
+        total = summed_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens)
+        squares = total.square() / lengths_of_tokens(response_mask, cu_seqlens)
+    else:
+        squares = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask).square()
+    return tau / 2 * squares - advantages * zero_outside(log_probs, response_mask)

@@ -1,0 +1,151 @@
+"""Policy losses with a trust region in probability: tokens that have left it get no gradient.
+
+Both are around the policy that sampled, so they ask for ``rollout_log_probs``. With p and q the probabilities of a
+token under the current policy and under the sampler, the loss inside the region is −ρ A with ρ = p / q.
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlprims.losses._clipped import check_max_weight, truncate
+from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.ratios import log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
+
+Divergence: TypeAlias = Literal["tv", "kl"]
+
+_MIN_REST = 1e-8
+"""The probability of all other tokens counts as at least this, so that its logarithm is finite."""
+
+
+@token_wise
+def dppo(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    divergence: Divergence = "tv",
+    threshold_low: float = 0.15,
+    threshold_high: float = 0.15,
+    w_max: float | None = None,
+) -> PerToken:
+    """Divergence PPO, Qi et al. 2026 (arXiv:2602.04879), eq. 11: a trust region in probability, not in the ratio.
+
+    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A. M is 0 where the token has left
+    the region and its advantage would push it further, else 1. The binary divergences see two outcomes, this token
+    and any other::
+
+        tv: left above if p − q > threshold_high (A > 0); left below if q − p > threshold_low (A < 0)
+        kl: KL = q log(q / p) + (1 − q) log((1 − q) / (1 − p));
+            left above if KL > threshold_high and p > q (A > 0); below if KL > threshold_low and p < q (A < 0)
+
+    The region is around the policy that sampled, as the paper advises (section 5.2), hence ``rollout_log_probs``; verl
+    takes its old_log_prob, whichever policy that is. The default thresholds are the authors' for tv; for kl theirs are
+    0.05. ``w_max=c`` bounds ρ, as a weight, by c: verl does so at its ``clip_ratio_c``. verl's value is
+    −M sg(ρ) A log_probs, another number with this gradient; prime-rl's default adds a term in log(ρ)².
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        rollout_log_probs: float, like log_probs: the sampler's own.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        divergence: "tv", total variation; or "kl".
+        threshold_low, threshold_high: for tokens whose probability fell, and rose; in probability or in nats.
+        w_max: largest weight, at least 1; None: no bound.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown divergence; a threshold below 0; w_max < 1.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> p, q = torch.tensor([[0.9, 0.01]]), torch.tensor([[0.6, 0.001]])
+    >>> dppo(p.log(), q.log(), torch.ones(1, 2), m)  # the likely token has left, the unlikely one has not
+    tensor([[ -0., -10.]])
+    """
+    check_tokens(
+        response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
+    )
+    check_choice("divergence", divergence, Divergence)
+    check_max_weight(w_max)
+    if threshold_low < 0 or threshold_high < 0:
+        raise ValueError(
+            f"threshold_low={threshold_low} and threshold_high={threshold_high}, expected numbers of at least 0"
+        )
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    log_p = zero_outside(log_probs, response_mask).detach()
+    log_q = zero_outside(rollout_log_probs, response_mask).detach()
+    p, q = log_p.exp(), log_q.exp()
+    log_rho = log_ratio(log_probs, rollout_log_probs, response_mask)
+    ratio = log_rho.exp()
+
+    distance = (p - q).abs() if divergence == "tv" else _binary_kl(log_p, log_q, log_rho.detach())
+    left_above = (advantages > 0) & (p > q) & (distance > threshold_high)
+    left_below = (advantages < 0) & (p < q) & (distance > threshold_low)
+    weights = torch.where(left_above | left_below, 0.0, truncate(ratio.detach(), w_max))
+    return zero_outside(-weights * advantages * (ratio / ratio.detach()), response_mask)
+
+
+def _binary_kl(log_p: Tensor, log_q: Tensor, log_rho: Tensor) -> Tensor:
+    """KL(q ‖ p) of two outcomes, the token and any other: q log(q / p) + (1 − q) log((1 − q) / (1 − p))."""
+    rest_p, rest_q = (-torch.expm1(x).clamp(max=-_MIN_REST) for x in (log_p, log_q))  # 1 − p, 1 − q
+    return rest_q * (rest_q / rest_p).log() - log_q.exp() * log_rho
+
+
+@token_wise
+def tv_symmetric(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    threshold: float = 0.1,
+) -> PerToken:
+    """The ratio's policy gradient on the tokens whose probability has moved by at most ``threshold``, either way.
+
+    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A, with M = 1 where
+    |p − q| <= threshold, else 0. prime-rl has it under the name IPO, which is no preference loss; it adds
+    0.001 (log ρ)², which is ``kl`` to the sampler with k2 at twice that coefficient.
+
+    Unlike :func:`dppo` it does not ask in which direction the advantage pushes: a token that has left the region does
+    not come back by itself. So it is a filter of the tokens on which sampler and trainer disagree, whatever their sign.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        rollout_log_probs: float, like log_probs: the sampler's own.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        threshold: at least 0, a difference of probabilities.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; threshold < 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.2]])
+    >>> tv_symmetric(p.log(), q.log(), torch.tensor([[-1.0, -1.0]]), m)
+    tensor([[0.0000, 1.2500]])
+    """
+    check_tokens(
+        response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
+    )
+    if threshold < 0:
+        raise ValueError(f"threshold={threshold}, expected a number of at least 0, a difference of probabilities")
+
+    advantages = zero_outside(advantages, response_mask).detach()
+    p = zero_outside(log_probs, response_mask).detach().exp()
+    q = zero_outside(rollout_log_probs, response_mask).detach().exp()
+    ratio = log_ratio(log_probs, rollout_log_probs, response_mask).exp()
+    ratio = torch.where((p - q).abs() <= threshold, ratio, 0.0)
+    return zero_outside(-ratio * advantages, response_mask)

@@ -1,0 +1,244 @@
+"""Policy losses −w A log π: REINFORCE, and REINFORCE with a weight w that is a constant for the gradient.
+
+Weights and advantages are constants, so what stands on masked tokens is dropped where :func:`reinforce` selects.
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.ratios import log_ratio, sequence_log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
+
+Level: TypeAlias = Literal["sequence", "token"]
+
+
+@token_wise
+def reinforce(
+    log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """REINFORCE, Williams 1992, eq. 4: loss = −A log π, whose gradient is the policy gradient.
+
+    With A = 1 it is the negative log-likelihood of supervised fine-tuning. GPG (Chu et al. 2025, arXiv:2504.02546) is
+    this loss with advantages of its own.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> reinforce(torch.tensor([[-0.5, -9.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([[True, False]]))
+    tensor([[1., 0.]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
+    advantages = zero_outside(advantages, response_mask).detach()
+    return zero_outside(-advantages * log_probs, response_mask)
+
+
+@token_wise
+def cispo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    w_min: float = 0.0,
+    w_max: float = 5.0,
+) -> PerToken:
+    """Clipped importance weights, MiniMax-M1 2025 (arXiv:2506.13585), eq. 4: every token keeps a gradient.
+
+    With ρ = exp(log_probs − old_log_probs) and w = clip(ρ, w_min, w_max) as a constant: loss = −w A log_probs.
+
+    The bounds are the weight's own, not distances from 1. TRL's ``epsilon_high`` is ``w_max`` and, at its default of
+    0.2, makes every weight 0.2; verl, slime and NeMo-RL mean ``w_min=1 - eps, w_max=1 + eps``; SkyRL's 0 and 5 are
+    these. The paper tunes only the upper one. torchrl's loss of this name has the clipped ratio without the constant
+    and without log_probs, so a clipped token gets no gradient, which is the opposite.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        w_min, w_max: least and largest weight; 1 lies between them, so that it is 1 on policy.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; w_min outside [0, 1] or w_max < 1.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> cispo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -9.0]]), torch.ones(1, 2), m)
+    tensor([[1., 5.]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if not 0 <= w_min <= 1 or w_max < 1:
+        raise ValueError(
+            f"w_min={w_min} and w_max={w_max}, expected w_min in [0, 1] and w_max at least 1: they bound the weight "
+            "itself, which is 1 on policy (for a distance eps pass 1 - eps and 1 + eps)"
+        )
+    weights = log_ratio(log_probs.detach(), old_log_probs, response_mask).exp().clamp(w_min, w_max)
+    return reinforce(log_probs, weights * advantages, response_mask, cu_seqlens)
+
+
+def topr(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    level: Level = "sequence",
+    w_max: float = 1.0,
+) -> PerToken:
+    """Tapered off-policy REINFORCE, Le Roux et al. 2025 (arXiv:2503.14286): only bad responses are weighted.
+
+    With ρ = exp(Σ_t log_probs − rollout_log_probs) of the response and w = clip(ρ, 0, w_max), a constant:
+    loss = −A log_probs where A > 0, −w A log_probs elsewhere. Good responses are imitated however unlikely they have
+    become; bad ones are pushed down less and less as they become unlikely, which keeps the loss from diverging without
+    a KL term.
+
+    The paper splits by the sign of the reward of a response. Here it is the advantage's, so pass advantages that keep
+    it; ROLL splits by the raw score and has a ratio per token, which is ``level="token"``.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        rollout_log_probs: float, like log_probs: the policy that sampled, however old.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        level: "sequence", the product of the response's ratios; or "token", each token's own.
+        w_max: largest weight of a bad token, at least 1.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown level; w_max < 1.
+
+    >>> m = torch.ones(2, 1, dtype=torch.bool)
+    >>> log_probs, rollout = torch.tensor([[-2.0], [-2.0]]), torch.tensor([[-1.0], [-1.0]])
+    >>> topr(log_probs, rollout, torch.tensor([[1.0], [-1.0]]), m)
+    tensor([[ 2.0000],
+            [-0.7358]])
+    """
+    check_tokens(
+        response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
+    )
+    check_choice("level", level, Level)
+    if w_max < 1:
+        raise ValueError(f"w_max={w_max}, expected a number of at least 1, the weight on policy")
+
+    if level == "sequence":
+        log_rho = sequence_log_ratio(log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens, mean=False)
+    else:
+        log_rho = log_ratio(log_probs.detach(), rollout_log_probs, response_mask)
+    weights = torch.where(advantages > 0, 1.0, log_rho.exp().clamp(max=w_max))
+    return reinforce(log_probs, weights * advantages, response_mask, cu_seqlens)
+
+
+def vespo(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> PerToken:
+    """Variational sequence-level soft policy optimization, Shen et al. 2026 (arXiv:2602.10693): a soft kernel of w.
+
+    With w = exp(Σ_t log_probs − rollout_log_probs), the product of the response's ratios, and the constant
+    φ(w) = w^k exp(λ (1 − w)): loss = −φ(w) A log_probs. φ is 1 on policy, has its maximum at w = k / λ and goes to 0 on
+    both sides, faster above for a larger λ; (k, λ) are the pos or neg ones by the sign of A, and neg at A = 0.
+
+    There is no division by the length, so a small drift per token takes a long response out of the kernel's support.
+    TRL, whose defaults these are, has the ratio to its old policy and adds the sampler's weights, truncated or masked
+    as they may be; the ratio to the sampler is the one without bounds. It takes the token mean.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        rollout_log_probs: float, like log_probs: the policy that sampled.
+        advantages: float, like log_probs.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        k_pos, k_neg: power of w, at least 0.
+        lambda_pos, lambda_neg: rate of the decay in w, at least 0.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a hyperparameter below 0.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> vespo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2), m)
+    tensor([[0.3882, 0.3882]])
+    """
+    check_tokens(
+        response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
+    )
+    if min(k_pos, lambda_pos, k_neg, lambda_neg) < 0:
+        raise ValueError(f"{k_pos=}, {lambda_pos=}, {k_neg=} and {lambda_neg=}, expected numbers of at least 0")
+
+    log_w = sequence_log_ratio(log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens, mean=False)
+    phi = torch.where(advantages > 0, _phi(log_w, k_pos, lambda_pos), _phi(log_w, k_neg, lambda_neg))
+    return reinforce(log_probs, phi * advantages, response_mask, cu_seqlens)
+
+
+def _phi(log_w: Tensor, k: float, rate: float) -> Tensor:
+    """w^k exp(rate (1 − w))."""
+    return (k * log_w - rate * torch.expm1(log_w)).exp()
+
+
+@token_wise
+def asymre(
+    log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    shift: float = -0.1,
+) -> PerToken:
+    """Asymmetric REINFORCE, Arnal et al. 2025 (arXiv:2506.20520): a baseline shifted down, for stale responses.
+
+    loss = −(A − shift) log π. No importance ratio: on data of another policy, a baseline below its mean reward (a
+    negative shift) makes good responses count for more than bad ones, which keeps training from collapsing; above it,
+    the reverse. On policy the shift changes the variance only, and the gradient of the mean not at all.
+
+    Pass advantages that are not divided by a standard deviation: the shift is in units of the reward.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        advantages: float, like log_probs: reward less the mean of its group.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        shift: what is added to the baseline, the paper's δV.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> asymre(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool))
+    tensor([[ 0.6000, -0.4000]])
+    """
+    return reinforce(log_probs, upcast(advantages) - shift, response_mask, cu_seqlens)

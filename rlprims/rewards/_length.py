@@ -1,0 +1,248 @@
+"""Terms of a response's score that depend on its length, or on whether it ended by itself.
+
+A response is as long as it has valid tokens: those that the policy sampled.
+"""
+
+import math
+
+import torch
+
+from rlprims.grouping import check_group_ids, group_bounds, group_count
+from rlprims.layout import sequence_lengths
+from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask, TokenMask
+
+
+def overlong_penalty(
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    max_length: int,
+    buffer_length: int,
+    penalty_factor: float = 1.0,
+) -> PerSequence:
+    """Soft overlong punishment, DAPO (Yu et al. 2025, arXiv:2503.14476), eq. 13, to be added to the score.
+
+    With l the tokens that the policy sampled, L = max_length, C = buffer_length, f = penalty_factor:
+    0 for l <= L − C; f (L − C − l) / C up to L; −f beyond (verl, NeMo-RL and AReaL go on falling). Tool tokens do not
+    count: the policy did not write them. C = 0 is the step from 0 to −f after L.
+
+    Keep the group filter on the accuracy when this is added to the score: in a group of wrong responses only the
+    penalty differs, and the policy learns to be short.
+
+    Args:
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        max_length: L, in tokens.
+        buffer_length: C, in tokens.
+        penalty_factor: f, in units of the score.
+
+    Returns:
+        float32 (B,), between −f and 0.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; buffer_length outside [0, max_length]; penalty_factor < 0.
+
+    >>> m = torch.arange(12) < torch.tensor([6, 7, 10, 12])[:, None]
+    >>> overlong_penalty(m, max_length=10, buffer_length=4)
+    tensor([-0.0000, -0.2500, -1.0000, -1.0000])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    if not 0 <= buffer_length <= max_length or max_length == 0:
+        raise ValueError(f"buffer_length={buffer_length} must be in [0, max_length={max_length}], max_length above 0")
+    if penalty_factor < 0:
+        raise ValueError(f"penalty_factor={penalty_factor} must not be negative: it is the size of the penalty")
+    excess = (sequence_lengths(response_mask, cu_seqlens) - (max_length - buffer_length)).float()
+    depth = excess / buffer_length if buffer_length > 0 else (excess > 0).float()
+    return -penalty_factor * depth.clamp(0.0, 1.0)
+
+
+def cosine_length(
+    scores: PerSequence,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    max_length: int,
+    correct_short: float = 1.0,
+    correct_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+    correct_above: float = 0.5,
+) -> PerSequence:
+    """Cosine reward (arXiv:2502.03373), appendix C.1, as a term: what to add to a score so that it becomes this one.
+
+    The new score is long + (short − long) (1 + cos(π min(l / L, 1))) / 2, with the two values of a correct or of a
+    wrong answer, l the tokens that the policy sampled and L = max_length: correct answers should be short, wrong ones
+    may think longer. Beyond L it stays at ``long``; the paper's own value for a response that was cut off is
+    :func:`~rlprims.rewards.truncation_penalty`. The defaults are TRL's ``max_value_correct``, ``min_value_correct``,
+    ``min_value_wrong`` and ``max_value_wrong``, in this order.
+
+    Args:
+        scores: float (B,); a response is correct if its score is above ``correct_above``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        max_length: L, in tokens.
+        correct_short, correct_long: new score of a correct answer of 0 and of L tokens.
+        wrong_short, wrong_long: new score of a wrong answer of 0 and of L tokens.
+        correct_above: between the score of a wrong and of a correct answer.
+
+    Returns:
+        float (B,), the new score less the old. A response without a token receives 0.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; max_length < 1.
+
+    >>> m = torch.arange(8) < torch.tensor([[4], [4], [8]])
+    >>> scores = torch.tensor([1.0, 0.0, 1.0])
+    >>> scores + cosine_length(scores, m, max_length=8)
+    tensor([ 0.7500, -0.7500,  0.5000])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores)
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length} must be at least 1: the tokens at which the long value is reached")
+    lengths = sequence_lengths(response_mask, cu_seqlens)
+    has_tokens = lengths > 0
+    s = zero_outside(scores, has_tokens)
+    shortness = (1 + torch.cos(math.pi * (lengths.to(s.dtype) / max_length).clamp(max=1.0))) / 2
+    if_correct = correct_long + (correct_short - correct_long) * shortness
+    if_wrong = wrong_long + (wrong_short - wrong_long) * shortness
+    return zero_outside(torch.where(s > correct_above, if_correct, if_wrong) - s, has_tokens)
+
+
+def relative_length(
+    scores: PerSequence,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    weight: float = 1.0,
+    correct_above: float = 0.5,
+) -> PerSequence:
+    """Length reward of Kimi k1.5 (arXiv:2501.12599), section 2.3.3, to be added to the score.
+
+    With l the tokens that the policy sampled, λ = 0.5 − (l − min) / (max − min) over the group: the shortest response
+    gains a half, the longest loses a half. A correct answer receives w λ and a wrong one w min(0, λ), so that being
+    short and wrong gains nothing. In a group of one length every λ is 0.
+
+    The paper trains without it at first and adds it later: early on it stops the answers from growing.
+
+    Args:
+        scores: float (B,); a response is correct if its score is above ``correct_above``.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        weight: w, in units of the score.
+        correct_above: between the score of a wrong and of a correct answer.
+
+    Returns:
+        float (B,), between −w/2 and w/2. A response without a token receives 0 and is not the shortest.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; weight < 0.
+
+    >>> m = torch.arange(8) < torch.tensor([[2], [4], [6], [2]])
+    >>> relative_length(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), m)
+    tensor([ 0.5000,  0.0000, -0.5000,  0.0000])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
+    check_group_ids(group_ids)
+    if weight < 0:
+        raise ValueError(f"weight={weight} must not be negative: it would reward length")
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(scores).dtype)
+    has_tokens = lengths > 0
+    shortest, longest = group_bounds(lengths, group_ids, has_tokens)
+    lambdas = 0.5 - (lengths - shortest) / (longest - shortest).clamp(min=1)
+    lambdas = torch.where(scores > correct_above, lambdas, lambdas.clamp(max=0.0))
+    return zero_outside(weight * lambdas, has_tokens & (longest > shortest))
+
+
+def solve_rate_length(
+    scores: PerSequence,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    max_length: int,
+    coefficient: float = 0.25,
+    correct_above: float = 0.5,
+) -> PerSequence:
+    """Adaptive length penalty (arXiv:2506.05256), to be added to the score: tokens cost more where the prompt is easy.
+
+    −c max(p, 1/G) l / L with p the share of the group's G responses that are correct, l the tokens that the policy
+    sampled and L = max_length. The penalty is the same for correct and wrong responses.
+
+    Where sources disagree: SkyRL (whose c is the default here) and prime-rl leave 1/G out, so that a prompt that no
+    response solves costs nothing; prime-rl measures length by the longest response of the group.
+
+    Args:
+        scores: float (B,); a response is correct if its score is above ``correct_above``.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        max_length: L, in tokens.
+        coefficient: c, in units of the score: what a response of L tokens costs if all are correct.
+        correct_above: between the score of a wrong and of a correct answer.
+
+    Returns:
+        float (B,), at most 0. A response without a token counts in its group as wrong.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; max_length < 1; coefficient < 0.
+
+    >>> m = torch.arange(8) < torch.tensor([[4], [8], [8]])
+    >>> solve_rate_length(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), m, max_length=8)
+    tensor([-0.0625, -0.1250, -0.2500])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
+    check_group_ids(group_ids)
+    if max_length < 1 or coefficient < 0:
+        raise ValueError(f"max_length={max_length} must be at least 1 and coefficient={coefficient} at least 0")
+    lengths = sequence_lengths(response_mask, cu_seqlens)
+    correct = group_count(group_ids, (scores > correct_above) & (lengths > 0))
+    rate = correct.clamp(min=1).to(upcast(scores).dtype) / group_count(group_ids)
+    return -coefficient * rate * lengths / max_length
+
+
+def truncation_penalty(
+    scores: PerSequence, truncated: RowMask, *, scale: float = 1.0, penalty: float = 0.0
+) -> PerSequence:
+    """What a response that did not end by itself loses, to be added to the score.
+
+    The score s of a truncated response becomes c s − p. With c = 1 it is the constant of TRL and NeMo-RL for a missing
+    end of sequence; with p = 0 the stop-properly coefficient of OpenRLHF and NeMo-RL, 0 <= c <= 1; and with c = 0 every
+    truncated response scores −p, which OpenRLHF writes as a negative coefficient.
+
+    A factor below 1 takes nothing from a wrong answer of score 0, and raises a negative score: give such scores a
+    penalty.
+
+    Args:
+        scores: float (B,).
+        truncated: bool (B,), True if the response reached the limit of its length and not its end.
+        scale: c.
+        penalty: p, in units of the score.
+
+    Returns:
+        float (B,), (c − 1) s − p where truncated, 0 elsewhere.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given.
+
+    >>> scores, truncated = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, True, True])
+    >>> truncation_penalty(scores, truncated, penalty=0.5)
+    tensor([ 0.0000, -0.5000, -0.5000])
+    >>> scores + truncation_penalty(scores, truncated, scale=0.0, penalty=1.0)
+    tensor([ 1., -1., -1.])
+    """
+    if scores.dim() != 1 or truncated.shape != scores.shape or truncated.dtype is not torch.bool:
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, truncated has {tuple(truncated.shape)} and dtype "
+            f"{truncated.dtype}: expected float (B,) and bool (B,)"
+        )
+    if not 0 <= scale <= 1 or penalty < 0:
+        raise ValueError(f"scale={scale} must be in [0, 1] and penalty={penalty} at least 0: it is subtracted")
+    if scale == 1 and penalty == 0:
+        raise ValueError("scale=1 and penalty=0 change nothing: give one of them another value")
+    return zero_outside((scale - 1) * upcast(scores) - penalty, truncated)

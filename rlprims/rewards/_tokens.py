@@ -1,0 +1,111 @@
+"""Rewards of tokens: a response's score on its last token, a KL penalty, differences of potentials."""
+
+from rlprims.layout import last_token, to_tokens
+from rlprims.masking import check_choice, check_sequences, check_tokens, upcast, zero_outside
+from rlprims.ratios import Estimator, estimate_kl
+from rlprims.scan import next_values
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+
+
+def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Outcome reward: each response's score on the last token that the policy sampled, 0 elsewhere.
+
+    For a response without a token all rewards are 0; verl and OpenRLHF write its score on the last column. The score of
+    such a response is still in ``scores``.
+
+    Args:
+        scores: float (B,).
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+
+    Returns:
+        float, like response_mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> import torch
+    >>> at_last_token(torch.tensor([2.0, 3.0]), torch.tensor([[True, True, False], [False, False, False]]))
+    tensor([[0., 2., 0.],
+            [0., 0., 0.]])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores)
+    return to_tokens(scores, last_token(response_mask, cu_seqlens), cu_seqlens)
+
+
+def kl_penalty(
+    rewards: PerToken,
+    old_log_probs: PerToken,
+    ref_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    kl_coef: float,
+    estimator: Estimator = "k1",
+) -> PerToken:
+    """KL in the reward, Stiennon et al. 2020 (arXiv:2009.01325), section 3.4: r_t − β KL_t.
+
+    The distance is measured at the policy that sampled, so it is a reward and no gradient flows; with k1 its policy
+    gradient is that of KL(π ‖ π_ref). ``controllers`` adapt β.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        old_log_probs, ref_log_probs: float, like rewards.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed; not read.
+        kl_coef: β, reward per nat.
+        estimator: "k1", "k2", "k3" or "abs" of :func:`rlprims.ratios.estimate_kl`.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; an unknown estimator.
+
+    >>> import torch
+    >>> m = torch.tensor([[True, True]])
+    >>> rewards, old, ref = torch.tensor([[[0.0, 1.0]], [[-1.0, -1.0]], [[-1.5, -1.0]]])
+    >>> kl_penalty(rewards, old, ref, m, kl_coef=0.1)
+    tensor([[-0.0500,  1.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs)
+    check_choice("estimator", estimator, Estimator)
+    d = zero_outside(old_log_probs, response_mask) - zero_outside(ref_log_probs, response_mask)
+    return zero_outside(rewards, response_mask) - kl_coef * estimate_kl(d, estimator).detach()
+
+
+def potential_shaping(
+    potentials: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, gamma: float = 1.0
+) -> PerToken:
+    """Potential-based shaping, Ng, Harada and Russell 1999, to be added to the rewards: F_t = γ Φ_{t+1} − Φ_t.
+
+    Φ_t is what the state before token t is worth: a progress estimate, a process reward model. After the last token it
+    is 0, so the discounted sum of F over a response is −Φ_0, the same for every response to a prompt: the best policy
+    stays the same, and only the credit of the tokens changes. This does not hold for a potential that is added as a
+    plain reward.
+
+    Masked tokens are skipped: t+1 is the next token that the policy sampled.
+
+    Args:
+        potentials: float (B, T) or (N,), Φ before each token.
+        response_mask: bool, like potentials.
+        cu_seqlens: int (B+1,) if packed.
+        gamma: the discount of the returns that it is added to.
+
+    Returns:
+        float, like potentials; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; gamma outside [0, 1].
+
+    >>> import torch
+    >>> m = torch.tensor([[True, False, True, True]])
+    >>> potential_shaping(torch.tensor([[0.5, 9.0, 0.7, 0.9]]), m)
+    tensor([[ 0.2000,  0.0000,  0.2000, -0.9000]])
+    """
+    check_tokens(response_mask, cu_seqlens, potentials=potentials)
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma={gamma} must be in [0, 1]")
+    next_potentials = next_values(potentials, response_mask, cu_seqlens=cu_seqlens)
+    return zero_outside(gamma * next_potentials - upcast(potentials), response_mask)

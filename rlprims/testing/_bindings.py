@@ -1,0 +1,191 @@
+"""Which laws bind which kind of primitive, and how much time each of them takes."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+from rlprims.testing import (
+    _laws_advantage,
+    _laws_aggregation,
+    _laws_compile,
+    _laws_errors,
+    _laws_filter,
+    _laws_layout,
+    _laws_logits,
+    _laws_loss,
+    _laws_mask,
+    _laws_numeric,
+    _laws_purity,
+    _laws_selector,
+    _laws_tensors,
+    _laws_transforms,
+)
+from rlprims.testing._call import Subject
+from rlprims.testing._laws_logits import LogitFunction
+from rlprims.testing._primitive import Primitive
+
+Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
+Effort = Literal["quick", "usual", "thorough"]
+"""``quick``: a second. ``usual``: the compiler too, two seconds. ``thorough``: its gradients, packed tokens, export and
+DTensors too, half a minute."""
+
+Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
+
+
+class Laws(NamedTuple):
+    """Those of each effort; one includes the ones before it."""
+
+    quick: tuple[Law, ...]
+    usual: tuple[Law, ...]
+    thorough: tuple[Law, ...]
+
+    def up_to(self, effort: Effort) -> dict[str, Law]:
+        """By name."""
+        efforts = {"quick": self[:1], "usual": self[:2], "thorough": self[:3]}
+        return {law.__name__.replace("_", " "): law for laws in efforts[effort] for law in laws}
+
+
+_ALWAYS: tuple[Law, ...] = (
+    _laws_layout.rows_may_be_permuted,
+    _laws_mask.empty_batches_are_legal,
+    _laws_purity.inputs_are_untouched,
+    _laws_purity.strides_do_not_matter,
+    _laws_purity.no_global_randomness,
+    _laws_purity.no_value_is_read_by_the_host,
+    _laws_numeric.float32_whatever_comes_in,
+    _laws_numeric.float64_stays,
+    _laws_errors.wrong_shapes_are_refused,
+    _laws_errors.hyperparameters_matter,
+    _laws_errors.unknown_choices_are_refused,
+)
+_WITH_A_MASK: tuple[Law, ...] = (
+    _laws_layout.padding_changes_nothing,
+    _laws_layout.packed_equals_padded,
+    _laws_mask.masked_is_absent,
+    _laws_mask.zero_outside_the_mask,
+    _laws_mask.nothing_valid_gives_zero,
+    _laws_errors.wrong_masks_are_refused,
+    _laws_tensors.any_nonzero_byte_is_true,
+)
+_WITH_GROUPS: tuple[Law, ...] = (
+    _laws_layout.groups_may_be_renamed,
+    _laws_errors.wrong_groups_are_refused,
+)
+_PER_ROW: tuple[Law, ...] = (
+    _laws_layout.batches_may_be_merged,
+    _laws_layout.nan_stays_in_its_group,
+    _laws_numeric.constants_get_no_gradient,
+)
+_GROUP_BASELINE: tuple[Law, ...] = (
+    _laws_advantage.equal_rewards_give_zero,
+    _laws_advantage.a_shift_of_a_group_cancels,
+    _laws_advantage.a_scale_passes_or_cancels,
+    _laws_advantage.one_advantage_per_response,
+)
+_LOSS: tuple[Law, ...] = (_laws_numeric.gradient_is_the_derivative,)
+_IMPORTANCE_WEIGHTED: tuple[Law, ...] = (_laws_loss.on_policy_it_is_reinforce,)
+_TWO_POLICIES: tuple[Law, ...] = (
+    _laws_loss.far_log_ratios_are_finite,
+    _laws_loss.impossible_tokens_are_finite,
+)
+_TOKEN_WISE: tuple[Law, ...] = (_laws_loss.tokens_are_independent,)
+_AGGREGATION: tuple[Law, ...] = (
+    _laws_numeric.gradient_is_the_derivative,
+    _laws_aggregation.parts_sum_to_the_whole,
+    _laws_aggregation.rows_without_tokens_do_not_count,
+    _laws_aggregation.it_is_linear,
+)
+_FILTER: tuple[Law, ...] = (
+    _laws_filter.groups_are_kept_whole,
+    _laws_filter.equal_scores_are_dropped,
+    _laws_filter.unknown_scores_are_dropped,
+    _laws_filter.twice_is_once,
+)
+_SELECTOR: tuple[Law, ...] = (_laws_selector.every_token_gets_an_answer,)
+_LOGITS: tuple[Law, ...] = (
+    _laws_logits.any_leading_shape,
+    _laws_logits.a_shift_of_logits_cancels,
+    _laws_logits.banned_tokens_are_legal,
+    _laws_logits.unread_rows_get_no_gradient,
+    _laws_logits.float32_whatever_comes_in,
+    _laws_logits.inputs_are_untouched,
+    _laws_logits.gradient_is_the_derivative,
+    _laws_logits.hyperparameters_matter,
+)
+
+TRANSFORMS = Laws(
+    quick=(
+        _laws_transforms.vmap_is_a_loop,
+        _laws_compile.fake_tensors_are_enough,
+        _laws_tensors.subclasses_pass_through,
+        _laws_tensors.settings_of_torch_change_nothing,
+    ),
+    usual=(_laws_compile.one_graph_for_all_batch_sizes,),
+    thorough=(
+        _laws_compile.one_gradient_graph_for_all_batch_sizes,
+        _laws_compile.exports_with_a_dynamic_batch,
+        _laws_tensors.replicated_tensors_work,
+        _laws_tensors.row_sharded_tensors_work,
+    ),
+)
+"""Of every function."""
+
+DERIVATIVES = Laws(
+    quick=(
+        _laws_transforms.func_grad_is_autograd,
+        _laws_transforms.jvp_is_the_transpose_of_grad,
+        _laws_transforms.vmap_of_grad_is_a_loop,
+        _laws_transforms.gradients_have_gradients,
+        _laws_transforms.second_derivative_is_right,
+    ),
+    usual=(),
+    thorough=(_laws_transforms.every_second_derivative_is_right,),
+)
+"""Of functions that are differentiated."""
+
+PACKED = Laws(
+    quick=(),
+    usual=(),
+    thorough=(
+        _laws_compile.packed_tokens_compile,
+        _laws_compile.one_graph_for_all_packed_batches,
+        _laws_compile.exports_packed_with_a_dynamic_batch,
+    ),
+)
+"""Of functions of tokens."""
+
+
+def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
+    """The laws that bind a function, by what it asks for."""
+    layers = [TRANSFORMS]
+    if subject.is_differentiable:
+        layers.append(DERIVATIVES)
+    if "packed" in subject.layouts:
+        layers.append(PACKED)
+    if isinstance(subject, Primitive) and kind != "transforms":
+        layers.append(Laws(_of_primitive(kind, subject), (), ()))
+    elif kind == "logits":
+        layers.append(Laws(_LOGITS, (), ()))
+    return Laws(*(sum(laws, start=()) for laws in zip(*layers, strict=True)))
+
+
+def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
+    data = set(p.data)
+    laws = _ALWAYS
+    if "response_mask" in data:
+        laws += _WITH_A_MASK
+    if "group_ids" in data:
+        laws += _WITH_GROUPS
+    if kind not in ("aggregation", "selector"):
+        laws += _PER_ROW
+    if kind == "advantage" and {"group_ids", "rewards"} <= data:
+        laws += _GROUP_BASELINE
+    if kind == "loss":
+        laws += _LOSS
+        if {"log_probs", "old_log_probs", "advantages"} <= data:
+            laws += _IMPORTANCE_WEIGHTED
+        if "log_probs" in data and any(name.endswith("_log_probs") for name in data):
+            laws += _TWO_POLICIES
+        if getattr(p.fn, "token_wise", False):
+            laws += _TOKEN_WISE
+    of_kind: dict[Kind, tuple[Law, ...]] = {"aggregation": _AGGREGATION, "selector": _SELECTOR, "filter": _FILTER}
+    return laws + of_kind.get(kind, ())

@@ -1,0 +1,175 @@
+"""Graphs: ``torch.compile`` and ``torch.export`` with a dynamic batch, and shapes without values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.testing._call import Call, Subject, few_samples, reason
+from rlprims.testing._cases import TOY
+from rlprims.testing._compare import assert_close
+
+EXACT = 1e-11
+WIDTH = TOY[1]
+ROWS = (5, 8, 64, 130)
+"""Sizes of the batch that share one graph. A scan is specialized on the length, so T is one number."""
+
+_GRADIENT = "the gradient of "
+
+Graph = Callable[..., Any]
+
+
+def one_graph_for_all_batch_sizes(subject: Subject) -> None:
+    """torch.compile(fullgraph=True) of padded tokens: one graph for four batch sizes, with the same numbers."""
+    _assert_one_graph(subject, "padded", "eager")
+
+
+def one_gradient_graph_for_all_batch_sizes(subject: Subject) -> None:
+    """The same where autograd is compiled too: one graph forward, and one backward."""
+    _assert_one_graph(subject, "padded", "aot_eager")
+
+
+def one_graph_for_all_packed_batches(subject: Subject) -> None:
+    """The same of packed tokens: N and B are dynamic."""
+    _assert_one_graph(subject, "packed", "aot_eager")
+
+
+def packed_tokens_compile(subject: Subject) -> None:
+    """torch.compile(fullgraph=True) of packed tokens, perhaps specialized on N, with the same numbers."""
+    call = subject.sample(*TOY, layout="packed")
+    compiled = Compiled("eager")
+    try:
+        got = compiled(call)
+    except Exception as error:
+        raise AssertionError(f"does not compile packed: {reason(error)}") from error
+    finally:
+        torch.compiler.reset()
+    _assert_numbers(got, call, f"after torch.compile ({call.label})")
+
+
+def inductor_changes_nothing(subject: Subject) -> None:
+    """torch.compile(fullgraph=True) by its default backend, which generates code: one graph, the same numbers."""
+    _assert_one_graph(subject, "padded", "inductor")
+
+
+def exports_with_a_dynamic_batch(subject: Subject) -> None:
+    """torch.export with a dynamic batch, padded: one program for four batch sizes, with the same values."""
+    _assert_exports(subject, "padded")
+
+
+def exports_packed_with_a_dynamic_batch(subject: Subject) -> None:
+    """The same of packed tokens: N and B are dynamic."""
+    _assert_exports(subject, "packed")
+
+
+def fake_tensors_are_enough(subject: Subject) -> None:
+    """Under FakeTensorMode, where tensors have no values: shape and dtype of the value and of every gradient."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    for call in few_samples(subject):
+        want = _numbers(call, call.fn, call.data)
+        mode = FakeTensorMode()
+        fake: dict[str, Tensor] = {name: mode.from_tensor(x) for name, x in call.data.items()}
+        try:
+            with mode:
+                got = _numbers(call, call.fn, fake)
+        except Exception as error:
+            raise AssertionError(f"with fake tensors ({call.label}) it raised {reason(error)}") from error
+        for what, x in want.items():
+            assert isinstance(got[what], FakeTensor), f"{what} of fake tensors is a {type(got[what]).__name__}"
+            found, wanted = (tuple(got[what].shape), got[what].dtype), (tuple(x.shape), x.dtype)
+            assert found == wanted, f"{what} of fake tensors ({call.label}) is {found}, expected {wanted}"
+
+
+class Compiled:
+    """A function compiled in a whole, which counts its graphs and takes the first dimension of its data as dynamic."""
+
+    def __init__(self, backend: str, dynamic: bool = False) -> None:
+        self.backend, self.dynamic, self.graphs = backend, dynamic, 0
+        self.compiled: Graph | None = None
+
+    def __call__(self, call: Call) -> dict[str, Tensor]:
+        """The numbers of one call."""
+        if self.compiled is None:
+            torch.compiler.reset()
+            self.compiled = torch.compile(call.fn, backend=self._count, fullgraph=True)
+        return _numbers(call, self.compiled, call.data, self.dynamic)
+
+    def _count(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Graph:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self.graphs += 1
+        compiled: Graph = lookup_backend(self.backend)(graph, inputs)
+        return compiled
+
+
+def _assert_one_graph(subject: Subject, layout: str, backend: str) -> None:
+    compiled = Compiled(backend, dynamic=True)
+    try:
+        for rows in ROWS:
+            call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
+            got = compiled(call)
+            _assert_numbers(got, call, f"after torch.compile ({call.label})")
+            assert compiled.graphs == 1, f"{compiled.graphs} graphs up to a batch of {call.label}, expected 1"
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"does not compile in one graph ({layout}): {reason(error)}") from error
+    finally:
+        torch.compiler.reset()
+
+
+def _numbers(
+    call: Call, fn: Callable[..., Tensor], data: dict[str, Tensor], dynamic: bool = False
+) -> dict[str, Tensor]:
+    """The value, and the gradients of its sum, by name."""
+    leaves = {name: x.detach().clone().requires_grad_(name in call.inputs) for name, x in data.items()}
+    if dynamic:
+        for leaf in leaves.values():
+            torch._dynamo.mark_dynamic(leaf, 0)
+    value = fn(**leaves, **call.hyperparameters)
+    numbers = {"the value": value.detach()}
+    if value.requires_grad:
+        inputs = [leaves[name] for name in call.inputs]
+        found = torch.autograd.grad(value, inputs, torch.ones_like(value), allow_unused=True)
+        for name, gradient in zip(call.inputs, found, strict=True):
+            if gradient is not None:
+                numbers[_GRADIENT + name] = gradient
+    return numbers
+
+
+def _assert_numbers(got: dict[str, Tensor], call: Call, of: str) -> None:
+    want = _numbers(call, call.fn, call.data)
+    for what, x in want.items():
+        # A compiler returns zeros where autograd returns nothing.
+        assert_close(f"{what} {of}", got.get(what, torch.zeros_like(x)), x, EXACT)
+    for what in got.keys() - want.keys():
+        assert_close(f"{what} {of}", got[what], torch.zeros_like(got[what]), EXACT)
+
+
+class _Module(torch.nn.Module):
+    """``torch.export`` takes modules."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, data: dict[str, Tensor]) -> Tensor:
+        return self.call.fn(**data, **self.call.hyperparameters)
+
+
+def _assert_exports(subject: Subject, layout: str) -> None:
+    example = subject.sample(ROWS[1], WIDTH, layout=layout)
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in example.data}
+    try:
+        program = torch.export.export(
+            _Module(example), (example.data,), dynamic_shapes=(dynamic,), strict=False
+        ).module()
+        for rows in ROWS:
+            call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
+            assert_close(f"the value of the exported program ({call.label})", program(call.data), call(), EXACT)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"does not export ({layout}): {reason(error)}") from error

@@ -1,0 +1,185 @@
+"""Other kinds of tensors, and settings of torch: subclasses, DTensors, masks of other bytes, dtypes of the process."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from rlprims.testing._call import Call, Subject, few_samples, reason, samples
+from rlprims.testing._cases import LARGE, TOY
+from rlprims.testing._compare import assert_close
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+EXACT = 1e-11
+
+
+class Wrapped(Tensor):
+    """A tensor that has no memory of its own, as quantized, sharded and traced tensors have none."""
+
+    plain: Tensor
+
+    @staticmethod
+    def __new__(cls, plain: Tensor) -> "Wrapped":
+        made = Tensor._make_wrapper_subclass(
+            cls, plain.shape, strides=plain.stride(), dtype=plain.dtype, device=plain.device
+        )
+        made.plain = plain
+        assert isinstance(made, Wrapped)
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map_only(cls, lambda x: x.plain, (args, kwargs or {}))
+        return tree_map_only(Tensor, cls, func(*args, **kwargs))
+
+
+def subclasses_pass_through(subject: Subject) -> None:
+    """Wrapped tensors in, wrapped tensors out: the same values and gradients."""
+    for call in few_samples(subject):
+        got = _with_gradients(call, Wrapped, "wrapped tensors")
+        for what, (found, want) in got.items():
+            assert isinstance(found, Wrapped), f"{what} of wrapped tensors is a {type(found).__name__}"
+            assert_close(f"{what} of wrapped tensors ({call.label})", found.plain, want, EXACT)
+
+
+def replicated_tensors_work(subject: Subject) -> None:
+    """DTensors, each rank with the whole batch: the same values and gradients."""
+    from torch.distributed.tensor import Replicate
+
+    _assert_distributed(subject, Replicate())
+
+
+def row_sharded_tensors_work(subject: Subject) -> None:
+    """DTensors, each rank with some rows of a padded batch: the same values and gradients."""
+    from torch.distributed.tensor import Shard
+
+    _assert_distributed(subject, Shard(0))
+
+
+def any_nonzero_byte_is_true(subject: Subject) -> None:
+    """A mask made by a view of bytes other than 0 and 1 is the mask that it compares equal to."""
+    generator = torch.Generator().manual_seed(0)
+    for call in samples(subject):
+        other = {
+            name: (x * torch.randint(2, 256, x.shape, generator=generator)).to(torch.uint8).view(torch.bool)
+            for name, x in call.data.items()
+            if x.dtype is torch.bool
+        }
+        cotangent = call.cotangent()
+        got = _bits(replace(call, data={**call.data, **other}), cotangent)
+        _assert_same_bits(got, _bits(call, cotangent), f"of masks of other bytes than 0 and 1 ({call.label})")
+
+
+def settings_of_torch_change_nothing(subject: Subject) -> None:
+    """torch.set_default_dtype and torch.autocast: the same bits and the same dtype."""
+    for layout in subject.layouts:
+        call = subject.sample(*TOY, layout=layout)
+        floats = {name: x.float() for name, x in call.data.items() if x.is_floating_point()}
+        call = replace(call, data={**call.data, **floats})
+        cotangent = call.cotangent()
+        want = _bits(call, cotangent)
+        for what, setting in (
+            ("a default dtype of float64", _default_dtype(torch.float64)),
+            ("a default dtype of bfloat16", _default_dtype(torch.bfloat16)),
+            ("autocast to bfloat16", torch.autocast("cpu", torch.bfloat16)),
+        ):
+            with setting:
+                got = _bits(call, cotangent)
+            _assert_same_bits(got, want, f"under {what} ({call.label})")
+
+
+def _bits(call: Call, cotangent: Tensor) -> dict[str, Tensor]:
+    gradients = {f"the gradient of {name}": x for name, x in call.gradients(cotangent).items()}
+    return {"the value": call().detach(), **gradients}
+
+
+def _assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor], of: str) -> None:
+    for what, x in want.items():
+        assert got[what].dtype is x.dtype, f"{what} {of} is {got[what].dtype}, expected {x.dtype}"
+        assert_close(f"{what} {of}", got[what], x, 0)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _with_gradients(call: Call, convert: Callable[[Tensor], Tensor], what: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """What the function gives for converted tensors, beside what it gives for the plain ones."""
+    data = {name: convert(x) for name, x in call.data.items()}
+    leaves = {name: data[name].requires_grad_() for name in call.inputs}
+    plain = {name: call.data[name].clone().requires_grad_() for name in call.inputs}
+    want = call(plain)
+    try:
+        value = call({**data, **leaves})
+        numbers = {"the value": (value.detach(), want.detach())}
+        if want.requires_grad:
+            assert value.requires_grad, f"the value of {what} is cut off from the graph"
+            wanted = torch.autograd.grad(want.sum(), list(plain.values()), allow_unused=True)
+            found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+            for name, got, gradient in zip(call.inputs, found, wanted, strict=True):
+                if gradient is not None:
+                    assert got is not None, f"{what} get no gradient of {name}"
+                    numbers[f"the gradient of {name}"] = (got, gradient)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"with {what} ({call.label}) it raised {reason(error)}") from error
+    return numbers
+
+
+def _assert_distributed(subject: Subject, placement: "Placement") -> None:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    with _mesh() as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in (TOY, LARGE):
+            call = subject.sample(*size)
+            # What a function makes itself, such as the numbers of the columns, is the same on every rank.
+            with implicit_replication():
+                got = _with_gradients(
+                    call, lambda x: distribute_tensor(x, mesh, [placement]), f"DTensors, {placement},"
+                )
+                for what, (found, want) in got.items():
+                    assert isinstance(found, DTensor), f"{what} of DTensors is a {type(found).__name__}"
+                    assert_close(f"{what} of DTensors ({call.label}, {placement})", found.full_tensor(), want, EXACT)
+
+
+@contextmanager
+def _mesh() -> "Iterator[DeviceMesh]":
+    """Of the process group that is there, or of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with nullcontext() if dist.is_initialized() else _alone():
+        yield init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A process group of one process, which no other process can meet: the store is in memory."""
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

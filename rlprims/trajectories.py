@@ -1,0 +1,156 @@
+"""A rollout that is several rows is one sequence: its rows, end to end.
+
+A rollout has several rows if its context was rewritten, if it had sub-agents, or if it was cut at a turn.
+``trajectory_ids`` (B,) say which rows belong together; a row that no other row shares its id with is a rollout of its
+own. Statistics by row would count such a rollout several times. Every primitive takes packed sequences, so a batch of
+rollouts is a packed batch: :func:`join` puts the tokens of each rollout end to end, and :func:`by_trajectory` calls a
+primitive on them and brings its result back to the rows.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from rlprims.grouping import check_group_ids
+from rlprims.layout import expand_to_tokens
+from rlprims.masking import check_sequences, check_tokens
+from rlprims.types import CuSeqlens, PerSequence, PerToken, RowMask, TokenMask, TrajectoryIds
+
+
+class Trajectories(NamedTuple):
+    """Where the tokens of each rollout stand. There are B slots, so that no count is read; the last may be empty."""
+
+    token_order: Tensor
+    """int64 (N,): the position in the flattened batch of each token, rollout after rollout."""
+    cu_seqlens: CuSeqlens
+    """int64 (B+1,): where the tokens of each rollout begin and end, in that order."""
+    first_row: Tensor
+    """int64 (B,): the first row of each rollout."""
+    exists: RowMask
+    """bool (B,): whether the slot holds a rollout."""
+    trajectory_ids: TrajectoryIds
+    token_shape: torch.Size
+
+    def tokens(self, x: PerToken) -> PerToken:
+        """A tensor per token, padded or packed, to one of (N,): rollout after rollout."""
+        return x.flatten(0, len(self.token_shape) - 1)[self.token_order]
+
+    def rows(self, x: PerSequence) -> PerSequence:
+        """A number per row to one per rollout: that of its first row."""
+        return x[self.first_row]
+
+    def tokens_back(self, x: PerToken) -> PerToken:
+        """The inverse of :meth:`tokens`."""
+        return x[self.token_order.argsort()].reshape(*self.token_shape, *x.shape[1:])
+
+    def rows_back(self, x: PerSequence) -> PerSequence:
+        """A number per rollout to each of its rows."""
+        return x[self.trajectory_ids]
+
+
+def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Trajectories:
+    """The tokens of each rollout end to end, its rows in the order of the batch.
+
+    Args:
+        trajectory_ids: int64 (B,), dense (below B): see ``grouping.dense_ids``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; ids that are not dense.
+
+    >>> mask = torch.tensor([[True, True], [True, True], [True, False]])
+    >>> joined = join(torch.tensor([0, 1, 0]), mask)
+    >>> joined.tokens(torch.tensor([[1, 2], [3, 4], [5, 6]])), joined.cu_seqlens
+    (tensor([1, 2, 5, 6, 3, 4]), tensor([0, 4, 6, 6]))
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
+    check_group_ids(trajectory_ids)
+    owner = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()
+    tokens = torch.zeros_like(trajectory_ids).index_add(0, owner, torch.ones_like(owner))
+    row = torch.arange(trajectory_ids.shape[0], device=trajectory_ids.device)
+    none = torch.full_like(row, row.shape[0])
+    first_row = none.scatter_reduce(0, trajectory_ids, row, "amin")
+    exists = first_row < row.shape[0]
+    return Trajectories(
+        token_order=owner.argsort(stable=True),
+        cu_seqlens=torch.nn.functional.pad(tokens.cumsum(0), (1, 0)),
+        first_row=torch.where(exists, first_row, 0),
+        exists=exists,
+        trajectory_ids=trajectory_ids,
+        token_shape=response_mask.shape,
+    )
+
+
+def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` with whole rollouts as its sequences. Call the result by name, with ``trajectory_ids`` (B,) added.
+
+    What is per token and what is per row is known from the annotations of ``fn`` (``types.PerToken``,
+    ``types.PerSequence``, ...), and without them from the shapes. Of data per row, the entry of a rollout's first row
+    counts. A result per token or per row is brought back to the rows of the batch. ``fn`` must take ``cu_seqlens``.
+
+    Raises:
+        ValueError: as :func:`join`; without annotations, packed tokens that are as many as the rows.
+
+    >>> from rlprims.advantage import grpo
+    >>> mask = torch.ones(4, 1, dtype=torch.bool)
+    >>> rewards = torch.tensor([[0.0], [0.0], [1.0], [0.0]])  # rows 0 to 2 are one rollout, rewarded 1; row 3 the other
+    >>> ids = {"group_ids": torch.zeros(4, dtype=torch.int64), "trajectory_ids": torch.tensor([0, 0, 0, 1])}
+    >>> by_trajectory(grpo)(rewards=rewards, response_mask=mask, **ids).T
+    tensor([[ 0.7071,  0.7071,  0.7071, -0.7071]])
+    """
+    parameters = inspect.signature(fn).parameters
+    hints = get_type_hints(fn, include_extras=True)
+
+    @wraps(fn)
+    def of_rollouts(
+        *,
+        trajectory_ids: TrajectoryIds,
+        response_mask: TokenMask,
+        cu_seqlens: CuSeqlens | None = None,
+        **arguments: Any,
+    ) -> Any:
+        joined = join(trajectory_ids, response_mask, cu_seqlens)
+        data = {name: _join(joined, name, x, hints.get(name)) for name, x in arguments.items()}
+        if "valid_rows" in parameters:
+            valid_rows = data.get("valid_rows")
+            data["valid_rows"] = joined.exists if valid_rows is None else joined.exists & valid_rows
+        mask = {"response_mask": joined.tokens(response_mask)} if "response_mask" in parameters else {}
+        return _split(joined, fn(**data, **mask, cu_seqlens=joined.cu_seqlens), hints.get("return"))
+
+    return of_rollouts
+
+
+def _join(joined: Trajectories, name: str, x: Any, hint: Any) -> Any:
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    return joined.tokens(x) if _is_per_token(joined, name, x.shape, joined.token_shape, hint) else joined.rows(x)
+
+
+def _split(joined: Trajectories, x: Any, hint: Any) -> Any:
+    if is_dataclass(x) and not isinstance(x, type):  # corrections.Weights
+        parts = {field.name: getattr(x, field.name) for field in fields(x)}
+        tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+        return replace(x, **{name: _split(joined, part, PerToken) for name, part in tensors.items()})
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    packed = joined.token_order.shape
+    return joined.tokens_back(x) if _is_per_token(joined, "the result", x.shape, packed, hint) else joined.rows_back(x)
+
+
+def _is_per_token(joined: Trajectories, name: str, shape: torch.Size, token_shape: torch.Size, hint: Any) -> bool:
+    for annotated in (hint, *get_args(hint)):  # also inside Optional
+        for shapes in getattr(annotated, "__metadata__", ()):
+            return "(B, T" in shapes
+    if token_shape == joined.exists.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(shape)}, and the batch has as many rows as packed tokens: annotate it as "
+            "types.PerToken or types.PerSequence"
+        )
+    return shape[: len(token_shape)] == token_shape

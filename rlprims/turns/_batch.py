@@ -1,0 +1,147 @@
+"""Rows to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.grouping import dense_ids
+from rlprims.turns._turn import Row
+
+if TYPE_CHECKING:
+    from rlprims.data_proto import DataProto
+
+_COLUMNS = {
+    "response_mask": torch.bool,
+    "rollout_log_probs": torch.float32,
+    "rewards": torch.float32,
+    "turn_ids": torch.int64,
+    "versions": torch.int64,
+}
+_NAMES = {"prompts", "responses", "attention_mask", "trajectory_ids", "group_ids", "truncated", "agent", *_COLUMNS}
+
+
+def to_batch(
+    rollouts: Sequence[Sequence[Row]],
+    group_labels: Sequence[Hashable],
+    *,
+    pad_id: int,
+    packed: bool = False,
+    fill: Mapping[str, Any] | None = None,
+) -> DataProto:
+    """The rows of several rollouts as one batch. A row's response begins with its first sampled token.
+
+    - ``prompts`` int64 (B, P), padded on the left; ``responses`` int64 (B, T), padded on the right.
+    - ``attention_mask`` bool (B, P+T), not if packed; ``response_mask`` bool (B, T).
+    - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
+    - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
+    - ``truncated`` bool (B,): the last turn of the row has ``finish="length"``. ``agent``: objects (B,).
+    - Each of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an extra
+      for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
+
+    Args:
+        rollouts: the rows of each rollout, from :func:`merge`.
+        group_labels: which prompt each rollout answers: any hashable label.
+        pad_id: the token of padding. No mask is made of ids, so it may be sampled, too.
+        packed: the columns (B, P) and (B, T) are jagged instead of padded: ``.values()`` of one is packed (N,) or
+            (N, ...), and ``.offsets()`` is its ``cu_seqlens``. All columns of responses share the offsets.
+        fill: per name of an extra, what tokens without an entry and padding get, such as -1 for experts; it may be an
+            entry of its own, such as ``range(8)``. 0 if not given.
+
+    Raises:
+        ValueError: not one label per rollout; a rollout without rows; entries of an extra that differ in shape; an
+            extra with the name of a column.
+
+    >>> from rlprims.turns import Turn, merge
+    >>> rows = merge([Turn([1, 2], [3], [-0.5]), Turn([1, 2, 3, 8], [4], [-0.1], reward=1.0)])
+    >>> data = to_batch([rows], ["question 1"], pad_id=0)
+    >>> data["prompts"].tolist(), data["responses"].tolist(), data["response_mask"].long().tolist()
+    ([[1, 2]], [[3, 8, 4]], [[1, 0, 1]])
+    """
+    from rlprims.data_proto import DataProto  # here, because the rest of the package is plain Python and loads at once
+
+    if len(rollouts) != len(group_labels):
+        raise ValueError(f"group_labels has {len(group_labels)} entries, expected {len(rollouts)}: one per rollout")
+    if not rollouts or not all(rollouts):
+        empty = next((i for i, rows in enumerate(rollouts) if not rows), None)
+        what = "rollouts is empty" if empty is None else f"rollout {empty} has no rows"
+        raise ValueError(f"{what}, expected at least one row each: leave rollouts without turns out")
+    rows = list(chain.from_iterable(rollouts))
+    names = dict.fromkeys(name for row in rows for name in row.extras)
+    if taken := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
+        raise ValueError(f"extras {sorted(taken)} have the names of columns, expected other names")
+
+    prompt_lengths = torch.tensor([row.prompt_length for row in rows])
+    lengths = torch.tensor([len(row.token_ids) for row in rows]) - prompt_lengths
+    pad = torch.tensor(pad_id)
+    # Of each column the tokens of all rows end to end, and what padding gets.
+    prompts = {"prompts": (_flat((row.token_ids[: row.prompt_length] for row in rows), torch.int64), pad)}
+    responses = {"responses": (_flat((row.token_ids[row.prompt_length :] for row in rows), torch.int64), pad)}
+    for name, dtype in _COLUMNS.items():
+        values = _flat((getattr(row, name)[row.prompt_length :] for row in rows), dtype)
+        responses[name] = values, torch.zeros((), dtype=dtype)
+    for name in names:
+        of_rows = [(row.extras.get(name, (None,) * len(row.token_ids)), row.prompt_length) for row in rows]
+        of_prompts = [entry for column, start in of_rows for entry in column[:start]]
+        of_responses = [entry for column, start in of_rows for entry in column[start:]]
+        padding = (fill or {}).get(name, 0)
+        responses[name] = _extra(name, of_responses, padding)
+        if any(entry is not None for entry in of_prompts):
+            prompts[f"prompt_{name}"] = _extra(name, of_prompts, padding)
+
+    columns: dict[str, Tensor] = {}
+    if packed:
+        for part, offsets in ((prompts, _cu_seqlens(prompt_lengths)), (responses, _cu_seqlens(lengths))):
+            for name, (values, _) in part.items():
+                columns[name] = torch.nested.nested_tensor_from_jagged(values, offsets)
+    else:
+        prompt_mask = (torch.arange(int(prompt_lengths.max())) < prompt_lengths[:, None]).flip(-1)
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        for part, tokens in ((prompts, prompt_mask), (responses, mask)):
+            columns |= {name: _padded(values, tokens, padding) for name, (values, padding) in part.items()}
+        columns["attention_mask"] = torch.cat([prompt_mask, mask], 1)
+    counts = torch.tensor([len(rollout) for rollout in rollouts])
+    columns["trajectory_ids"] = torch.arange(len(rollouts)).repeat_interleave(counts)
+    columns["group_ids"] = dense_ids(group_labels).repeat_interleave(counts)
+    columns["truncated"] = torch.tensor([row.finish == "length" for row in rows])
+    return DataProto.from_dict(tensors=columns, non_tensors={"agent": [row.agent for row in rows]})
+
+
+def _flat(parts: Iterator[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype)
+
+
+def _cu_seqlens(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _padded(values: Tensor, mask: Tensor, padding: Tensor) -> Tensor:
+    """(B, width, ...): the tokens of all rows where the mask is True, row by row."""
+    token_of = torch.where(mask, mask.flatten().cumsum(0).view(mask.shape), 0)  # 0 is the padding
+    return torch.cat([padding.expand(1, *values.shape[1:]), values])[token_of]
+
+
+def _extra(name: str, entries: Sequence[Any], fill: Any) -> tuple[Tensor, Tensor]:
+    """The entries as one tensor, and what padding and tokens without an entry get."""
+    given = [i for i, entry in enumerate(entries) if entry is not None]
+    try:
+        values = _stack([entries[i] for i in given])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(f"extras[{name!r}]: expected entries of one shape that are numbers, got {error}") from None
+    padding = torch.as_tensor(list(fill) if isinstance(fill, Sequence) else fill).to(values.dtype)
+    position = torch.zeros(len(entries), dtype=torch.int64)
+    position[given] = torch.arange(1, len(given) + 1)
+    return torch.cat([padding.expand(1, *values.shape[1:]), values])[position], padding
+
+
+def _stack(entries: Sequence[Any]) -> Tensor:
+    if entries and isinstance(entries[0], Tensor):
+        return torch.stack(list(entries))
+    array = np.asarray(entries)
+    is_python = not entries or not isinstance(entries[0], np.ndarray | np.generic)
+    return torch.from_numpy(array).float() if is_python and array.dtype == np.float64 else torch.from_numpy(array)
