@@ -161,7 +161,7 @@ def test_the_laws_of_logits(output: str, kernels: str) -> None:
     exempt = {"banned tokens are legal": "a hidden state of −inf makes every logit NaN; a head bans nothing"}
     if kernels == "0":
         exempt["settings of torch change nothing"] = (
-            "the values do not; the backward of a product follows autocast if it runs inside, which torch advises against"
+            "the values do not; the backward of a product follows autocast where it runs inside, against torch's advice"
         )
     check_logits(
         of_identity,
