@@ -35,7 +35,7 @@ test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the
 	.venv-ray/bin/python -m pytest -q -m ray $(RAY_TESTS)
 
 test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels/test_kernels.py
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation

@@ -151,16 +151,21 @@ def test_a_token_that_nobody_reads_gets_exactly_nothing(poison: float) -> None:
 
 
 @pytest.mark.parametrize("output", ["log_probs", "entropies"])
-def test_the_laws_of_logits(output: str) -> None:
+def test_the_laws_of_logits(output: str, kernels: str) -> None:
     """Where the head is the identity, the hidden states are the logits."""
 
     def of_identity(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, soft_cap: float | None = None):
         head = torch.eye(logits.shape[-1], dtype=logits.dtype)
         return getattr(from_hidden(logits, head, token_ids, temperature=temperature, soft_cap=soft_cap), output)
 
+    exempt = {"banned tokens are legal": "a hidden state of −inf makes every logit NaN; a head bans nothing"}
+    if kernels == "0":
+        exempt["settings of torch change nothing"] = (
+            "the values do not; the backward of a product follows autocast where it runs inside, against torch's advice"
+        )
     check_logits(
         of_identity,
-        exempt={"banned tokens are legal": "a hidden state of −inf makes every logit NaN; a head bans nothing"},
+        exempt=exempt,
         alternatives={"temperature": 0.5, "soft_cap": 2.0},
     )
 
