@@ -97,7 +97,12 @@ class Ours:
             run_dir=model / "run",
             prompts_per_step=setting.prompts,
             algorithm=algorithm,
-            model=ModelConfig(path=str(model), device="cpu"),
+            model=ModelConfig(
+                path=str(model),
+                device="cpu",
+                max_tokens_per_micro_batch=4096,
+                fused_head=setting.vocabulary >= 1024,
+            ),
             data=DataConfig(train=model / "none.jsonl", shuffle=False),
             verifier=use(_tiny.even_share),
             sampling=Sampling(max_new_tokens=setting.max_new_tokens),
