@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from rlprims.grouping import check_group_ids
+from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import check_sequences, check_tokens
-from rlprims.types import CuSeqlens, PerSequence, PerToken, RowMask, TokenMask, TrajectoryIds
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, TrajectoryIds
 
 
 class Trajectories(NamedTuple):
@@ -43,6 +44,13 @@ class Trajectories(NamedTuple):
     def rows(self, x: PerSequence) -> PerSequence:
         """A number per row to one per rollout: that of its first row."""
         return x[self.first_row]
+
+    def groups(self, group_ids: GroupIds) -> GroupIds:
+        """The group of each rollout; each empty slot gets a group of its own, so that no statistic sees it."""
+        is_used = torch.zeros_like(group_ids).index_fill(0, group_ids, 1)
+        unused = is_used.argsort(stable=True)
+        empty = (~self.exists).long()
+        return torch.where(self.exists, self.rows(group_ids), unused[empty.cumsum(0) - empty])
 
     def tokens_back(self, x: PerToken) -> PerToken:
         """The inverse of :meth:`tokens`."""
@@ -96,7 +104,7 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
     counts. A result per token or per row is brought back to the rows of the batch. ``fn`` must take ``cu_seqlens``.
 
     Raises:
-        ValueError: as :func:`join`; without annotations, packed tokens that are as many as the rows.
+        ValueError: as :func:`join`; a rollout in two groups; without annotations, packed tokens that are as many as the rows.
 
     >>> from rlprims.advantage import grpo
     >>> mask = torch.ones(4, 1, dtype=torch.bool)
@@ -117,6 +125,8 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
         **arguments: Any,
     ) -> Any:
         joined = join(trajectory_ids, response_mask, cu_seqlens)
+        for name in ("group_ids", "scores"):
+            check_equal_rows(joined, name, arguments.get(name))
         data = {name: _join(joined, name, x, hints.get(name)) for name, x in arguments.items()}
         if "valid_rows" in parameters:
             valid_rows = data.get("valid_rows")
@@ -127,9 +137,25 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
     return of_rollouts
 
 
+def check_equal_rows(joined: Trajectories, name: str, x: Tensor | None) -> None:
+    """Raise ``ValueError`` unless the rows of each rollout have the same entry. Values are read on a CPU only."""
+    if x is None or not are_readable(x, joined.trajectory_ids):
+        return
+    expected = x[joined.first_row][joined.trajectory_ids]
+    differs = (x != expected) & ~(x.isnan() & expected.isnan())
+    if differs.any():
+        row = int(differs.nonzero()[0, 0])
+        raise ValueError(
+            f"{name} of row {row} is {x[row].item():g}, and {expected[row].item():g} in another row of the same rollout: "
+            f"expected one {name} per rollout"
+        )
+
+
 def _join(joined: Trajectories, name: str, x: Any, hint: Any) -> Any:
     if not isinstance(x, Tensor) or x.dim() == 0:
         return x
+    if name == "group_ids":
+        return joined.groups(x)
     return joined.tokens(x) if _is_per_token(joined, name, x.shape, joined.token_shape, hint) else joined.rows(x)
 
 

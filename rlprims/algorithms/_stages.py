@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
-from rlprims.algorithms._use import Use
+from rlprims.algorithms._use import Use, use
 from rlprims.corrections import Weights
 from rlprims.filters import finite
 from rlprims.grouping import is_constant
 from rlprims.rewards import at_last_token, kl_penalty
+from rlprims.trajectories import join
 
 Data = Mapping[str, Tensor]
+_PLACEMENT = use(at_last_token)
 
 
 def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
@@ -44,8 +46,18 @@ def component_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter.
 
-    The filter's ``scores`` are its metric's column; one that asks for other columns has no metric.
+    The filter's ``scores`` are its metric's column; one that asks for other columns has no metric. A rollout of several
+    rows (``trajectory_ids``) counts once, by its first row.
     """
+    ids = data.get("trajectory_ids")
+    if ids is not None:
+        rollouts = join(ids, data["response_mask"])
+        one_row_each = {name: x[rollouts.first_row[rollouts.exists]] for name, x in data.items() if x.dim()}
+        one_row_each.pop("trajectory_ids")
+        reasons_of = dict(
+            zip(rollouts.exists.nonzero()[:, 0].tolist(), assess_groups(algorithm, one_row_each), strict=True)
+        )
+        return [reasons_of[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
     reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
     if algorithm.filter is None or None not in reasons:
@@ -68,7 +80,7 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
 def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
     """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed."""
     with torch.no_grad():
-        rewards = at_last_token(data["shaped_scores"], data["response_mask"])
+        rewards = _PLACEMENT({**data, "scores": data["shaped_scores"]})
         if algorithm.kl_in_reward is not None:
             rewards = kl_penalty(
                 rewards,

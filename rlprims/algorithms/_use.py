@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from rlprims.trajectories import by_trajectory
+
 
 class Use(BaseModel):
     """A function and the hyperparameters bound to it; made by :func:`use`.
@@ -106,12 +108,16 @@ class Use(BaseModel):
         return hash((self.fn, frozenset(self.hyperparameters.items())))
 
     def __call__(self, data: Mapping[str, Any], **hyperparameters: Any) -> Any:
-        """Call it with what it names of ``data``."""
+        """Call it with what it names of ``data``. With ``trajectory_ids`` there, rollouts are its sequences."""
         missing = sorted(self.needs - {name for name in data if data[name] is not None})
         if missing:
             raise ValueError(f"{self.path} needs {missing}; the batch has {sorted(data)}")
-        arguments = {name: data[name] for name in _data(self.fn) if name in data}
-        return self.fn(**arguments, **dict(self.bound), **hyperparameters)
+        arguments = {name: data[name] for name in _data(self.fn) if name in data} | dict(self.bound) | hyperparameters
+        of_tokens = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
+        if of_tokens or data.get("trajectory_ids") is None:
+            return self.fn(**arguments)
+        ids_and_mask = {name: data[name] for name in ("trajectory_ids", "response_mask")}
+        return by_trajectory(self.fn)(**arguments | ids_and_mask)
 
     def __str__(self) -> str:
         short = self.path.removeprefix("rlprims.")
