@@ -178,7 +178,6 @@ DIFFERENT = {
     # Tensors are shared where rows follow each other
     "rows_that_follow": (lambda P: shared(data := make(P), data[[1, 2]]), False, True, VIEW),
     "repeat_once": (lambda P: shared(data := make(P), data.repeat(1)), False, True, VIEW),
-    "concat_of_chunks": (lambda P: shared(data := make(P), P.DataProto.concat(data.chunk(2))), False, True, VIEW),
     "repeat_of_one_row": (written_once, 3, 1, "rows of a repeat are copies, even of one row"),
     # What goes in comes out
     "iterator_dtype": (
