@@ -104,7 +104,8 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
     counts. A result per token or per row is brought back to the rows of the batch. ``fn`` must take ``cu_seqlens``.
 
     Raises:
-        ValueError: as :func:`join`; a rollout in two groups; without annotations, packed tokens that are as many as the rows.
+        ValueError: as :func:`join`; a rollout in two groups or with two scores; without annotations, as many packed
+            tokens as rows.
 
     >>> from rlprims.advantage import grpo
     >>> mask = torch.ones(4, 1, dtype=torch.bool)
@@ -146,7 +147,7 @@ def check_equal_rows(joined: Trajectories, name: str, x: Tensor | None) -> None:
     if differs.any():
         row = int(differs.nonzero()[0, 0])
         raise ValueError(
-            f"{name} of row {row} is {x[row].item():g}, and {expected[row].item():g} in another row of the same rollout: "
+            f"{name} of row {row} is {float(x[row]):g}, and {float(expected[row]):g} in another row of its rollout: "
             f"expected one {name} per rollout"
         )
 
