@@ -67,7 +67,7 @@ COLUMNS = {
     "vmap": ("vmap is a loop",),
     "of grad": ("vmap of grad is a loop",),
     "twice": ("gradients have gradients", "second derivative is right", "every second derivative is right"),
-    "compile": ("one graph for all batch sizes", "one gradient graph for all batch sizes"),
+    "compile": ("one graph for all batch sizes",),
     "packed": ("packed tokens compile", "one graph for all packed batches"),
     "export": ("exports with a dynamic batch",),
     "export, packed": ("exports packed with a dynamic batch",),

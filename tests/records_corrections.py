@@ -3,6 +3,15 @@
 from typing import Any
 
 import torch
+from records_transforms import OF_DTENSORS, without_a_rule
+
+BY_SEGMENT = without_a_rule("aten.searchsorted.Tensor")
+A_GENERATOR = (
+    *("vmap is a loop", "one graph for all batch sizes", "packed tokens compile", "one graph for all packed batches"),
+    *("exports with a dynamic batch", "exports packed with a dynamic batch"),
+    *OF_DTENSORS,
+)
+"""Laws of transforms that carry no state of a torch.Generator."""
 
 RECORDS: list[dict[str, Any]] = [
     {"name": "corrections.importance_weights", "matters": {"level": "sequence", "low": 0.99, "high": 1.01}},
@@ -15,6 +24,7 @@ RECORDS: list[dict[str, Any]] = [
         "name": "corrections.importance_weights",
         "call": {"level": "segment", "low": 0.5},
         "matters": {"level": "sequence", "mean": "geometric"},
+        "exempt": BY_SEGMENT,
     },
     {
         "name": "corrections.rejection",
@@ -24,12 +34,14 @@ RECORDS: list[dict[str, Any]] = [
         "name": "corrections.rejection",
         "call": {"estimator": "k1", "level": "segment", "statistic": "sum", "high": 1.2},
         "matters": {"estimator": "k2", "low": 0.95, "level": "sequence", "statistic": "mean"},
+        "exempt": BY_SEGMENT,
     },
     {"name": "corrections.rejection", "call": {"estimator": "k2", "level": "token"}, "matters": {"high": 0.003}},
     {
         "name": "corrections.rejection",
         "call": {"level": "segment", "statistic": "max"},
         "matters": {"level": "sequence"},
+        "exempt": BY_SEGMENT,
     },
     {"name": "corrections.opsm", "call": {"delta": 0.1}, "matters": {"delta": 0.5}},
     {"name": "corrections.tis", "matters": {"high": 1.01}},
@@ -50,7 +62,7 @@ SELECTORS: list[dict[str, Any]] = [
         "matters": {"fraction": 0.4, "low": 0.0, "high": 0.1, "generator": torch.Generator().manual_seed(1)},
         "exempt": {
             "rows may be permuted": "the draw goes by the place of a token among the valid ones",
-            "one graph for all batch sizes": "torch.compile takes no torch.Generator",
+            **dict.fromkeys(A_GENERATOR, "draws by a torch.Generator, whose state no transform carries"),
         },
     },
 ]

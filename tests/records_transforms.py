@@ -112,10 +112,59 @@ def weights(importance_weights, response_mask):
     return values(diagnostics.weights(importance_weights, response_mask))
 
 
+WITHOUT_A_RULE = {
+    "aten.scatter_reduce.two": (
+        *("advantage.beta_normalized", "advantage.gdpo", "advantage.gigpo", "advantage.gpg", "advantage.grpo"),
+        *("advantage.maxrl", "advantage.opo", "advantage.optimal_token_baseline", "advantage.optimal_value"),
+        *("advantage.pass_at_k", "advantage.quantile", "advantage.reinforce_pp_baseline", "advantage.rloo"),
+        *("filters.max_variance", "filters.nonzero_range", "filters.solve_rate", "filters.varied_components"),
+        *("rewards.relative_length", "diagnostics.dead_groups"),
+    ),
+    "aten.searchsorted.Tensor": ("advantage.pkpo",),
+    "aten.log_sigmoid_backward.default": ("losses.dpo", "losses.orpo", "losses.simpo"),
+}
+"""Operations for which torch 2.13 has no rule of DTensor, and what calls them."""
+
+SCANS_OF_TOKENS = (
+    *("advantage.discounted_returns", "advantage.gae", "advantage.gigpo", "advantage.length_adaptive_gae"),
+    *(
+        "advantage.optimal_token_baseline",
+        "advantage.reinforce_pp",
+        "advantage.remax",
+        "advantage.td_lambda",
+        "advantage.vtrace",
+    ),
+    *("advantage.vtrace_returns", "rewards.potential_shaping"),
+)
+SCANS_OF_ROWS = ("advantage.pkpo",)
+OF_DTENSORS = ("replicated tensors work", "row sharded tensors work")
+OF_PACKED_SIZES = ("one graph for all packed batches", "exports packed with a dynamic batch")
+OF_SIZES = ("one graph for all batch sizes", "exports with a dynamic batch")
+
+
+def without_a_rule(operation: str) -> dict[str, str]:
+    return dict.fromkeys(OF_DTENSORS, f"torch has no rule of DTensor for {operation}")
+
+
+def exemptions(name: str) -> dict[str, str]:
+    """Under every call of a function."""
+    exempt: dict[str, str] = {}
+    for operation, names in WITHOUT_A_RULE.items():
+        if name in names:
+            exempt |= without_a_rule(operation)
+    if name in SCANS_OF_TOKENS:
+        exempt |= dict.fromkeys(OF_PACKED_SIZES, "a scan is specialized on the number of tokens")
+    if name in SCANS_OF_ROWS:
+        exempt |= dict.fromkeys(
+            (*OF_SIZES, *OF_PACKED_SIZES), "scans over the rows, and is specialized on their number"
+        )
+    return exempt
+
+
 def record(
     name: str, fn: Callable[..., Tensor], inputs: tuple[str, ...] = (), exempt: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    return {"name": name, "fn": fn, "inputs": inputs, "exempt": exempt or {}}
+    return {"name": name, "fn": fn, "inputs": inputs, "exempt": {**(exempt or {}), **exemptions(name)}}
 
 
 RECORDS: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ caught by name is in test_laws_catch.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,7 @@ RECORDS += [Record(check=check_weights, **record) for record in records_correcti
 RECORDS += [Record(check=check_selector, **record) for record in records_corrections.SELECTORS]
 RECORDS += [Record(check=check_reward, **record) for record in records_rewards.SHAPING]
 RECORDS += [Record(check=check_filter, **record) for record in records_rewards.FILTERS]
+RECORDS = [replace(r, exempt={**r.exempt, **records_transforms.exemptions(r.name)}) for r in RECORDS]
 
 NOT_TENSOR_FUNCTIONS = {
     "advantage.RoleBaseline": "advantage/test_trackers.py",

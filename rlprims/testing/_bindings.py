@@ -25,8 +25,8 @@ from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
 Effort = Literal["quick", "usual", "thorough"]
-"""``quick``: a second. ``usual``: the compiler too, two seconds. ``thorough``: its gradients, packed tokens, export and
-DTensors too, half a minute."""
+"""``quick``: a second. ``usual``: the compiler too, two seconds. ``thorough``: export, DTensors and packed graphs of
+every size too, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
@@ -121,7 +121,6 @@ TRANSFORMS = Laws(
     ),
     usual=(_laws_compile.one_graph_for_all_batch_sizes,),
     thorough=(
-        _laws_compile.one_gradient_graph_for_all_batch_sizes,
         _laws_compile.exports_with_a_dynamic_batch,
         _laws_tensors.replicated_tensors_work,
         _laws_tensors.row_sharded_tensors_work,
@@ -144,9 +143,8 @@ DERIVATIVES = Laws(
 
 PACKED = Laws(
     quick=(),
-    usual=(),
+    usual=(_laws_compile.packed_tokens_compile,),
     thorough=(
-        _laws_compile.packed_tokens_compile,
         _laws_compile.one_graph_for_all_packed_batches,
         _laws_compile.exports_packed_with_a_dynamic_batch,
     ),

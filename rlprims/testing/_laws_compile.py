@@ -21,12 +21,7 @@ Graph = Callable[..., Any]
 
 
 def one_graph_for_all_batch_sizes(subject: Subject) -> None:
-    """torch.compile(fullgraph=True) of padded tokens: one graph for four batch sizes, with the same numbers."""
-    _assert_one_graph(subject, "padded", "eager")
-
-
-def one_gradient_graph_for_all_batch_sizes(subject: Subject) -> None:
-    """The same where autograd is compiled too: one graph forward, and one backward."""
+    """torch.compile(fullgraph=True) of padded tokens: one graph for four batch sizes, and one for their gradients."""
     _assert_one_graph(subject, "padded", "aot_eager")
 
 
