@@ -228,6 +228,12 @@ def loop_over_sequences(log_probs, response_mask, cu_seqlens=None):
     return rows * response_mask
 
 
+def branch_on_a_value(log_probs, response_mask, cu_seqlens=None):
+    """Packed, another way if the first sequence has two tokens or more."""
+    x = torch.where(response_mask, log_probs, 0.0)
+    return x + 0.0 if cu_seqlens is not None and cu_seqlens[1] > 1 else x
+
+
 def one_length(log_probs, response_mask, cu_seqlens=None):
     """Packed, a loop over the tokens, unrolled."""
     x = torch.where(response_mask, log_probs, 0.0)
@@ -244,7 +250,8 @@ THOROUGH = [
 COMPILED = [
     (another_way_for_large_batches, ["one graph for all batch sizes"]),
     (detached_zero, ["one graph for all batch sizes"]),
-    (loop_over_sequences, ["packed tokens compile"]),
+    (loop_over_sequences, ["fake tensors are enough"]),
+    (branch_on_a_value, ["packed tokens compile"]),
 ]
 
 TRANSFORMED = ["func grad is autograd", "jvp is the transpose of grad", "vmap is a loop", "vmap of grad is a loop"]
