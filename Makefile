@@ -2,10 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-KERNEL_TESTS := tests/losses/test_clipped_surrogate.py tests/test_scan.py tests/advantage/test_gae.py \
-	$(addprefix tests/logprobs/test_, from_logits.py entropy_from_logits.py from_logits_with_entropy.py \
-	from_hidden.py::test_values_and_gradients_of_the_plain_way fused_loss.py::test_against_float64_of_the_same_numbers)
-KERNEL_LAWS := "clipped_surrogate or discounted_returns or from_logits"
 RAY_TESTS ?= tests/execution tests/trainer
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -38,10 +34,8 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
 	.venv-ray/bin/python -m pytest -q -m ray $(RAY_TESTS)
 
-test-triton: .venv-triton/.ready ## kernels in Triton's interpreter, on a CPU: beside the formulas, and under the laws
+test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels
-	TRITON_INTERPRET=1 RLPRIMS_KERNELS=always .venv-triton/bin/python -m pytest -q $(KERNEL_TESTS)
-	TRITON_INTERPRET=1 RLPRIMS_KERNELS=always .venv-triton/bin/python -m pytest -q tests/test_laws.py -k $(KERNEL_LAWS)
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation

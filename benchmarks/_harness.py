@@ -6,6 +6,7 @@ every function the same share of what is left (memory bandwidth, clock frequency
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -96,6 +97,22 @@ def measure(case: Case, seconds: float, min_rounds: int) -> list[Row]:
             )
         )
     return rows
+
+
+def by_formulas(function: Function) -> Function:
+    """The same call without kernels."""
+
+    def run() -> Any:
+        before = os.environ.get("RLPRIMS_KERNELS")
+        os.environ["RLPRIMS_KERNELS"] = "0"
+        try:
+            return function()
+        finally:
+            del os.environ["RLPRIMS_KERNELS"]
+            if before is not None:
+                os.environ["RLPRIMS_KERNELS"] = before
+
+    return run
 
 
 def largest_error(got: Iterable[Tensor], want: Iterable[Tensor], where: Tensor | None = None) -> float:

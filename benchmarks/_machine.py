@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from rlprims import products
-
 PACKAGES = ("rlprims", "verl", "trl", "torchrl", "liger-kernel", "torch", "numpy", "tensordict", "transformers")
 
 
@@ -35,7 +33,6 @@ def rates() -> dict[str, float]:
         "copy to fresh pages GB/s": moved / _best(source.clone) / 1e9,
         "exp G/s": exponents.numel() / _best(exponents.exp) / 1e9,
         "float32 product GFLOP/s": flops / _best(lambda: single @ single) / 1e9,
-        **({"by oneDNN": flops / _best(lambda: products.product(single, single)) / 1e9} if products.pays() else {}),
         "bfloat16 product GFLOP/s": flops / _best(lambda: half @ half) / 1e9,
     }
 

@@ -2,7 +2,8 @@
 
 A quarter of the tokens is masked, as in a batch of ragged responses. The peers score them all and mask the loss; torch
 alone is timed both ways. The products that no one can avoid (one forward; two more for the gradient), of the valid
-tokens in the dtype given, are timed as "products": the floor. They compute nothing to be wrong about.
+tokens in the dtype given, are timed as "products": the least time. They compute nothing to be wrong about. ``rlprims,
+formulas`` is the same call without kernels, which holds all logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks._harness import Case, Function, largest_error
+from benchmarks._harness import Case, Function, by_formulas, largest_error
 from benchmarks._peers import peer
-from rlprims import losses, products
+from rlprims import losses
 from rlprims.logprobs import from_hidden, fused_loss
+from rlprims.types import token_wise
 
 SIZES = ((1024, 512, 32_768), (256, 512, 151_936))
 QUICK_SIZES = ((256, 128, 16_384),)
@@ -70,7 +72,11 @@ def _scoring(tokens: Tokens) -> Case:
         family="head",
         name=_name(tokens, "score"),
         ours=lambda: from_hidden(hidden, head, token_ids),
-        peers=peers | {"products": lambda: _nothing(_times(hidden, head))},
+        peers=peers
+        | {
+            "rlprims, formulas": by_formulas(lambda: from_hidden(hidden, head, token_ids)),
+            "products": lambda: _nothing(hidden @ head.T),
+        },
         error=lambda got: largest_error(got, want[: len(got)]) if got else 0.0,
     )
 
@@ -81,6 +87,7 @@ def _training(tokens: Tokens) -> Case:
     peers: dict[str, Function] = {
         "torch": partial(_two_steps, tokens, _plain),
         "torch, valid only": partial(_two_steps, tokens, _plain, valid_only=True),
+        "rlprims, formulas": by_formulas(partial(_fused, tokens)),
         "rlprims, two steps": partial(_two_steps, tokens, lambda *of: tuple(from_hidden(*of)), valid_only=True),
     }
     peers |= {who: partial(_two_steps, tokens, of) for who, of in _peers().items()}
@@ -98,7 +105,7 @@ def _training(tokens: Tokens) -> Case:
 def _fused(tokens: Tokens) -> tuple[Tensor, ...]:
     data = {"old_log_probs": tokens.old_log_probs, "advantages": tokens.advantages}
     weights = tokens.mask / tokens.mask.sum()
-    loss, *_ = fused_loss(*tokens[:3], weights, tokens.mask, losses.clipped_surrogate, data)
+    loss, *_ = fused_loss(*tokens[:3], weights, tokens.mask, token_wise(losses.clipped_surrogate), data)
     return loss, *torch.autograd.grad(loss, tokens[:2])
 
 
@@ -138,15 +145,10 @@ def _plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Ten
     return log_p.gather(1, token_ids[:, None])[:, 0], entropies
 
 
-def _times(x: Tensor, weight: Tensor) -> Tensor:
-    """x weightᵀ by what is fastest here."""
-    return products.product(x, weight) if products.suit(x, weight) else x @ weight.T
-
-
 def _products(tokens: Tokens) -> tuple[()]:
     hidden, head = tokens.hidden.detach()[tokens.mask], tokens.head.detach()
-    logits = _times(hidden, head)
-    return _nothing(_times(logits, head.T), _times(logits.T, hidden.T))
+    logits = hidden @ head.T
+    return _nothing(logits @ head, logits.T @ hidden)
 
 
 def _nothing(*_: Tensor) -> tuple[()]:

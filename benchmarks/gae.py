@@ -1,6 +1,7 @@
 """GAE over (B, T), whitened, with the critic's targets: what verl's one function does is three lines here.
 
-A row beside them leaves whitening out, as a critic's targets or a trainer that whitens elsewhere would; verl cannot.
+Rows beside them: by the formulas alone, without kernels; and without whitening, as a critic's targets or a trainer
+that whitens elsewhere would, which verl cannot.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks._harness import Case, largest_error
+from benchmarks._harness import Case, by_formulas, largest_error
 from benchmarks._peers import torchrl, verl
 from rlprims import advantage
 
@@ -61,6 +62,7 @@ def _case(rows: int, width: int, holes: bool) -> Case:
             done,
         )
     peers["rlprims, not whitened"] = partial(_not_whitened, rewards, values, mask)  # not next to ours: caches are warm
+    peers["rlprims, formulas"] = by_formulas(partial(_ours, rewards, values, mask))
     return Case(
         family="gae",
         name=f"{rows}x{width}{' holes' if holes else ''}",

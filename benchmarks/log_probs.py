@@ -2,7 +2,7 @@
 
 On a CPU verl and TRL take log-sum-exps row by row in float32, and a log-softmax in bf16 of bf16 logits: that is their
 error there. ``rlprims, compiled`` is the same call under ``torch.compile``, left out where there is no C++ compiler;
-``rlprims, in place`` lets the gradient overwrite the logits.
+``rlprims, formulas`` is it without kernels; ``rlprims, in place`` lets the gradient overwrite the logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks._harness import Case, Function, largest_error
+from benchmarks._harness import Case, Function, by_formulas, largest_error
 from benchmarks._peers import peer
 from rlprims.logprobs import from_logits, from_logits_with_entropy
 
@@ -62,6 +62,7 @@ def _scoring(rows: Rows, with_entropy: bool) -> Case:
 
     ours = partial(from_logits_with_entropy if with_entropy else from_logits, logits, token_ids)
     peers = {who: by(*of) for who, of in _peers().items()} | _compiled(ours)
+    peers["rlprims, formulas"] = by_formulas(ours)
     return Case(
         family="logits",
         name=_name(rows, "log-prob, entropy" if with_entropy else "log-prob"),
@@ -79,7 +80,11 @@ def _training(rows: Rows) -> Case:
         family="logits",
         name=_name(rows, "train"),
         ours=partial(_two_ways, rows, from_logits),
-        peers=peers | {"rlprims, in place": partial(_two_ways, own, in_place)},
+        peers=peers
+        | {
+            "rlprims, formulas": by_formulas(partial(_two_ways, rows, from_logits)),
+            "rlprims, in place": partial(_two_ways, own, in_place),
+        },
         error=partial(_error, rows),
     )
 

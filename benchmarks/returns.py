@@ -1,4 +1,7 @@
-"""Returns of other kinds: discounted, V-trace (advantages and targets), and REINFORCE++ (whitened)."""
+"""Returns of other kinds: discounted, V-trace (advantages and targets), and REINFORCE++ (whitened).
+
+The rows "rlprims, formulas" are the same calls without kernels.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -7,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from benchmarks._harness import Case, largest_error
+from benchmarks._harness import Case, by_formulas, largest_error
 from benchmarks._peers import torchrl, verl
 from rlprims import advantage
 
@@ -107,7 +110,7 @@ def _case(
         family="returns",
         name=name,
         ours=ours,
-        peers=dict(peers),
+        peers=dict(peers) | {"rlprims, formulas": by_formulas(ours)},
         error=lambda got: largest_error(got[: len(want)], want, mask),
         floor_bytes=bytes_per_token * mask.numel(),
     )

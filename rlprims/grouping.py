@@ -112,7 +112,7 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None) -> N
     if are_readable(group_ids) and group_ids.shape[0] and ((group_ids < 0) | (group_ids >= group_ids.shape[0])).any():
         low, high = (int(x) for x in group_ids.aminmax())
         raise ValueError(
-            f"group_ids run from {low} to {high}, expected 0 to at most {group_ids.shape[0] - 1}, one less than the rows: "
+            f"group_ids run from {low} to {high}, expected ids in [0, {group_ids.shape[0]}), the number of rows: "
             "use grouping.dense_ids(labels)"
         )
 

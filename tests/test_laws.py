@@ -1,4 +1,8 @@
-"""Every public primitive has a record, and every record keeps the laws. Wrong primitives are caught by name."""
+"""Every public primitive has a record, and every record keeps the laws.
+
+The first record of each primitive meets the compiler here, every record in test_laws_slow; that wrong primitives are
+caught by name is in test_laws_catch.
+"""
 
 import importlib
 import inspect
@@ -12,10 +16,10 @@ import records_advantage
 import records_corrections
 import records_losses
 import records_rewards
+import records_transforms
 import torch
 
-from rlprims import losses
-from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
+from rlprims import diagnostics
 from rlprims.testing import (
     check_advantage,
     check_aggregation,
@@ -24,10 +28,13 @@ from rlprims.testing import (
     check_loss,
     check_reward,
     check_selector,
+    check_transforms,
     check_weights,
 )
+from rlprims.testing._laws_loss import tokens_are_independent
+from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
 
-ROOMS = ("advantage", "losses", "corrections", "rewards", "filters", "logprobs", "batching")
+PACKAGES = ("advantage", "losses", "corrections", "rewards", "filters", "logprobs", "batching")
 
 
 @dataclass(frozen=True)
@@ -158,12 +165,14 @@ NOT_TENSOR_FUNCTIONS = {
 
 
 def public_names() -> list[str]:
-    return [f"{room}.{name}" for room in ROOMS for name in importlib.import_module(f"rlprims.{room}").__all__]
+    return [
+        f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(f"rlprims.{package}").__all__
+    ]
 
 
 def function(name: str) -> Callable[..., Any]:
-    room, _, attribute = name.partition(".")
-    return getattr(importlib.import_module(f"rlprims.{room}"), attribute)
+    package, _, attribute = name.partition(".")
+    return getattr(importlib.import_module(f"rlprims.{package}"), attribute)
 
 
 @pytest.mark.parametrize("name", public_names())
@@ -182,174 +191,49 @@ def test_every_record_is_of_a_public_name() -> None:
     assert {record.name for record in RECORDS} | set(NOT_TENSOR_FUNCTIONS) == set(public_names())
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.name + "".join(f"-{k}={v}" for k, v in r.call.items()))
+def test_transforms_bind_every_public_name_or_a_reason_is_told() -> None:
+    metrics = [f"diagnostics.{name}" for name in diagnostics.__all__]
+    apart = {record["name"] for record in records_transforms.RECORDS}
+    assert apart | set(records_transforms.NONE_POSSIBLE) == {*NOT_TENSOR_FUNCTIONS, *metrics}
+    assert not apart & set(records_transforms.NONE_POSSIBLE)
+
+
+def label(record: Record) -> str:
+    return record.name + "".join(f"-{k}={v}" for k, v in record.call.items())
+
+
+def is_first(record: Record) -> bool:
+    return next(other for other in RECORDS if other.name == record.name) is record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=label)
 def test_laws(record: Record) -> None:
-    record.check(function(record.name), exempt=record.exempt, alternatives=record.matters, **record.call)
+    effort = "usual" if is_first(record) else "quick"
+    record.check(function(record.name), exempt=record.exempt, alternatives=record.matters, effort=effort, **record.call)
 
 
-# Deliberately wrong ones: each makes a mistake that a peer has made, and the suite must name the law that it breaks.
+@pytest.mark.parametrize("record", records_transforms.RECORDS, ids=lambda record: record["name"])
+def test_transforms(record: dict[str, Any]) -> None:
+    check_transforms(record["fn"], exempt=record["exempt"], effort="quick", inputs=record["inputs"])
 
 
-def group_mean_over_padding(rewards, group_ids, response_mask, cu_seqlens=None):
-    """The group's mean over all positions, padding included."""
-    same = (group_ids[:, None] == group_ids[None, :]).to(rewards.dtype)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
-    per_row = rewards.sum(-1) if cu_seqlens is None else s
-    return to_tokens(s - same @ per_row / same.sum(-1), response_mask, cu_seqlens)
+TOKEN_WISE_BY_CHANCE: dict[str, str] = {}
+"""Losses that keep the law and do not declare it, and why."""
 
 
-def standard_score(rewards, group_ids, response_mask, cu_seqlens=None):
-    """Divides a constant group's rounding residue by its own size."""
-    same = (group_ids[:, None] == group_ids[None, :]).to(rewards.dtype)
-    s = sequence_sum(rewards, response_mask, cu_seqlens)
-    mean = same @ s / same.sum(-1)
-    deviation = (same @ (s - mean).square() / same.sum(-1)).sqrt()
-    return to_tokens((s - mean) / (deviation + 1e-9), response_mask, cu_seqlens)
-
-
-def discounted_through_tools(rewards, response_mask, cu_seqlens=None, *, gamma=0.9):
-    """Masked tokens discount."""
-    weights = gamma ** torch.arange(rewards.shape[-1], dtype=rewards.dtype)
-    return torch.where(response_mask, rewards * response_mask * weights, 0.0)
-
-
-def mask_after_exp(log_probs, old_log_probs, advantages, response_mask, cu_seqlens=None):
-    """exp first, mask by multiplication after."""
-    return -(log_probs - old_log_probs).exp() * advantages * response_mask
-
-
-def output_cap(log_probs, ref_log_probs, response_mask, cu_seqlens=None):
-    """A cap on the value and none on the input of exp."""
-    x = torch.where(response_mask, ref_log_probs - log_probs, 0.0)
-    return (x.exp() - 1 - x).clamp(max=10.0)
-
-
-def old_policy_in_the_graph(log_probs, old_log_probs, advantages, response_mask, cu_seqlens=None):
-    """No stop-gradient."""
-    x = torch.where(response_mask, log_probs - old_log_probs, 0.0).clamp(-20, 20)
-    return -x.exp() * torch.where(response_mask, advantages, 0.0)
-
-
-def dead_option(log_probs, advantages, response_mask, cu_seqlens=None, *, clip=0.2):
-    """An option that is never read."""
-    return losses.reinforce(log_probs, advantages, response_mask, cu_seqlens)
-
-
-def local_token_mean(losses, response_mask, cu_seqlens=None, totals=None):
-    """Counts its own tokens although it is told the step's."""
-    kept = torch.where(response_mask, losses, 0.0)
-    return kept.sum() / response_mask.sum().clamp(min=1)
-
-
-def mean_of_all_rows(losses, response_mask, cu_seqlens=None, totals=None):
-    """A row without tokens counts as a sequence."""
-    lengths = sequence_lengths(response_mask, cu_seqlens)
-    means = sequence_sum(losses, response_mask, cu_seqlens) / lengths.clamp(min=1)
-    return means.sum() / max(len(means), 1)
-
-
-def detached_zero(losses, response_mask, cu_seqlens=None):
-    """Returns early, off the graph, when nothing is valid."""
-    if not response_mask.any():
-        return torch.zeros(())
-    return torch.where(response_mask, losses, 0.0).sum()
-
-
-def at_last_column(scores, response_mask, cu_seqlens=None):
-    """The reward at column −1, on padding."""
-    placed = torch.zeros(response_mask.shape, dtype=scores.dtype)
-    if cu_seqlens is None:
-        placed[:, -1] = scores
+@pytest.mark.parametrize("name", sorted({r.name for r in RECORDS if r.check is check_loss}))
+def test_a_loss_of_single_tokens_declares_it(name: str) -> None:
+    records = [record for record in RECORDS if record.name == name]
+    if all(is_token_wise(record) for record in records):
+        declared = getattr(function(name), "token_wise", False)
+        assert declared != (name in TOKEN_WISE_BY_CHANCE), f"decorate {name} with @token_wise, or list it with a reason"
     else:
-        placed[cu_seqlens[1:] - 1] = scores
-    return placed
+        assert name not in TOKEN_WISE_BY_CHANCE
 
 
-def penalty_in_place(rewards, response_mask, cu_seqlens=None, *, penalty=0.5):
-    """Writes to the caller's rewards."""
-    rewards -= penalty
-    return rewards * response_mask
-
-
-def positive_std(scores, group_ids):
-    """std > 0 keeps [0.1] * 7."""
-    same = group_ids[:, None] == group_ids[None, :]
-    keep = [scores[rows].double().std(correction=0) > 0 for rows in same]
-    return torch.stack(keep) if keep else torch.zeros(0, dtype=torch.bool)
-
-
-def quantile_over_padding(entropies, response_mask, cu_seqlens=None):
-    """The quantile of all positions, padding included."""
-    return response_mask & (entropies >= entropies.flatten().quantile(0.8))
-
-
-def best_rows(scores, group_ids):
-    """Keeps rows, not groups."""
-    return scores.float() > 0
-
-
-def bf16_entropy(logits, *, temperature=1.0):
-    """Reduced in the dtype of the logits, and 0 · log 0 is NaN."""
-    p = (logits / temperature).softmax(-1)
-    return -(p * p.log()).sum(-1)
-
-
-WRONG = [
-    (check_advantage, group_mean_over_padding, ["padding changes nothing", "packed equals padded", "masked is absent"]),
-    (check_advantage, standard_score, ["equal rewards give zero"]),
-    (check_advantage, discounted_through_tools, ["packed equals padded", "padding changes nothing"]),
-    (check_loss, mask_after_exp, ["masked is absent", "far log ratios are finite"]),
-    (check_loss, output_cap, ["far log ratios are finite"]),
-    (check_loss, old_policy_in_the_graph, ["constants get no gradient"]),
-    (check_aggregation, local_token_mean, ["parts sum to the whole"]),
-    (check_aggregation, mean_of_all_rows, ["parts sum to the whole", "rows without tokens do not count"]),
-    (
-        check_aggregation,
-        detached_zero,
-        ["nothing valid gives zero", "no value is read by the host", "traces without a break"],
-    ),
-    (check_reward, at_last_column, ["zero outside the mask", "padding changes nothing", "empty batches are legal"]),
-    (check_reward, penalty_in_place, ["inputs are untouched"]),
-    (check_selector, quantile_over_padding, ["padding changes nothing", "packed equals padded", "masked is absent"]),
-    (check_filter, positive_std, ["equal scores are dropped"]),
-    (check_filter, best_rows, ["groups are kept whole"]),
-    (check_logits, bf16_entropy, ["banned tokens are legal", "float32 whatever comes in"]),
-]
-
-
-@pytest.mark.parametrize(("check", "fn", "laws"), WRONG, ids=[fn.__name__ for _, fn, _ in WRONG])
-def test_a_wrong_primitive_is_caught(check: Callable[..., None], fn: Callable[..., Any], laws: list[str]) -> None:
-    with pytest.raises(AssertionError) as caught:
-        check(fn)
-    report = str(caught.value)
-    assert report.startswith(f"{fn.__name__} breaks ")
-    for law in laws:
-        assert f"\n  {law}: " in report
-
-
-def test_an_option_without_effect_is_caught() -> None:
-    with pytest.raises(AssertionError, match=r"hyperparameters matter: clip=0\.1 changes nothing"):
-        check_loss(dead_option, alternatives={"clip": 0.1})
-
-
-def test_the_report_says_law_argument_and_difference() -> None:
-    with pytest.raises(AssertionError) as caught:
-        check_advantage(group_mean_over_padding)
-    assert "masked is absent: the value with nan outside the mask of rewards (padded) differs by up to inf at [" in str(
-        caught.value
-    )
-
-
-def test_a_name_outside_the_vocabulary_is_refused() -> None:
-    def loss(logp, response_mask, cu_seqlens=None):
-        return logp
-
-    with pytest.raises(ValueError, match="'logp' before \\* is not in the vocabulary"):
-        check_loss(loss)
-
-
-def test_an_exemption_must_be_of_a_law_that_binds_and_breaks() -> None:
-    with pytest.raises(ValueError, match="no such law"):
-        check_loss(losses.reinforce, exempt={"no such law": "reason"})
-    with pytest.raises(AssertionError, match="masked is absent: holds after all, so it needs no exemption"):
-        check_loss(losses.reinforce, exempt={"masked is absent": "reason"})
+def is_token_wise(record: Record) -> bool:
+    try:
+        tokens_are_independent(Primitive(function(record.name), record.call, {}, DIFFERENTIABLE))
+    except AssertionError:
+        return False
+    return True

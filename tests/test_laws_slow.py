@@ -1,10 +1,14 @@
 """What costs minutes: the real compiler, and many random batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import records_transforms
+import test_laws
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,8 +17,65 @@ from rlprims.advantage import discounted_returns, gae, grpo, rloo
 from rlprims.layout import pack
 from rlprims.losses import clipped_surrogate, kl, seq_mean_token_mean, value
 from rlprims.rewards import at_last_token
+from rlprims.testing import check_transforms
+from rlprims.testing._laws_compile import inductor_changes_nothing
+from rlprims.testing._laws_tensors import replicated_tensors_work, row_sharded_tensors_work
+from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("record", test_laws.RECORDS, ids=test_laws.label)
+def test_the_thorough_laws(record: test_laws.Record) -> None:
+    fn = test_laws.function(record.name)
+    record.check(fn, exempt=record.exempt, alternatives=record.matters, effort="thorough", **record.call)
+
+
+@pytest.mark.parametrize("record", records_transforms.RECORDS, ids=lambda record: record["name"])
+def test_the_thorough_laws_of_transforms(record: dict[str, Any]) -> None:
+    check_transforms(record["fn"], exempt=record["exempt"], effort="thorough", inputs=record["inputs"])
+
+
+OF_TWO_RANKS = (
+    "losses.clipped_surrogate",
+    "losses.gspo",
+    "losses.token_mean",
+    "advantage.gae",
+    "rewards.at_last_token",
+)
+
+
+def primitive(name: str) -> Primitive:
+    record = next(record for record in test_laws.RECORDS if record.name == name)
+    minimized = name.startswith("losses")
+    return Primitive(
+        test_laws.function(name),
+        record.call,
+        differentiable=DIFFERENTIABLE if minimized else (),
+        transformed=() if minimized else ESTIMATED_FROM,
+    )
+
+
+@pytest.mark.parametrize("name", ["losses.clipped_surrogate", "losses.token_mean", "advantage.gae", "advantage.rloo"])
+def test_inductor_changes_nothing(name: str) -> None:
+    inductor_changes_nothing(primitive(name))
+
+
+def test_rows_on_two_ranks_are_those_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_hold_on_this_rank, (2, str(tmp_path / "store")), nprocs=2)
+
+
+def _hold_on_this_rank(rank: int, ranks: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    try:
+        for name in OF_TWO_RANKS:
+            exempt: Mapping[str, str] = next(r for r in test_laws.RECORDS if r.name == name).exempt
+            for law in (replicated_tensors_work, row_sharded_tensors_work):
+                if law.__name__.replace("_", " ") not in exempt:
+                    law(primitive(name))
+    finally:
+        dist.destroy_process_group()
 
 
 @st.composite

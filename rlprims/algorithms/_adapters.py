@@ -3,9 +3,10 @@
 from rlprims import losses
 from rlprims.layout import expand_to_tokens
 from rlprims.ratios import Estimator
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, token_wise
 
 
+@token_wise
 def kl_to_old(
     log_probs: PerToken,
     old_log_probs: PerToken,

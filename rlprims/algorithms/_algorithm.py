@@ -136,6 +136,15 @@ class Algorithm(_Spec):
         return _union([self.policy_loss, *(term.loss for term in self.loss_terms)])
 
     @property
+    def token_wise(self) -> bool:
+        """Whether each token's loss depends on that token's data only, as every loss declares by ``types.token_wise``.
+
+        A loss that reads entropies is not: where logits are never whole, entropies have no gradient.
+        """
+        found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
+        return "entropies" not in self.loss_needs and all(getattr(loss.fn, "token_wise", False) for loss in found)
+
+    @property
     def updates_per_batch(self) -> int:
         return self.epochs * self.mini_batches
 

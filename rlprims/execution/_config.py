@@ -1,4 +1,4 @@
-"""What an execution layer is told, whatever it runs on."""
+"""The settings of an execution layer."""
 
 from typing import Annotated, Literal
 
@@ -64,15 +64,19 @@ class ModelConfig(_Config):
     lora: LoraConfig | None = Field(default=None, description="adapters that are trained in the place of the weights")
     device: str = Field(default="auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    packing: bool = Field(
+        default=True,
+        description="policy and reference read a micro-batch without padding, and a shared prompt once; needs sdpa",
+    )
+    fused_head: bool = Field(
+        default=False,
+        description="the logits of a micro-batch are never held as a whole: less memory with a large vocabulary; needs "
+        "a token-wise loss and execution: local",
+    )
     max_tokens_per_micro_batch: int | None = Field(
         default=None,
         ge=1,
-        description="of one forward and backward; null: 16384, on a CPU 2^19 / the model's width; and a row at least",
-    )
-    fused_head: Literal["auto", "never"] = Field(
-        default="auto",
-        description="auto: the logits of a micro-batch are made in tiles, not whole, where that is possible and pays; "
-        "never: they are whole",
+        description="tokens of one forward and backward pass; null: 16384, or the longest row if that is longer",
     )
     max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
     peak_tflops: float | None = Field(
@@ -90,6 +94,12 @@ class ModelConfig(_Config):
         if template is not None and template != "chat" and "{response}" not in template:
             raise ValueError("write chat, or text with {question} and {response} in it")
         return template
+
+    @model_validator(mode="after")
+    def _packing_needs_sdpa(self) -> "ModelConfig":
+        if self.packing and self.attention != "sdpa":
+            raise ValueError(f"packing: expected attention: sdpa, got {self.attention}. Set packing: false")
+        return self
 
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]

@@ -78,11 +78,11 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
 def is_enabled(module: str) -> bool:
     """Whether ``RLPRIMS_KERNELS`` allows this kernel, and what it needs is installed."""
     choice = os.environ.get("RLPRIMS_KERNELS", "default")
-    if choice == "0":
+    if module.endswith("_triton") and find_spec("triton") is None:
         return False
-    unproven = choice == "default" and module in UNPROVEN
-    allowed = choice in ("default", "all") or module in choice.split(",")
-    return allowed and not unproven and (not module.endswith("_triton") or find_spec("triton") is not None)
+    if choice == "default":
+        return module not in UNPROVEN
+    return choice == "all" or module in choice.split(",")
 
 
 def are_plain(*tensors: Tensor) -> bool:
@@ -104,7 +104,3 @@ def are_readable(*tensors: Tensor) -> bool:
 def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which products on this tensor's device keep the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def chosen(*_: Any) -> bool:  # TEMPORARY, until the old callers are gone
-    return False

@@ -1,4 +1,4 @@
-"""The reverse scan on a CPU: four neighbours are composed into one map, in place, in blocks of rows that fit a cache."""
+"""The reverse scan on a CPU: four neighbours are composed into one map, in place, in blocks of rows."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ _BLOCK_ELEMENTS = 2**19
 
 def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
     """S[t] = a[t] S[t+1] + b[t] over the last dimension: the numbers of the formula, without gradients."""
-    a, b = torch.broadcast_tensors(a, b)
-    shape, dtype = b.shape, torch.promote_types(a.dtype, b.dtype)
-    a, b = (x.to(dtype).reshape(shape[:-1].numel(), shape[-1]) for x in (a, b))
+    shape, dtype = torch.broadcast_shapes(a.shape, b.shape), torch.promote_types(a.dtype, b.dtype)
+    a, b = (x.to(dtype).expand(shape).reshape(shape[:-1].numel(), shape[-1]) for x in (a, b))
     s = b.new_empty(b.shape)
     _solve_blocks(a, b, s, stops=False)
     if not s.sum().isfinite():  # 0 · NaN is NaN: once more, with a selection where a is 0

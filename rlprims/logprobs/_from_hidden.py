@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import accelerated, without_autocast
-from rlprims.logprobs._from_logits import LogProbs, log_softmax_scores
+from rlprims.logprobs._from_logits import LogProbs, log_probs_and_entropies
 from rlprims.masking import check_temperature, upcast
 
 
-@accelerated(cpu="linear_in_tiles", cuda="linear_in_tiles", differentiable=True)
-def linear_scores(
+@accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
+def linear_log_probs(
     hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c).
@@ -22,7 +22,7 @@ def linear_scores(
     states = torch.where(finite[..., None], hidden, 0.0)
     with without_autocast(hidden):
         logits = upcast(states) @ upcast(head_weight).T
-        log_probs, entropies = log_softmax_scores.formula(logits, token_ids[..., None], temperature, soft_cap)
+        log_probs, entropies = log_probs_and_entropies.formula(logits, token_ids[..., None], temperature, soft_cap)
     assert entropies is not None
     return torch.where(finite, log_probs[..., 0], torch.nan), torch.where(finite, entropies, torch.nan)
 
@@ -65,7 +65,7 @@ def from_hidden(
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     check_head(hidden, head_weight, token_ids, temperature, soft_cap)
-    return LogProbs(*linear_scores(hidden, head_weight, token_ids, temperature, soft_cap))
+    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap))
 
 
 def check_head(

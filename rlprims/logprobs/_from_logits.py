@@ -9,6 +9,9 @@ from rlprims.kernels import accelerated
 from rlprims.masking import check_logits, upcast
 from rlprims.types import PerToken
 
+LEAST_Z = -1000.0
+"""exp of it is 0 even in float64: below, 0 · z is 0 in the entropy, also for a banned token, whose z is −inf."""
+
 
 class LogProbs(NamedTuple):
     """Of each token, its log-prob; and the entropy of the distribution it was drawn from."""
@@ -17,8 +20,8 @@ class LogProbs(NamedTuple):
     entropies: PerToken
 
 
-@accelerated(cpu="logits_in_blocks", cuda="logits_in_blocks", differentiable=True)
-def log_softmax_scores(
+@accelerated(cpu="log_probs", cuda="log_probs", differentiable=True)
+def log_probs_and_entropies(
     logits: Tensor,
     token_ids: Tensor,
     temperature: float,
@@ -44,8 +47,7 @@ def log_softmax_scores(
     log_probs = z.gather(-1, token_ids) - total.log()
     if not with_entropies:
         return log_probs, None
-    finite_z = torch.where(weights == 0, 0.0, z)  # 0 log 0 = 0: a banned token has z = −inf
-    entropies = total.log() - (weights * finite_z).sum(-1, keepdim=True) / total
+    entropies = total.log() - (weights * z.clamp(min=LEAST_Z)).sum(-1, keepdim=True) / total
     return log_probs, entropies[..., 0]
 
 
@@ -75,7 +77,7 @@ def from_logits(
     tensor([-0.6931])
     """
     ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, _ = log_softmax_scores(logits, ids, temperature, None, False, inplace_backward)
+    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward)
     return log_probs.reshape(token_ids.shape)
 
 
@@ -100,7 +102,7 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken
     """
     check_logits(logits, temperature)
     no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
-    _, entropies = log_softmax_scores(logits, no_tokens, temperature)
+    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature)
     assert entropies is not None
     return entropies
 
@@ -129,7 +131,7 @@ def from_logits_with_entropy(
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, entropies = log_softmax_scores(logits, ids, temperature, None, True, inplace_backward)
+    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward)
     assert entropies is not None
     return LogProbs(log_probs.reshape(token_ids.shape), entropies)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import accelerated
-from rlprims.logprobs._from_hidden import check_head, linear_scores
+from rlprims.logprobs._from_hidden import check_head, linear_log_probs
 from rlprims.masking import zero_outside
 from rlprims.types import PerToken, Scalar, TokenMask
 
@@ -21,8 +21,8 @@ class FusedLoss(NamedTuple):
     entropies: PerToken
 
 
-@accelerated(cpu="linear_in_tiles", cuda="linear_in_tiles", differentiable=True)
-def linear_loss(
+@accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
+def linear_token_loss(
     hidden: Tensor,
     head_weight: Tensor,
     token_ids: Tensor,
@@ -36,7 +36,7 @@ def linear_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total_loss(log_probs, weights, mask, **data)``, a sum over valid ones of N tokens; log-probs and entropies."""
     states = torch.where(mask[:, None], hidden, 0.0)
-    log_probs, entropies = linear_scores.formula(states, head_weight, token_ids, temperature, soft_cap)
+    log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap)
     total = total_loss(log_probs, weights, mask, **data)
     return total, zero_outside(log_probs.detach(), mask), zero_outside(entropies.detach(), mask)
 
@@ -111,7 +111,7 @@ def fused_loss(
             f"response_mask has dtype {response_mask.dtype}, expected torch.bool: pass response_mask.bool()"
         )
     _check_token_wise(loss)
-    total, *per_token = linear_loss(
+    total, *per_token = linear_token_loss(
         hidden.reshape(-1, hidden.shape[-1]),
         head_weight,
         token_ids.flatten(),

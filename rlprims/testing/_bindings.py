@@ -23,24 +23,25 @@ from rlprims.testing._call import Subject
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import Primitive
 
-Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits"]
-Level = Literal["quick", "usual", "thorough"]
-"""``quick``: a second. ``usual``: the compiler too, seconds. ``thorough``: export, DTensors, every entry; a minute."""
+Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
+Effort = Literal["quick", "usual", "thorough"]
+"""``quick``: a second. ``usual``: the compiler too, two seconds. ``thorough``: its gradients, packed tokens, export and
+DTensors too, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
 
 class Laws(NamedTuple):
-    """Those of each level; a level includes the ones before it."""
+    """Those of each effort; one includes the ones before it."""
 
     quick: tuple[Law, ...]
     usual: tuple[Law, ...]
     thorough: tuple[Law, ...]
 
-    def up_to(self, level: Level) -> dict[str, Law]:
+    def up_to(self, effort: Effort) -> dict[str, Law]:
         """By name."""
-        levels = {"quick": self[:1], "usual": self[:2], "thorough": self[:3]}
-        return {law.__name__.replace("_", " "): law for laws in levels[level] for law in laws}
+        efforts = {"quick": self[:1], "usual": self[:2], "thorough": self[:3]}
+        return {law.__name__.replace("_", " "): law for laws in efforts[effort] for law in laws}
 
 
 _ALWAYS: tuple[Law, ...] = (
@@ -143,8 +144,9 @@ DERIVATIVES = Laws(
 
 PACKED = Laws(
     quick=(),
-    usual=(_laws_compile.packed_tokens_compile,),
+    usual=(),
     thorough=(
+        _laws_compile.packed_tokens_compile,
         _laws_compile.one_graph_for_all_packed_batches,
         _laws_compile.exports_packed_with_a_dynamic_batch,
     ),
@@ -159,9 +161,11 @@ def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
         layers.append(DERIVATIVES)
     if "packed" in subject.layouts:
         layers.append(PACKED)
-    own = _LOGITS if isinstance(subject, LogitFunction) else _of_primitive(kind, subject)
-    quick, usual, thorough = (sum(laws, start=()) for laws in zip(*layers, strict=True))
-    return Laws((*own, *quick), usual, thorough)
+    if isinstance(subject, Primitive) and kind != "transforms":
+        layers.append(Laws(_of_primitive(kind, subject), (), ()))
+    elif kind == "logits":
+        layers.append(Laws(_LOGITS, (), ()))
+    return Laws(*(sum(laws, start=()) for laws in zip(*layers, strict=True)))
 
 
 def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:

@@ -62,14 +62,19 @@ class Subject(Protocol):
 
 
 def samples(subject: Subject) -> Iterator[Call]:
-    """The toy in each layout, with and without optional data, and the large batch in each layout."""
+    """The toy and the large batch in each layout; the padded toy with and without optional data."""
+    least, toy = subject.sample(*TOY, full=False), subject.sample(*TOY)
+    if least.data.keys() != toy.data.keys():
+        yield least
     for layout in subject.layouts:
-        toy = subject.sample(*TOY, layout=layout)
-        yield toy
-        least = subject.sample(*TOY, layout=layout, full=False)
-        if least.data.keys() != toy.data.keys():
-            yield least
+        yield subject.sample(*TOY, layout=layout)
         yield subject.sample(*LARGE, layout=layout)
+
+
+def few_samples(subject: Subject) -> Iterator[Call]:
+    """Each size and each layout once: the large batch padded, the toy packed."""
+    yield subject.sample(*LARGE)
+    yield subject.sample(*TOY, layout=subject.layouts[-1])
 
 
 def random_like(x: Tensor, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlprims.corrections import Weights
-from rlprims.testing._bindings import Kind, Laws, Level, laws_of
+from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
@@ -22,7 +22,7 @@ def check_advantage(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold an advantage estimator to the laws: rewards in, one advantage per token out.
@@ -32,7 +32,7 @@ def check_advantage(
             and other optional data default to None; those after ``*`` are hyperparameters.
         exempt: law to reason, for laws that do not hold by design; one that does hold must not be listed.
         alternatives: hyperparameter to another value, which must change the result on some batch.
-        level: ``quick`` leaves the compiler out; ``thorough`` adds its backward graphs, ``torch.export``, DTensors and
+        effort: ``quick`` leaves the compiler out; ``thorough`` adds its backward graphs, ``torch.export``, DTensors and
             second derivatives entry by entry, which takes up to a minute.
         hyperparameters: values to call it with, where the default is not meant or missing.
 
@@ -50,7 +50,7 @@ def check_advantage(
     ...
     AssertionError: mean_over_padding breaks ...
     """
-    _check("advantage", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("advantage", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_loss(
@@ -59,7 +59,7 @@ def check_loss(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a per-token loss to the laws; gradients flow to log_probs, new_values and entropies only.
@@ -74,7 +74,7 @@ def check_loss(
     ...
     AssertionError: surrogate breaks ...
     """
-    _check("loss", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("loss", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_aggregation(
@@ -83,7 +83,7 @@ def check_aggregation(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold an aggregation to the laws: per-token ``losses`` to a scalar, the same for every split into micro-batches.
@@ -94,7 +94,7 @@ def check_aggregation(
     >>> from rlprims.losses import token_mean
     >>> check_aggregation(token_mean)
     """
-    _check("aggregation", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("aggregation", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_reward(
@@ -103,7 +103,7 @@ def check_reward(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a reward function to the laws: placement or shaping, per token or per row.
@@ -113,7 +113,7 @@ def check_reward(
     >>> from rlprims.rewards import at_last_token
     >>> check_reward(at_last_token)
     """
-    _check("reward", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("reward", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_weights(
@@ -122,7 +122,7 @@ def check_weights(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a correction to the laws: log-probs in, :class:`rlprims.corrections.Weights` out, which are constants.
@@ -137,7 +137,7 @@ def check_weights(
     def values(**data: Any) -> Tensor:
         return fn(**data).values
 
-    _check("weights", fn, values, hyperparameters, alternatives, level, exempt)
+    _check("weights", fn, values, hyperparameters, alternatives, effort, exempt)
 
 
 def check_selector(
@@ -146,7 +146,7 @@ def check_selector(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a selection of tokens to the laws: one bool per token out, with thresholds from the whole batch.
@@ -165,7 +165,7 @@ def check_selector(
 
     if "generator" in signature(fn).parameters:
         hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
-    _check("selector", fn, with_the_same_draw, hyperparameters, alternatives, level, exempt)
+    _check("selector", fn, with_the_same_draw, hyperparameters, alternatives, effort, exempt)
 
 
 def check_filter(
@@ -174,7 +174,7 @@ def check_filter(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a group filter to the laws: scores and groups in, one answer per row out.
@@ -184,7 +184,7 @@ def check_filter(
     >>> from rlprims.filters import nonzero_range
     >>> check_filter(nonzero_range)
     """
-    _check("filter", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("filter", fn, fn, hyperparameters, alternatives, effort, exempt)
 
 
 def check_logits(
@@ -193,7 +193,7 @@ def check_logits(
     *,
     exempt: Exemptions | None = None,
     alternatives: Mapping[str, Any] | None = None,
-    level: Level = "usual",
+    effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
     """Hold a function of ``logits`` (..., V), and perhaps ``token_ids`` (...), to the laws: a log-prob, an entropy.
@@ -203,7 +203,29 @@ def check_logits(
     >>> from rlprims.logprobs import entropy_from_logits
     >>> check_logits(entropy_from_logits)
     """
-    _check("logits", fn, fn, hyperparameters, alternatives, level, exempt)
+    _check("logits", fn, fn, hyperparameters, alternatives, effort, exempt)
+
+
+def check_transforms(
+    fn: Callable[..., Tensor],
+    /,
+    *,
+    exempt: Exemptions | None = None,
+    effort: Effort = "usual",
+    inputs: tuple[str, ...] = (),
+    **hyperparameters: Any,
+) -> None:
+    """Hold any function of the vocabulary's tensors that returns a tensor to the laws of torch's transforms only.
+
+    That is ``vmap``, ``torch.compile``, FakeTensors, subclasses, and, by those ``inputs`` that it is differentiated by,
+    ``torch.func.grad``, ``jvp`` and second derivatives. Arguments and errors are those of :func:`check_advantage`.
+
+    >>> from rlprims.diagnostics import token_mean
+    >>> def mean_entropy(entropies, response_mask):
+    ...     return token_mean(entropies, response_mask).value()
+    >>> check_transforms(mean_entropy, effort="quick")
+    """
+    _check("transforms", fn, fn, hyperparameters, None, effort, exempt, inputs)
 
 
 def _check(
@@ -212,8 +234,9 @@ def _check(
     tensor_function: Callable[..., Tensor],
     hyperparameters: Mapping[str, Any],
     alternatives: Mapping[str, Any] | None,
-    level: Level,
+    effort: Effort,
     exempt: Exemptions | None,
+    inputs: tuple[str, ...] = (),
 ) -> None:
     """The one body: ``tensor_function`` is ``fn``, or ``fn`` made to return a tensor."""
     subject: Primitive | LogitFunction
@@ -221,14 +244,14 @@ def _check(
         subject = LogitFunction(tensor_function, hyperparameters, alternatives or {})
     else:
         minimized = DIFFERENTIABLE if kind in ("loss", "aggregation") else ()
-        estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else ()
+        estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
         subject = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
         subject.check_vocabulary()
-    _enforce(subject, fn, laws_of(kind, subject), level, exempt or {})
+    _enforce(subject, fn, laws_of(kind, subject), effort, exempt or {})
 
 
-def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, level: Level, exempt: Exemptions) -> None:
-    known, by_name = laws.up_to("thorough"), laws.up_to(level)
+def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, exempt: Exemptions) -> None:
+    known, by_name = laws.up_to("thorough"), laws.up_to(effort)
     unknown = set(exempt) - set(known)
     if unknown:
         raise ValueError(f"exempt names {sorted(unknown)}, which do not bind this primitive; those that do: {[*known]}")

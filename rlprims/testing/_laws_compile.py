@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlprims.testing._call import Call, Subject, reason
-from rlprims.testing._cases import LARGE, TOY
+from rlprims.testing._call import Call, Subject, few_samples, reason
+from rlprims.testing._cases import TOY
 from rlprims.testing._compare import assert_close
 
 EXACT = 1e-11
@@ -67,21 +67,19 @@ def fake_tensors_are_enough(subject: Subject) -> None:
     """Under FakeTensorMode, where tensors have no values: shape and dtype of the value and of every gradient."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    for size in (TOY, LARGE):
-        for layout in subject.layouts:
-            call = subject.sample(*size, layout=layout)
-            want = _numbers(call, call.fn, call.data)
-            mode = FakeTensorMode()
-            fake: dict[str, Tensor] = {name: mode.from_tensor(x) for name, x in call.data.items()}
-            try:
-                with mode:
-                    got = _numbers(call, call.fn, fake)
-            except Exception as error:
-                raise AssertionError(f"with fake tensors ({call.label}) it raised {reason(error)}") from error
-            for what, x in want.items():
-                assert isinstance(got[what], FakeTensor), f"{what} of fake tensors is a {type(got[what]).__name__}"
-                found, wanted = (tuple(got[what].shape), got[what].dtype), (tuple(x.shape), x.dtype)
-                assert found == wanted, f"{what} of fake tensors ({call.label}) is {found}, expected {wanted}"
+    for call in few_samples(subject):
+        want = _numbers(call, call.fn, call.data)
+        mode = FakeTensorMode()
+        fake: dict[str, Tensor] = {name: mode.from_tensor(x) for name, x in call.data.items()}
+        try:
+            with mode:
+                got = _numbers(call, call.fn, fake)
+        except Exception as error:
+            raise AssertionError(f"with fake tensors ({call.label}) it raised {reason(error)}") from error
+        for what, x in want.items():
+            assert isinstance(got[what], FakeTensor), f"{what} of fake tensors is a {type(got[what]).__name__}"
+            found, wanted = (tuple(got[what].shape), got[what].dtype), (tuple(x.shape), x.dtype)
+            assert found == wanted, f"{what} of fake tensors ({call.label}) is {found}, expected {wanted}"
 
 
 class Compiled:

@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", help="what is installed and works", description="Try what is installed; say what mends the rest."
     )
+    doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -163,9 +164,9 @@ def _algorithms(options: argparse.Namespace, console: Console) -> int:
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
-    from rlprims.trainer.doctor import examine, table
+    from rlprims.trainer.doctor import examine, kernel_table, table
 
-    console.print(table(examine()))
+    console.print(kernel_table() if options.kernels else table(examine()))
     return 0
 
 

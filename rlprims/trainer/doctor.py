@@ -64,6 +64,37 @@ def table(findings: list[Finding]) -> Table:
     return shown
 
 
+def kernel_table() -> Table:
+    """Each kernel beside its formula on the devices at hand: does it compute the same, how fast, and is it on?"""
+    import torch
+
+    import rlprims.logprobs
+    import rlprims.scan  # noqa: F401  (both name the formulas that have kernels)
+    from rlprims.kernels import ACCELERATED, check, is_enabled
+
+    columns = ("", "formula", "kernel", "device", "difference", "formula ms", "kernel ms", "now", "to change it")
+    shown = Table(*columns, title="rlprims doctor --kernels")
+    for name, accelerated in ACCELERATED.items():
+        for device, module in accelerated.modules.items():
+            if (reason := check.missing(module, device)) is not None:
+                shown.add_row("[dim]-[/]", name, module, device, "", "", "", "off", escape(reason))
+                continue
+            found = check.compare(name, module, torch.device(device))
+            enabled = is_enabled(module)
+            shown.add_row(
+                "[green]ok[/]" if found.difference <= check.TOLERANCE else "[red]differs[/]",
+                name,
+                module,
+                device,
+                f"{found.difference:.1e}",
+                f"{1e3 * found.formula_seconds:.2f}",
+                f"{1e3 * found.kernel_seconds:.2f}",
+                "on" if enabled else "off",
+                "off: RLPRIMS_KERNELS=0, or a list without it" if enabled else f"on: RLPRIMS_KERNELS={module}",
+            )
+    return shown
+
+
 def _package(name: str, purpose: str, mend: str) -> Finding:
     what = f"{name} ({purpose})"
     if importlib.util.find_spec(name) is None:

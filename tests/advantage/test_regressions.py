@@ -93,7 +93,7 @@ SURROUNDINGS = {
 
 
 class TestNumbersDependedOnTheSurroundings:
-    """On autocast, if a sum of squares is a product; on torch's default dtype, where integers meet floats."""
+    """On autocast, where sums of squares are vector products; on the default dtype, where integers meet floats."""
 
     @pytest.mark.parametrize("packed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -1,37 +1,40 @@
-"""The head apart from the model: the same update as with logits that are whole, and the heads that stay."""
+"""``model.fused_head``: the numbers of whole logits, and what is refused before training begins."""
+
+from functools import partial
 
 import pytest
 import torch
-from execution_contract import local, training_batch
-from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM
+from execution_contract import OPTIMIZER, local, training_batch
+from execution_families import assert_same_gradients, build, gradients, ragged_batch
 
 from rlprims import algorithms, losses
-from rlprims.algorithms import LossTerm, use
-from rlprims.execution.hf import _head
-from rlprims.execution.hf._head import head_of, headless, part_head_if_equal
-from rlprims.execution.hf._models import response_logits
-from rlprims.execution.hf._objective import is_token_wise, token_weights
-from rlprims.execution.hf._packed import probe
+from rlprims.algorithms import LossTerm, policy_objective, use
+from rlprims.execution import ModelConfig
+from rlprims.execution.hf import Ranks, Training
+from rlprims.execution.hf._forward import (
+    FUSED_HEAD_MODELS,
+    check_fused_head,
+    fused_objective,
+    head_of,
+    token_scores,
+    token_weights,
+)
+from rlprims.execution.hf._packed import PACKED_MODELS, use_packing
+from rlprims.types import Totals, token_wise
 
 GRPO = algorithms.grpo()
 ALGORITHMS = {
     "grpo": GRPO,
-    "the KL where a group was solved": GRPO.replace(
+    "the KL of solved responses": GRPO.replace(
         loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.solved))]
     ),
     "a mean per prompt": algorithms.dapo(max_length=24, buffer_length=4).replace(
         aggregation=losses.prompt_token_mean, score_shaping=[]
     ),
-    "gspo": algorithms.gspo(),
-    "entropy": GRPO.replace(loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.entropy))]),
+    "a KL to the old policy": GRPO.replace(
+        loss_terms=[LossTerm(coefficient=0.1, loss=use("rlprims.algorithms.kl_to_old"))]
+    ),
 }
-NOT_TOKEN_WISE = ("gspo", "entropy")
-
-
-@pytest.fixture
-def apart(monkeypatch):
-    monkeypatch.setattr(_head, "LEAST_VOCABULARY", 0)
-    monkeypatch.setattr(_head, "LARGE_VOCABULARY", 0)
 
 
 def batch_of(execution, algorithm):
@@ -44,99 +47,177 @@ def batch_of(execution, algorithm):
     return batch
 
 
+@pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_updates_are_those_of_whole_logits(model_path, apart, name):
+def test_updates_are_those_of_whole_logits(model_path, name, packing):
     algorithm = ALGORITHMS[name]
-    tiled, whole = (local(model_path, algorithm, fused_head=how) for how in ("auto", "never"))
-    assert head_of(tiled.training.policy.module) is not None
-    assert head_of(whole.training.policy.module) is None
+    assert algorithm.token_wise
+    fused, whole = (local(model_path, algorithm, fused_head=fused, packing=packing) for fused in (True, False))
     batch = batch_of(whole, algorithm)
-    assert is_token_wise(algorithm, dict(batch.batch.items())) is (name not in NOT_TOKEN_WISE)
     for verb in ("log_probs", "entropies"):
-        one, other = (getattr(execution, verb)(batch) for execution in (tiled, whole))
+        one, other = (getattr(execution, verb)(batch) for execution in (fused, whole))
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     for _ in range(3):
-        one, other = (execution.update(batch, algorithm) for execution in (tiled, whole))
+        one, other = (execution.update(batch, algorithm) for execution in (fused, whole))
         assert one.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-5)
         assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
         values = [{name: float(metric.value()) for name, metric in r.metrics.items()} for r in (one, other)]
         assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
 
 
-SMALL = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+def test_with_adapters(model_path):
+    fused, whole = (local(model_path, GRPO, lora={"rank": 4}, fused_head=fused) for fused in (True, False))
+    batch = batch_of(whole, GRPO)
+    for _ in range(2):
+        one, other = (execution.update(batch, GRPO) for execution in (fused, whole))
+        assert one.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-5)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
 
 
-def test_a_soft_cap_goes_with_the_head(apart):
-    model = Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=2.0)).eval()
-    part_head_if_equal(model, response_logits)
-    head, batch = head_of(model), probe(model)
-    assert head is not None
-    with headless(model):
-        states = response_logits(model, batch)
-    logits = response_logits(model, batch)
-    torch.testing.assert_close(torch.tanh(states @ head.weight.T / 2) * 2, logits, rtol=1e-5, atol=1e-5)
-    assert logits.abs().max() > 1
+def training_columns(batch):
+    """Random columns for GRPO, one token outside the mask, and the totals of the batch."""
+    random = torch.Generator().manual_seed(0)
+    mask = batch["attention_mask"][:, 3:].clone()
+    mask[0, 1] = False
+    rows, shape = mask.shape[0], mask.shape
+    columns = {"advantages": 1.0, "old_log_probs": 0.1, "ref_log_probs": 0.1}
+    noise = {name: torch.randn(shape, generator=random).double() * scale for name, scale in columns.items()}
+    return {
+        **batch,
+        **{name: x - 3.0 * (name != "advantages") for name, x in noise.items()},
+        "response_mask": mask,
+        "group_ids": torch.arange(rows) // 2,
+        "totals": Totals(int(mask.sum()), rows, 3),
+    }
 
 
-def test_a_scale_behind_the_head_goes_with_the_states(apart):
-    model = CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5)).eval()
-    part_head_if_equal(model, response_logits)
-    assert head_of(model) is not None
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", FUSED_HEAD_MODELS)
+def test_loss_and_gradients_are_those_of_whole_logits(kind, tied):
+    model, batch = build(kind, tie_word_embeddings=tied), training_columns(ragged_batch())
+    check_fused_head(model)
+    packing = kind in PACKED_MODELS
+    if packing:
+        use_packing(model)
+    fused, scores = fused_objective(model, batch, GRPO, temperature=0.7, packing=packing)
+    forward = partial(token_scores, model, batch, temperature=0.7, wanted=["log_probs", "entropies"])
+    whole_scores = forward(packing=False, fused_head=False)
+    whole = policy_objective(GRPO, {**batch, **whole_scores})
+    torch.testing.assert_close(fused, whole, rtol=1e-6, atol=1e-8)
+    assert_same_gradients(gradients(fused, model), gradients(whole, model))
+    in_mask = batch["response_mask"]
+    for name, expected in whole_scores.items():
+        torch.testing.assert_close(scores[name][in_mask], expected[in_mask], rtol=0, atol=1e-6)
+        assert (scores[name][~in_mask] == 0).all()
+        torch.testing.assert_close(forward(packing=packing, fused_head=True)[name], expected, rtol=0, atol=1e-6)
 
 
-def with_another_end():
-    model = Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=16))
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output.clamp(max=0.0))
-    return model
+def test_the_soft_cap_of_these_tests_matters():
+    assert head_of(build("gemma2")).soft_cap == 2.0
+    capped, free = (build("gemma2", final_logit_softcapping=cap) for cap in (2.0, None))
+    one, other = (model(ragged_batch()["prompts"]).logits for model in (capped, free))
+    assert (one - other).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("kind", "changes", "reason"),
     [
-        pytest.param(lambda: PhiForCausalLM(PhiConfig(**SMALL)), id="a bias"),
-        pytest.param(with_another_end, id="something behind it"),
-        pytest.param(lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=16)).bfloat16(), id="16 bits on a CPU"),
+        ("phi", {}, "its LM head has a bias"),
+        ("cohere", {"logit_scale": 0.5}, "it scales its logits by logit_scale"),
+        ("granite", {"logits_scaling": 2.0}, "it scales its logits by logits_scaling"),
+        ("nemotron", {}, "tested types are gemma, "),
     ],
 )
-def test_heads_that_stay(apart, model):
-    built = model().eval()
-    part_head_if_equal(built, response_logits)
-    assert head_of(built) is None
-
-
-def test_a_small_vocabulary_stays(model_path):
-    assert head_of(local(model_path, GRPO).training.policy.module) is None
+def test_other_heads_are_refused(kind, changes, reason):
+    with pytest.raises(ValueError, match=rf"model.fused_head: .* {kind}: {reason}.*Set model.fused_head: false"):
+        check_fused_head(build(kind, **changes))
 
 
 def of_the_sum(log_probs, response_mask):
-    """Asks for no ``cu_seqlens``, and is of whole rows."""
+    """A loss of whole rows."""
     return torch.where(response_mask, log_probs, 0.0).sum(-1, keepdim=True).expand_as(log_probs)
 
 
 def largest(losses, response_mask):
+    """An aggregation that is not linear."""
     return torch.where(response_mask, losses, -torch.inf).max()
 
 
-def test_users_functions_are_tried():
-    data = {
-        "response_mask": torch.ones(2, 3, dtype=torch.bool),
-        "advantages": torch.ones(2, 3),
-        "old_log_probs": torch.zeros(2, 3),
-    }
-    plain = algorithms.reinforce()
-    assert is_token_wise(plain, data)
-    assert not is_token_wise(plain.replace(policy_loss=of_the_sum), data)
-    mean = plain.replace(aggregation=losses.token_mean)
-    torch.testing.assert_close(token_weights(mean, data), torch.full((2, 3), 1 / 6))
-    assert token_weights(plain.replace(aggregation=largest), data) is None
+def half_of_the_sum(losses, response_mask):
+    return torch.where(response_mask, losses, 0.0).sum() / 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        pytest.param(algorithms.gspo(), "got rlprims.losses.gspo", id="gspo"),
+        pytest.param(
+            GRPO.replace(loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.entropy))]),
+            "do not read entropies, got rlprims.losses.clipped_surrogate, rlprims.losses.entropy",
+            id="an entropy bonus",
+        ),
+        pytest.param(GRPO.replace(policy_loss=of_the_sum), "token_wise.*of_the_sum", id="a loss of the user's"),
+        pytest.param(GRPO.replace(aggregation=largest), "declare largest.linear = True", id="an aggregation"),
+    ],
+)
+def test_an_objective_that_is_not_declared_is_refused_before_training(model_path, algorithm, reason):
+    with pytest.raises(ValueError, match=rf"model.fused_head: expected .*{reason}.*model.fused_head: false"):
+        local(model_path, algorithm, fused_head=True)
+    execution = local(model_path, GRPO, fused_head=True)
+    batch = training_batch(execution)
+    with pytest.raises(ValueError, match=reason):
+        execution.update(batch, algorithm)
+
+
+def test_a_declared_objective_of_the_user(model_path, monkeypatch):
+    monkeypatch.setattr(half_of_the_sum, "linear", True, raising=False)
+
+    @token_wise
+    def squared(log_probs, response_mask):
+        return torch.where(response_mask, log_probs.square(), 0.0)
+
+    algorithm = algorithms.reinforce().replace(policy_loss=squared, aggregation=half_of_the_sum)
+    fused, whole = (local(model_path, algorithm, fused_head=fused) for fused in (True, False))
+    batch = training_batch(whole)
+    one, other = (execution.update(batch, algorithm) for execution in (fused, whole))
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+
+
+def test_ranks_that_share_the_head_are_refused(model_path):
+    ranks = Ranks(2, lambda module: module, lambda number: number)
+    with pytest.raises(ValueError, match=r"model.fused_head: expected one process.*false with execution: ray"):
+        Training(
+            ModelConfig(path=str(model_path), fused_head=True),
+            OPTIMIZER,
+            algorithm=GRPO,
+            temperature=1.0,
+            updates=1,
+            ranks=ranks,
+        )
+
+
+def test_token_weights_are_the_aggregation():
+    data = {"response_mask": torch.tensor([[True, True, False], [True, False, False]])}
+    mean = algorithms.reinforce().replace(aggregation=losses.token_mean)
+    expected = torch.tensor([[1, 1, 0], [1, 0, 0]]) / 3
+    torch.testing.assert_close(token_weights(mean, data), expected)
+    per_sequence = mean.replace(aggregation=losses.seq_mean_token_mean)
+    torch.testing.assert_close(token_weights(per_sequence, data), torch.tensor([[1, 1, 0], [2, 0, 0]]) / 4)
+
+
+@pytest.mark.parametrize("settings", [{"fused_head": True}, {}, {"packing": False}])
+def test_no_model_is_patched(model_path, settings):
+    """Sampling, scoring and an update leave every module's class, forward and attention as they were."""
+    execution = local(model_path, GRPO, **settings)
+    module = execution.training.policy.module
+    attention = module.config._attn_implementation
+    hooks = []
+    seen = module.model.layers[0].register_forward_pre_hook(lambda *_: hooks.append(module.config._attn_implementation))
+    batch = batch_of(execution, GRPO)
+    execution.log_probs(batch)
+    execution.update(batch, GRPO)
+    seen.remove()
+    assert set(hooks) == {attention}
+    assert not any("forward" in vars(layer) for layer in module.modules())
+    assert {type(layer).__module__.split(".")[0] for layer in module.modules()} == {"transformers", "torch"}

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 from rlprims import algorithms
 from rlprims.execution import ModelConfig, OptimizerConfig
-from rlprims.execution.hf._learner import learning_rate
+from rlprims.execution.hf._train_state import learning_rate
 from rlprims.execution.local import LocalExecution
 from tests import tiny
 

@@ -125,7 +125,7 @@ class TestThePolicy:
 
     def test_what_learns_is_float32_beside_a_model_that_is_not(self, path, batch):
         execution = local(path, PPO, lora=LORA, dtype="bfloat16")
-        for learner in execution.training.learners().values():
+        for learner in execution.training.train_states().values():
             assert {parameter.dtype for parameter in trained(learner.module).values()} == {torch.float32}
             assert {p.dtype for p in learner.module.parameters() if not p.requires_grad} == {torch.bfloat16}
         assert not any(update(batch, PPO).skipped for update in (execution.update, execution.update_critic))

@@ -1,9 +1,15 @@
-"""The local sampler's draw: a quantile of the distribution, from a counter."""
+"""The local sampler: its draw is a quantile, from a counter; it reads a prompt once, and finished rows leave."""
 
 import pytest
 import torch
+from execution_contract import local, prompts
+from execution_families import SMALL
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from rlprims import algorithms
+from rlprims.execution import Sampling
 from rlprims.execution.hf._sampler import choose, uniforms
+from tests import tiny
 
 PROBABILITIES = torch.tensor([0.4, 0.0, 0.05, 0.25, 0.3, 0.0])
 LOGITS = PROBABILITIES.log()
@@ -69,3 +75,44 @@ def test_the_stream_is_what_it_was():
 def test_large_seeds_and_ids_are_exact():
     """Evaluation seeds start at 2**32; ids count all samples of a run."""
     assert len(set(uniforms(2**32 + 5, [2**53, 2**53 + 1], 1)[:, 0].tolist())) == 2
+
+
+def test_a_prompt_is_read_once_and_finished_rows_leave(model_path):
+    execution, shapes = local(model_path, algorithms.reinforce()), []
+    module = execution.training.policy.module
+    hook = module.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    rows = prompts(["1+2=", "7-3="] * 20)
+    batch = execution.generate(rows, Sampling(max_new_tokens=24), seed=0, prompt_width=4)
+    hook.remove()
+    assert shapes[0] == (2, 4)
+    assert shapes[1] == (40, 1)
+    read = [rows for rows, _ in shapes[1:]]
+    active = [int((batch["response_mask"].sum(-1) > t).sum()) for t in range(1, len(shapes))]
+    assert read == sorted(read, reverse=True)
+    assert all(a <= rows <= a / (7 / 8) + 1 for a, rows in zip(active, read, strict=True))
+    assert read[-1] < 40
+
+
+HEADS = {**SMALL, "eos_token_id": tiny.EOS_ID, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+MODELS = {
+    "heads that share keys": lambda: LlamaForCausalLM(LlamaConfig(**HEADS)),
+    "a window of 3": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=3)),
+    "learned positions": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2, eos_token_id=tiny.EOS_ID)
+    ),
+}
+
+
+@pytest.mark.parametrize("texts", [["1+2="] * 6, ["1+2=", "17-3=", "7"] * 4], ids=["one length", "padded"])
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_token_by_token_the_model_says_what_it_says_of_the_whole(tmp_path, name, packing, texts):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        MODELS[name]().save_pretrained(tmp_path)
+    execution = local(tmp_path, algorithms.reinforce(), packing=packing)
+    batch = execution.generate(prompts(texts), Sampling(max_new_tokens=12), seed=0, prompt_width=5)
+    assert batch["response_mask"].sum() > 20
+    torch.testing.assert_close(batch["rollout_log_probs"], execution.log_probs(batch), rtol=1e-5, atol=1e-5)

@@ -1,164 +1,179 @@
-"""When kernels are chosen; and kernels beside the plain formulas, in Triton's interpreter (``make test-triton``)."""
-
-import warnings
-from collections.abc import Iterator
-from importlib import import_module
-from typing import get_args
+"""Each kernel gives the numbers and the gradients of its formula, on every device at hand."""
 
 import pytest
 import torch
+from torch import Tensor
 
-from rlprims import kernels
-from rlprims.logprobs import from_logits
-from rlprims.losses import clipped_surrogate
-from rlprims.recurrence import reverse_recurrence
+from rlprims import logprobs, scan
+from rlprims.kernels import ACCELERATED, UNPROVEN, check
 
-X = torch.zeros(2)
-
-
-def test_a_block_rules_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
-    assert not kernels.chosen("scan", X)  # "auto", on a CPU
-    monkeypatch.setenv("RLPRIMS_KERNELS", "always")
-    assert kernels.chosen("scan", X)
-    assert not kernels.chosen("scan", X, torch.zeros(0))
-    with kernels.using("never"):
-        assert not kernels.chosen("scan", X)
-        with kernels.using("always"):
-            assert kernels.chosen("scan", X)
-    assert kernels.chosen("scan", X)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+KERNELS = [
+    pytest.param(name, module, device, id=f"{name}-{module}-{device}")
+    for name, accelerated in ACCELERATED.items()
+    for device, module in accelerated.modules.items()
+    if device in DEVICES and check.missing(module, device) is None
+]
 
 
-def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLPRIMS_KERNELS", "yes")
-    with pytest.raises(ValueError, match="RLPRIMS_KERNELS='yes': choose 'auto', 'always' or 'never'"):
-        kernels.chosen("scan", X)
+def test_every_formula_that_has_kernels_is_compared() -> None:
+    assert check.EXAMPLES.keys() == ACCELERATED.keys()
+    assert {module for of in ACCELERATED.values() for module in of.modules.values()} >= UNPROVEN
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if a CPU were the device: "auto" takes kernels there, in the interpreter, once they are seen to be right."""
-    monkeypatch.setattr(kernels, "_AUTO_DEVICES", ("cpu",))
-    kernels._right.cache_clear()
-    with kernels.using("auto"):
-        yield
-    kernels._right.cache_clear()
+@pytest.mark.parametrize(("name", "module", "device"), KERNELS)
+def test_a_kernel_is_its_formula(name: str, module: str, device: str) -> None:
+    found = check.compare(name, module, torch.device(device))
+    assert found.difference <= 1e-6
+    assert found.kernel_seconds > 0
 
 
-@pytest.mark.triton
-@pytest.mark.parametrize("name", get_args(kernels.Name))
-@pytest.mark.parametrize("dtype", list(kernels.TOLERANCE))
-def test_a_kernel_that_passes_its_probe_is_taken(on_cpu: None, name: kernels.Name, dtype: torch.dtype) -> None:
-    with warnings.catch_warnings(action="error"):
-        assert kernels.chosen(name, X.to(dtype))
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlprims.kernels.scan_cpu.reverse_scan", lambda a, b: scan.reverse_scan.formula(0.999 * a, b))
+    assert check.compare("reverse_scan", "scan_cpu", torch.device("cpu")).difference > check.TOLERANCE
 
 
-WRONG = {
-    "clipped": {"clipped": lambda of, *args, **knobs: of(*args, **{**knobs, "clip_high": 0.3})},
-    "scan": {"reverse_scan": lambda of, a, *args: of(a.abs().clamp(max=0.999), *args)},
-    "softmax": {"softmax": lambda of, *args, **more: of(*args, **more) + 1e-3},
+SCANS = [
+    pytest.param(param.values[1], param.values[2], id=f"{param.values[1]}")
+    for param in KERNELS
+    if param.values[0] == "reverse_scan"
+]
+
+
+def loop(a: Tensor, b: Tensor) -> Tensor:
+    """Position by position in float64."""
+    s, carry = torch.empty(b.shape, dtype=torch.float64), torch.zeros(b.shape[:-1], dtype=torch.float64)
+    for t in range(b.shape[-1] - 1, -1, -1):
+        carry = torch.where(a[..., t] == 0, b[..., t], a[..., t] * carry + b[..., t])
+        s[..., t] = carry
+    return s
+
+
+@pytest.mark.parametrize(("module", "device"), SCANS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (1,), (5,), (3, 0), (0, 3), (2, 4), (3, 17), (2, 3, 100), (700, 1000)])
+def test_a_scan_is_the_loop(module: str, device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator, dtype=torch.float64).clamp(-1, 1).to(dtype) for _ in range(2))
+    a[..., ::7] = 0.0
+    got = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
+    assert got.dtype is dtype
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-13
+    torch.testing.assert_close(got.double(), loop(a, b), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("module", "device"), SCANS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_cut_stops_what_is_not_finite(module: str, device: str, number: float) -> None:
+    a, b = torch.full((3, 40), 0.5), torch.ones(3, 40)
+    a[1, 17] = 0.0
+    clean = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
+    b[1, 30] = number
+    got = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
+    reached = torch.zeros(3, 40, dtype=torch.bool)
+    reached[1, 18:31] = True
+    assert torch.equal(got[~reached], clean[~reached]), "to the bit"
+    assert not got[reached].isfinite().any()
+
+
+@pytest.mark.parametrize(("module", "device"), SCANS)
+def test_a_scan_of_views_and_of_two_dtypes(module: str, device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(300, 6, generator=generator).to(device).T for _ in range(2))
+    kernel = scan.reverse_scan.kernel(module)
+    torch.testing.assert_close(kernel(a, b).cpu().double(), loop(a.cpu(), b.cpu()), rtol=1e-6, atol=1e-6)
+    assert kernel(a.double(), b).dtype is torch.float64
+    torch.testing.assert_close(kernel(a[0], b), kernel(a[:1].expand_as(b), b))
+
+
+LOGPROBS = {
+    "from_logits": lambda x, ids: [logprobs.from_logits(x, ids, temperature=0.7)],
+    "entropy_from_logits": lambda x, ids: [logprobs.entropy_from_logits(x, temperature=0.7)],
+    "both": lambda x, ids: list(logprobs.from_logits_with_entropy(x, ids, temperature=0.7)),
+    "from_hidden": lambda x, ids: list(logprobs.from_hidden(x, torch.eye(x.shape[-1], dtype=x.dtype), ids)),
+    "capped": lambda x, ids: list(logprobs.from_hidden(x, torch.eye(x.shape[-1], dtype=x.dtype), ids, soft_cap=2.0)),
 }
 
 
-@pytest.mark.triton
-@pytest.mark.parametrize("name", get_args(kernels.Name))
-def test_a_wrong_kernel_is_off_with_one_warning(
-    on_cpu: None, monkeypatch: pytest.MonkeyPatch, name: kernels.Name
+@pytest.mark.parametrize("name", LOGPROBS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 50), (9, 70_000)])
+def test_log_probs_by_kernels_are_those_of_the_formulas(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    module = import_module(f"rlprims.kernels._{name}")
-    ((function, wrong),) = WRONG[name].items()
-    right = getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *args, **more: wrong(right, *args, **more))
-    with pytest.warns(
-        RuntimeWarning, match=f"kernel '{name}' is off for torch.float32 on cpu: on its probe it differs"
-    ):
-        assert not kernels.chosen(name, X)
-    with warnings.catch_warnings(action="error"):
-        assert not kernels.chosen(name, X)
-    with kernels.using("always"):
-        assert kernels.chosen(name, X)
+    if name in ("from_hidden", "capped") and shape[-1] > 1000:
+        shape = (9, 1000)  # the head is the identity
+    generator = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(shape, generator=generator)).to(dtype)
+    x[..., 1, :] = torch.nan  # a row that is none
+    x.requires_grad_()
+    ids = torch.randint(shape[-1], shape[:-1], generator=generator)
+    outcomes = []
+    for choice in ("default", "0"):
+        monkeypatch.setenv("RLPRIMS_KERNELS", choice)
+        outputs = LOGPROBS[name](x, ids)
+        (slope,) = torch.autograd.grad(sum(x.nan_to_num().square().sum() for x in outputs), x)
+        outcomes.append((*outputs, slope))
+    for got, want in zip(*outcomes, strict=True):
+        of_dtype = 1e-2 if dtype is torch.bfloat16 and got is outcomes[0][-1] else 1e-6
+        torch.testing.assert_close(got, want, rtol=of_dtype, atol=of_dtype, equal_nan=True)
 
 
-@pytest.mark.triton
-def test_a_kernel_that_does_not_compile_is_off_and_the_formula_computes(
-    on_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*args: object, **more: object) -> None:
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr("rlprims.kernels._softmax.softmax", broken)
-    with pytest.warns(RuntimeWarning, match="on its probe it fails(.|\n)*RuntimeError: no such instruction"):
-        got = from_logits(torch.zeros(1, 4), torch.tensor([2]))
-    assert got.item() == pytest.approx(-1.3862944)
-
-
-@pytest.mark.triton
-def test_auto_computes_by_the_kernel(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlprims.kernels import _softmax
-
-    assert kernels.chosen("softmax", X)
-    right, calls = _softmax.softmax, []
-    monkeypatch.setattr(_softmax, "softmax", lambda *args, **more: calls.append(args) or right(*args, **more))
-    logits = torch.zeros(3, 4, requires_grad=True)
-    from_logits(logits, torch.tensor([2, 0, 1])).sum().backward()
-    assert len(calls) == 2
-    assert logits.grad.tolist()[0] == [-0.25, -0.25, 0.75, -0.25]
+def test_in_place_the_gradient_is_where_the_logits_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
+    generator = torch.Generator().manual_seed(0)
+    leaf = torch.randn(12, 50_000, generator=generator, requires_grad=True)
+    tokens = torch.randint(50_000, (12,), generator=generator)
+    slopes, places = [], []
+    for inplace in (False, True):
+        logits = leaf * 5
+        logits.register_hook(lambda slope: places.append(slope.data_ptr()))
+        slopes += torch.autograd.grad(logprobs.from_logits(logits, tokens, inplace_backward=inplace).sum(), leaf)
+        assert (places[-1] == logits.data_ptr()) is inplace
+    assert torch.equal(*slopes)
 
 
-@pytest.mark.triton
-def test_who_else_has_saved_the_logits_is_told_that_a_kernel_overwrote_them() -> None:
-    with kernels.using("always"):
-        leaf, tokens = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
-        logits = leaf * 2
-        kept = logits.exp().log_softmax(-1).sum() + logits.square().sum()
-        log_probs = from_logits(logits, tokens, inplace_backward=True)
-        with pytest.raises(RuntimeError, match="inplace operation"):
-            (kept + log_probs.sum()).backward()
+def test_in_place_is_refused_where_another_function_has_saved_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
+    leaf, tokens = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    logits = leaf * 2
+    entropies = logprobs.entropy_from_logits(logits)
+    log_probs = logprobs.from_logits(logits, tokens, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        (entropies + log_probs).sum().backward()
+
+
+def test_a_head_that_depends_on_the_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Second derivatives do not count the head's share twice."""
+    penalties = []
+    for choice in ("default", "0"):
+        monkeypatch.setenv("RLPRIMS_KERNELS", choice)
+        x = torch.tensor([[0.3, -1.0], [0.5, 2.0]], dtype=torch.float64, requires_grad=True)
+        head = torch.cat([x.exp(), x * 2])
+        (slope,) = torch.autograd.grad(
+            logprobs.from_hidden(x, head, torch.tensor([0, 2])).log_probs.sin().sum(), x, create_graph=True
+        )
+        penalties.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    torch.testing.assert_close(*penalties)
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("lengths", [[1], [1500], [3, 1024, 1, 2049, 0, 5]])  # around the kernel's block of 1024
-def test_a_scan_over_many_blocks(lengths: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(1,), (1500,), (3, 1024), (2, 2049), (4, 5), (0, 3), (3, 0)])  # its block is 1024
+def test_the_triton_scan_is_the_formula(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """In Triton's interpreter where there is no GPU."""
     generator = torch.Generator().manual_seed(0)
-    cu = torch.tensor([0, *lengths]).cumsum(0)
-    a, b = (torch.rand(sum(lengths), generator=generator, dtype=dtype) for _ in range(2))
-    a[::7] = 0.0
-    initial = torch.rand(len(lengths), generator=generator, dtype=dtype)
-    want = reverse_recurrence(a, b, initial, cu)
-    with kernels.using("always"):
-        got = reverse_recurrence(a, b, initial, cu)
-    torch.testing.assert_close(got, want)
+    a, b = (torch.rand(shape, generator=generator, dtype=dtype) for _ in range(2))
+    a[..., ::7] = 0.0
+    device = DEVICES[-1]
+    got = scan.reverse_scan.kernel("scan_triton")(a.to(device), b.to(device)).cpu()
+    torch.testing.assert_close(got, scan.reverse_scan.formula(a, b))
 
 
 @pytest.mark.triton
-def test_nothing_crosses_from_one_sequence_to_another() -> None:
-    a, b, cu = torch.ones(4), torch.tensor([1.0, 2.0, torch.nan, 4.0]), torch.tensor([0, 2, 4])
-    with kernels.using("always"):
-        s, received = reverse_recurrence(a, b, torch.zeros(2), cu)
-    assert s[:2].tolist() == [3.0, 2.0]
-    assert received[:2].tolist() == [2.0, 0.0]
-    assert s[2:].isnan().tolist() == [True, False]
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("dual_clip", [None, 3.0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_the_clipped_loss_and_its_gradient(dtype: torch.dtype, dual_clip: float | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shape = (5, 700)
-    log_probs, old, advantages = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
-    old[0] += 30.0  # beyond the limit of the log-ratio
-    mask = torch.rand(shape, generator=generator) < 0.7
-    advantages[~mask] = torch.nan
-    log_probs[1, :3] = torch.tensor([torch.nan, -torch.inf, torch.inf])  # inside, they are the caller's to see
-    mask[1, :3] = True
-    log_probs.requires_grad_()
-    upstream = torch.randn(shape, generator=generator)
-
-    def both(when: kernels.When) -> tuple[torch.Tensor, torch.Tensor]:
-        with kernels.using(when):
-            losses = clipped_surrogate(log_probs, old, advantages, mask, clip_high=0.28, dual_clip=dual_clip)
-            return losses, torch.autograd.grad(losses, log_probs, upstream.to(losses.dtype))[0]
-
-    torch.testing.assert_close(both("always"), both("never"), rtol=1e-6, atol=0, equal_nan=True)
+def test_nothing_passes_a_cut_of_the_triton_scan() -> None:
+    a, b = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([1.0, 2.0, torch.nan, 4.0])
+    device = DEVICES[-1]
+    got = scan.reverse_scan.kernel("scan_triton")(a.to(device), b.to(device)).cpu()
+    assert got[:2].tolist() == [3.0, 2.0]
+    assert got[2:].isnan().tolist() == [True, False]

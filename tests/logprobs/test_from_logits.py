@@ -112,28 +112,36 @@ def test_all_tokens_are_the_whole_softmax() -> None:
     torch.testing.assert_close(got.exp(), torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64))
 
 
-def test_in_place_the_gradient_is_where_the_logits_were() -> None:
-    generator = torch.Generator().manual_seed(0)
-    leaf = torch.randn(12, 50_000, generator=generator, requires_grad=True)
-    tokens = torch.randint(50_000, (12,), generator=generator)
-    slopes, places = [], []
-    for inplace in (False, True):
-        logits = leaf * 5
-        logits.register_hook(lambda slope: places.append(slope.data_ptr()))
-        slopes += torch.autograd.grad(from_logits(logits, tokens, inplace_backward=inplace).sum(), leaf)
-        assert (places[-1] == logits.data_ptr()) is inplace
-    assert torch.equal(*slopes)
-
-
-def test_in_place_is_refused_where_it_would_be_wrong() -> None:
+def test_in_place_of_a_leaf_is_refused() -> None:
     leaf, tokens = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match="leaf"):
         from_logits(leaf, tokens, inplace_backward=True)
-    logits = leaf * 2
-    entropies = entropy_from_logits(logits)
-    log_probs = from_logits(logits, tokens, inplace_backward=True)
-    with pytest.raises(RuntimeError, match="inplace operation"):
-        (entropies + log_probs).sum().backward()
+
+
+def test_a_row_without_a_distribution_is_nan_and_gets_no_gradient() -> None:
+    logits = torch.tensor([[0.0, torch.nan], [torch.inf, 0.0], [-torch.inf] * 2, [0.0, 0.0]], requires_grad=True)
+    got = from_logits(logits, torch.zeros(4, dtype=torch.int64))
+    assert got.isnan().tolist() == [True, True, True, False]
+    got.sum().backward()
+    assert logits.grad.tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.5, -0.5]]
+
+
+def test_every_derivative_of_torch() -> None:
+    """Twice backward, forward mode, torch.func and vmap; a banned token among the others."""
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    tokens, banned = torch.tensor([1, 2, 4]), torch.arange(5) == 3
+
+    def of(x: torch.Tensor) -> torch.Tensor:
+        x = x.masked_fill(banned, -torch.inf)
+        return (from_logits(x, tokens, temperature=0.8) - 0.3 * entropy_from_logits(x)).sin().sum()
+
+    assert torch.autograd.gradgradcheck(of, logits)
+    (slope,) = torch.autograd.grad(of(logits), logits)
+    torch.testing.assert_close(torch.func.grad(of)(logits), slope)
+    _, moved = torch.func.jvp(of, (logits,), (torch.ones_like(logits),))
+    torch.testing.assert_close(moved, slope.sum())
+    mapped = torch.func.vmap(lambda x: from_logits(x, tokens))(torch.stack([logits, 2 * logits]))
+    torch.testing.assert_close(mapped[1], from_logits(2 * logits, tokens))
 
 
 def test_integer_logits_are_refused() -> None:

@@ -35,7 +35,7 @@ def test_the_options_are_found() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "option"), options())
+@pytest.mark.parametrize(("name", "option"), list(options()))
 def test_an_unknown_option_is_refused_with_the_list_of_choices(name: str, option: str) -> None:
     loss = getattr(losses, name)
     _, arguments = arguments_of(loss, batch())

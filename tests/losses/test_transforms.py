@@ -80,7 +80,9 @@ def test_vmap_gives_the_gradient_of_each_batch(name: str, options: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("loss", "tensors"), [(losses.dpo, 4), (losses.ipo, 4), (losses.orpo, 2), (losses.simpo, 2)], ids=lambda x: str(x)
+    ("loss", "tensors"),
+    [(losses.dpo, 4), (losses.ipo, 4), (losses.orpo, 2), (losses.simpo, 2)],
+    ids=["dpo", "ipo", "orpo", "simpo"],
 )
 def test_preference_losses_have_all_derivatives(loss: Loss, tensors: int) -> None:
     chosen, *rest = -torch.rand(tensors, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.1

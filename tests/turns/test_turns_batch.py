@@ -75,9 +75,9 @@ def test_trajectories_and_groups_are_dense_and_need_no_order_skyrl() -> None:
     """SkyRL's step-wise rows must be contiguous; here each row knows its rollout, so rows may be permuted."""
     cut = merge([Turn([1], [2], [-0.5]), Turn([9], [3], [-0.5])])
     whole = merge([Turn([1], [4], [-0.5])])
-    data = to_batch([cut, whole, cut], ["question b", ("a", 1), "question b"], pad_id=0)
-    assert data["trajectory_ids"].tolist() == [0, 0, 1, 2, 2]
-    assert data["group_ids"].tolist() == [0, 0, 1, 0, 0]
+    data = to_batch([cut, whole, cut, whole], ["question b", ("a", 1), "question b", 0], pad_id=0)
+    assert data["trajectory_ids"].tolist() == [0, 0, 1, 2, 2, 3]
+    assert data["group_ids"].tolist() == [0, 0, 1, 0, 0, 2]
     assert data["trajectory_ids"].dtype == data["group_ids"].dtype == torch.int64
     mixed = data.select_idxs([4, 2, 0, 3, 1])
     assert mixed["trajectory_ids"].tolist() == [2, 1, 0, 2, 0]

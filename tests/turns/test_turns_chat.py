@@ -222,6 +222,49 @@ def test_the_words_tokenizer(words: ModuleType) -> None:
     assert tokenizer.decode(delta) == "Eve eats 2 figs. How many?<eos>"
 
 
+def test_a_turn_that_ends_with_two_tokens() -> None:
+    """The sampler stops at the first; the template's second one is the environment's."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", "<|im_end|><|end|>")
+    delta = check_law(tokenizer, [QUESTION, ANSWER], [MORE], "<|im_end|>")
+    assert tokenizer.decode(delta).startswith("<|end|>\n<|im_start|>user")
+
+
+def test_an_end_token_that_only_the_vocabulary_calls_special() -> None:
+    """As in Llama 3, where neither all_special_tokens nor the end of the sequence names the end of a turn."""
+    tokenizer = byte_tokenizer("llama 3")
+    tokenizer.eos_token = "<|endoftext|>"
+    assert "<|eot_id|>" not in tokenizer.all_special_tokens
+    delta = check_law(tokenizer, [QUESTION, ANSWER], [MORE], "<|eot_id|>")
+    assert tokenizer.decode(delta).startswith("<|start_header_id|>user")
+
+
+def test_a_call_that_ends_in_another_way_is_no_delta() -> None:
+    """A template that ends calls with one token and answers with another: which one was sampled is not known."""
+    tokenizer = byte_tokenizer("qwen tools")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{% endfor %}<|im_end|>\n", "{% endfor %}{{ '<|end|>' if m.tool_calls else '<|im_end|>\n' }}"
+    )
+    assert delta_ids(tokenizer, [QUESTION, ANSWER], [TOOL]) is not None
+    assert delta_ids(tokenizer, [QUESTION, CALL], [TOOL]) is None
+
+
+def test_a_token_may_not_cross_the_border() -> None:
+    """The tokenizer would write the end of the answer and the newline as one id; the answer is sampled already."""
+
+    class Merging:
+        all_special_tokens: tuple[str, ...] = ()
+
+        def apply_chat_template(self, messages: list[Any], *, add_generation_prompt: bool, **_: Any) -> str:
+            return "".join(f"{m['content']}\n" for m in messages)
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [ord(c) for c in text.replace(".\n", "!")]
+
+    assert Merging().encode("a.\nb", add_special_tokens=False) == [ord(c) for c in "a!b"]
+    assert delta_ids(Merging(), [QUESTION, ANSWER], [{"role": "user", "content": "b"}]) == [ord(c) for c in "\nb\n"]
+
+
 def test_options_of_the_template() -> None:
     tokenizer = byte_tokenizer("qwen thinking")
     delta = delta_ids(tokenizer, [QUESTION, THOUGHT], [TOOL], enable_thinking=False)

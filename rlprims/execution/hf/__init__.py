@@ -1,15 +1,15 @@
-"""Hugging Face models in one process: what they compute, how they learn, how they are sampled from.
+"""Hugging Face models in one process: forward passes, optimizer steps and sampling.
 
-Any implementation of the contract is made of these: one process of them, or many, each with its shard.
+Every implementation of :class:`rlprims.execution.Execution` is built from these, in one process or with a shard each.
 """
 
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._reward_model import RewardModel
-from rlprims.execution.hf._training import ALONE, Ranks, Training, with_totals
+from rlprims.execution.hf._training import SINGLE_PROCESS, Ranks, Training, with_totals
 
 __all__ = [
-    "ALONE",
+    "SINGLE_PROCESS",
     "Generation",
     "Ranks",
     "RewardModel",

@@ -1,7 +1,7 @@
-"""LoRA (arXiv:2106.09685) by peft: adapters beside a model's linear layers, trained in the place of its weights.
+"""LoRA (arXiv:2106.09685) by peft: adapters beside a model's linear layers, trained instead of its weights.
 
-An adapted model keeps its class and its forward; its linear layers are exchanged for ones that add B A x. What is said
-here of an adapted model holds of any other too: nothing is off, merging changes nothing, all parameters are trained.
+An adapted model keeps its class and its forward; peft replaces its linear layers by ones that add B A x. The functions
+here also take a model without adapters: then nothing is switched off, merging changes nothing, and all is trained.
 """
 
 import importlib.util
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from rlprims.execution._config import LoraConfig
 
 HEADS = ("score", "classifier")
-"""Of a critic: new, so trained in full."""
+"""Names of a critic's head, which is new and therefore trained in full."""
 _NAME = "default"
 _PREFIX = "base_model.model."
 _FILE = "adapter_model.safetensors"
 
 
 def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
-    """Freeze the model and add adapters to it, in place, if any are asked for; a critic's head stays trainable.
+    """With a config, freeze the model and add adapters to it, in place; a critic's head stays trainable.
 
-    What is trained is float32 whatever the model is: its steps are small beside bfloat16's.
+    Trained parameters are float32 in every model: their steps are smaller than what bfloat16 can represent.
 
     Raises:
         ValueError: peft is not installed, or there is no linear layer of that name, or it is the embedding or head.
@@ -63,12 +63,12 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name, whether or not layers are wrapped to be computed again."""
+    """By name, without the prefix that activation checkpointing adds."""
     return {_unwrapped(name): parameter for name, parameter in model.named_parameters()}
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, by name."""
+    """The parameters that are trained, by name."""
     return {name: parameter for name, parameter in parameters(model).items() if parameter.requires_grad}
 
 
@@ -78,10 +78,10 @@ def is_adapted(model: nn.Module) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before :func:`adapt`."""
+    """Inside, the model computes what it did before :func:`adapt`."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:
-        # peft's own switch takes gradients off as well, and FSDP keeps what it sees at the first forward.
+        # peft's own switch also changes requires_grad, which FSDP reads at the first forward pass and keeps.
         layer._disable_adapters = True
     try:
         yield
@@ -91,7 +91,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of an adapted model's whole tensors those of a plain one: W + (alpha / rank) B A, under its first names."""
+    """The tensors of a plain model from those of an adapted one: W + (alpha / rank) B A, under the plain names."""
     result = {name.replace(".base_layer.", "."): x for name, x in state.items() if ".lora_" not in name}
     for name, layer in _layers(model):
         a, b = (state[f"{name}.lora_{which}.{_NAME}.weight"] for which in "AB")
@@ -103,7 +103,7 @@ def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def checksum(model: nn.Module, state: Mapping[str, Tensor]) -> str:
-    """Of the weights that are not trained: a sum of integers, the same wherever it is taken."""
+    """Of the weights that are not trained: the sum of their bits as integers, the same on every machine."""
     frozen = (state[name] for name, parameter in parameters(model).items() if not parameter.requires_grad)
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return str(sum(int(x.contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64)) for x in frozen))
@@ -112,7 +112,7 @@ def checksum(model: nn.Module, state: Mapping[str, Tensor]) -> str:
 def save_adapter(
     directory: Path, state: Mapping[str, Tensor], config: LoraConfig, *, base: str, base_checksum: str = ""
 ) -> None:
-    """The tensors that are trained, as ``peft.PeftModel.from_pretrained`` reads them."""
+    """Write the trained tensors for ``peft.PeftModel.from_pretrained``."""
     targets = sorted({name.split(".lora_")[0] for name in state if ".lora_" in name})
     heads = sorted({name.split(".")[0] for name in state if name.startswith(HEADS)})
     directory.mkdir(parents=True)
@@ -124,10 +124,10 @@ def save_adapter(
 
 
 def check_base(model: nn.Module, directory: Path, state: Mapping[str, Tensor]) -> None:
-    """An adapter means nothing without the weights that it was trained beside.
+    """Check that the model has the weights that the adapter was trained with.
 
     Raises:
-        ValueError: the model has others.
+        ValueError: it has other weights.
     """
     with safe_open(directory / _FILE, "pt") as file:
         was = file.metadata()["base_checksum"]
@@ -140,19 +140,19 @@ def check_base(model: nn.Module, directory: Path, state: Mapping[str, Tensor]) -
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, directory: Path) -> None:
-    """What :func:`save_adapter` wrote.
+    """Load what :func:`save_adapter` wrote.
 
     Raises:
-        ValueError: it is of other layers or of another rank.
+        ValueError: it belongs to other layers or has another rank.
     """
     file = directory / _FILE
     stored = load_file(file) if file.exists() else {}
-    learning = {_stored(name): parameter for name, parameter in trained(model).items()}
-    lost = [name for name, p in learning.items() if name not in stored or stored[name].shape != p.shape]
-    unknown = sorted(stored.keys() - learning.keys())
+    parameters_by_name = {_stored(name): parameter for name, parameter in trained(model).items()}
+    lost = [name for name, p in parameters_by_name.items() if name not in stored or stored[name].shape != p.shape]
+    unknown = sorted(stored.keys() - parameters_by_name.keys())
     if lost or unknown:
         raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {unknown[:3]}")
-    for name, parameter in learning.items():
+    for name, parameter in parameters_by_name.items():
         parameter.copy_(stored[name])
 
 

@@ -1,10 +1,10 @@
-"""Model FLOPs: what the mathematics of an update takes, whatever the hardware does; and what a device can do.
+"""Model FLOPs of an update, by its formulas and not by what the hardware executes; and the peak FLOP/s of a device.
 
 A token costs 2 operations per weight in the forward, as many again for the gradient of its input, and as many for the
 gradient of the weight if it is trained: 6 N in all (Kaplan et al. 2020, arXiv:2001.08361). Attention adds 12 L d n^2
 for a sequence of n tokens in L layers of width d, the causal half not subtracted (Chowdhery et al. 2022,
-arXiv:2204.02311, appendix B). N leaves out the input embedding, which is looked up, and counts the head on the response
-alone, where it is used. Padding and recomputed activations count nothing. Of a mixture every expert counts.
+arXiv:2204.02311, appendix B). N leaves out the input embedding, which is looked up, and counts the head for response
+tokens only. Padding and recomputed activations do not count. In a mixture of experts every expert counts.
 """
 
 import time
@@ -16,26 +16,25 @@ from torch import nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._meter import Meter
-from rlprims.execution.hf._linear import widen
 from rlprims.execution.hf._training import Training
 
 _DENSE_TFLOPS = {
-    # 16-bit matrix products without sparsity, by the makers' data sheets; the first name that fits.
+    # 16-bit matrix products without sparsity, from the makers' data sheets; the first name that is found in a GPU's.
     **{"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0},
     **{"L40S": 362.0, "L4": 121.0, "A10G": 70.0, "A10": 125.0, "V100": 125.0, "T4": 65.0},
 }
 
 
 def meter_of(training: Training, dtype: str | None = None) -> Meter:
-    """Counts for a worker that trains; it computes in the model's dtype, or another."""
+    """The meter of a worker that trains, in the model's dtype or in ``dtype``."""
     model, verbs = training.model, {"policy": "update", "critic": "update_critic"}
-    costs = {verbs[name]: update_cost(learner.module) for name, learner in training.learners().items()}
+    costs = {verbs[name]: update_cost(state.module) for name, state in training.train_states().items()}
     known, kind = model.peak_tflops, getattr(torch, dtype or model.dtype)
     return Meter(costs, lambda: known * 1e12 if known else peak_flops(training.device.type, kind))
 
 
 def update_cost(model: nn.Module) -> Callable[[DataProto], float]:
-    """The operations of one forward and backward of a batch."""
+    """A function from a batch to the operations of its forward and backward pass."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     heads = {id(p) for p in head.parameters()} if head is not None else set()
     looked_up = {id(p) for p in embedding.parameters()}
@@ -59,7 +58,7 @@ def update_cost(model: nn.Module) -> Callable[[DataProto], float]:
 
 @cache
 def peak_flops(device: str, dtype: torch.dtype) -> float:
-    """Of a device, per second: by the data sheet of a known GPU in 16 bits, else the rate of a large matrix product."""
+    """FLOP/s of a device: from the data sheet for a known GPU in 16 bits, else the rate of a large matrix product."""
     if device == "cuda" and dtype.itemsize == 2:
         name = torch.cuda.get_device_name()
         for known, tflops in _DENSE_TFLOPS.items():
@@ -67,11 +66,9 @@ def peak_flops(device: str, dtype: torch.dtype) -> float:
                 return tflops * 1e12
     size = 4096 if device == "cuda" else 512
     a = torch.randn(size, size, device=device).to(dtype)
-    layer = nn.Linear(size, size, bias=False, device=device, dtype=dtype).requires_grad_(False)
-    widen(nn.ModuleList([layer]))  # as the models that are measured by it
     best = float("inf")
     for _ in range(5):
-        begun = time.perf_counter()
-        layer(a).sum().item()
-        best = min(best, time.perf_counter() - begun)
+        start = time.perf_counter()
+        (a @ a).sum().item()
+        best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best

@@ -1,4 +1,4 @@
-"""See :class:`Generation`."""
+"""Sampling responses from prompts, in the columns of the contract."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
-from rlprims.execution.hf._decoding import decoding
 from rlprims.execution.hf._sampler import Responses, sample, uniforms
 
 
 class Generation:
-    """Responses of a model in this process."""
+    """Samples responses from a model in this process, ``max_rows`` at a time."""
 
     def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int) -> None:
         self.module = module
@@ -25,21 +24,20 @@ class Generation:
         ids = prompt_ids(prompts, prompt_width)
         u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
         starts = range(0, max(1, len(ids)), self.max_rows)
-        with decoding(self.module):
-            parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
+        parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
         responses = Responses(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
     def _sample(self, ids: list[list[int]], u: Tensor, sampling: Sampling) -> Responses:
         distinct = list(dict.fromkeys(map(tuple, ids)))
-        place = {prompt: i for i, prompt in enumerate(distinct)}
+        index = {prompt: i for i, prompt in enumerate(distinct)}
         padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
         device = next(self.module.parameters()).device
         return sample(
             self.module,
             padded.to(device),
             mask.to(device),
-            torch.tensor([place[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
+            torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
             sampling,
             u=u,
             end_ids=torch.tensor(self.end_ids, device=device),
@@ -53,7 +51,7 @@ class Generation:
         longest = max(map(len, sampling.stop))
 
         def ends(tokens: list[int]) -> bool:
-            # A token is at least a byte, so the last `longest` tokens hold any stop text that the newest one completes.
+            # A character has at most 4 bytes and a token at least one, so these tokens hold all of a stop text.
             text = self.tokenizer.decode(tokens[-4 * longest :])
             return any(stop in text for stop in sampling.stop)
 
@@ -64,7 +62,7 @@ def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
     """The prompts' tokens.
 
     Raises:
-        ValueError: one is longer than the width.
+        ValueError: a prompt is longer than ``prompt_width``.
     """
     ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
     longest = max(map(len, ids), default=0)
@@ -74,7 +72,7 @@ def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
 
 
 def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """(B, width): the tokens at the right end of each row, and where they are."""
+    """(B, width): the tokens at the right end of each row, and the mask of them."""
     padded = torch.full((len(ids), width), pad_token_id, dtype=torch.int64)
     mask = torch.zeros(len(ids), width, dtype=torch.bool)
     for i, row in enumerate(ids):
@@ -84,7 +82,7 @@ def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> 
 
 
 def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: int, pad_token_id: int) -> DataProto:
-    """The prompts' rows with their responses, in the columns of the contract."""
+    """The prompts' rows with their responses, in the columns that :class:`rlprims.execution.Execution` names."""
     padded, mask = left_padded(prompt_ids(prompts, prompt_width), prompt_width, pad_token_id)
     sampled = DataProto.from_dict(
         tensors={
@@ -100,7 +98,7 @@ def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: in
 
 
 def special_ids(settings: Any, tokenizer: Any) -> tuple[int, list[int]]:
-    """The padding token, and the tokens that end a response by the model's ``generation_config``.
+    """The padding token, and the tokens that end a response according to the model's ``generation_config``.
 
     Raises:
         ValueError: the model has no token that ends a response.

@@ -1,6 +1,5 @@
-"""Loading Hugging Face models, and the two forwards: logits and values of the response's tokens."""
+"""Hugging Face models: loading, saving and restoring them."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from transformers import (
 
 from rlprims.execution._config import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
-from rlprims.execution.hf._head import part_head_if_equal
-from rlprims.execution.hf._linear import widen
-from rlprims.execution.hf._packed import pack_if_equal
+from rlprims.execution.hf._forward import check_fused_head
+from rlprims.execution.hf._packed import use_packing
 
 
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
@@ -36,32 +34,30 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
-    model = model.to(device_of(config))
-    widen(model)
-    # No dropout, ever: the same tokens must have the same log-prob when sampled and when trained.
-    return model.eval(), sorted(info["missing_keys"])
+    # No dropout: the same tokens must have the same log-prob when they are sampled and when they are trained.
+    return model.to(device_of(config)).eval(), sorted(info["missing_keys"])
 
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
-    """The policy or the reference.
+    """The policy or the reference, with the attention and head that the config asks for.
 
     Raises:
-        ValueError: no model is there, or it has no language-model head.
+        ValueError: no model is there, it has no language-model head, or it cannot be packed or have a fused head.
     """
     model, missing = _load(AutoModelForCausalLM, path, config)
     if missing:
         raise ValueError(
             f"{path!r} lacks the weights {missing[:3]} of a causal language model: it was saved without that head"
         )
-    if config.attention == "sdpa":
-        pack_if_equal(model, response_logits)
-    if config.fused_head == "auto":
-        part_head_if_equal(model, response_logits)
+    if config.packing:
+        use_packing(model)
+    if config.fused_head:
+        check_fused_head(model)
     return model
 
 
 def load_critic(path: str, config: ModelConfig) -> nn.Module:
-    """The model under a new head of one number, which begins at 0, so that the first values are 0."""
+    """The model with a new head of one number; the head's weights begin at 0, so that the first values are 0."""
     model, missing = _load(
         AutoModelForTokenClassification, path, config, num_labels=1, classifier_dropout=0.0, hidden_dropout=0.0
     )
@@ -74,7 +70,7 @@ def load_critic(path: str, config: ModelConfig) -> nn.Module:
 
 
 def load_classifier(path: str, config: ModelConfig) -> nn.Module:
-    """A reward model: of one label, whose head reads the last column.
+    """A reward model: a sequence classifier with one label, whose head reads the last column.
 
     Raises:
         ValueError: no model is there, it has no such head, or it is an encoder.
@@ -89,7 +85,8 @@ def load_classifier(path: str, config: ModelConfig) -> nn.Module:
         raise ValueError(f"{path!r} has {model.config.num_labels} labels, and a reward model has one: its score")
     if not hasattr(model, "score"):
         raise ValueError(f"{path!r} is a {type(model).__name__}: only decoders are scored, at their last token")
-    # Else the last token that is no padding by its id is looked for: the wrong one if the end is padded with itself.
+    # transformers scores the last token whose id is not the padding id, which is wrong if rows are padded with the
+    # end-of-sequence token. No token has the id -1, so it scores the last column.
     model.config.get_text_config().pad_token_id = -1
     classifier: nn.Module = model.requires_grad_(False)
     return classifier
@@ -102,7 +99,7 @@ def device_of(config: ModelConfig) -> torch.device:
 
 
 def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
-    """As Hugging Face reads it, of its whole tensors; of an adapted model merged, with the adapter beside it."""
+    """Write a model for Hugging Face from its whole tensors. An adapted model is merged; its adapter is saved too."""
     if is_adapted(model):
         save_adapter(
             adapter_of(directory),
@@ -115,7 +112,7 @@ def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
 
 
 def restore(model: nn.Module, directory: Path) -> None:
-    """What :func:`save_model` wrote, into a model that is already built; of an adapted one its adapter."""
+    """Load what :func:`save_model` wrote into a model that is already built. An adapted model loads its adapter."""
     if is_adapted(model):
         load_adapter(model, adapter_of(directory))
         check_base(model, adapter_of(directory), model.state_dict())
@@ -125,65 +122,12 @@ def restore(model: nn.Module, directory: Path) -> None:
         tensors.update(load_file(file))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     state = model.state_dict()
-    given = {state[name].data_ptr() for name in tensors if name in state}
-    lost = [name for name in missing if state[name].data_ptr() not in given]  # a tied weight is stored once
+    loaded = {state[name].data_ptr() for name in tensors if name in state}
+    lost = [name for name in missing if state[name].data_ptr() not in loaded]  # a tied weight is stored once
     if lost or unexpected:
         raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {list(unexpected)[:3]}")
 
 
 def adapter_of(directory: Path) -> Path:
-    """Where the adapter of a saved model is."""
+    """The directory of a saved model's adapter."""
     return directory.with_name(f"{directory.name}_adapter")
-
-
-def token_budget(config: ModelConfig, model: nn.Module, longest: int) -> int:
-    """Tokens of a micro-batch: on a CPU, if nobody says, as many as have activations that its cache holds."""
-    if config.max_tokens_per_micro_batch is not None:
-        return config.max_tokens_per_micro_batch
-    width: int = model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return max(longest, 2**19 // width if on_cpu else 16384)
-
-
-def response_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """(B, T, V): what the model says of each response token before it sees it."""
-    keep = batch["responses"].shape[1] + 1
-    logits: Tensor = model(**_inputs(batch), use_cache=False, logits_to_keep=keep).logits
-    return logits[:, -keep:-1]
-
-
-def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """(B, T): the value of the state in which each response token was sampled."""
-    keep = batch["responses"].shape[1] + 1
-    values: Tensor = critic(**_inputs(batch), use_cache=False).logits
-    return values[:, -keep:-1, 0]
-
-
-def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    attention = batch["attention_mask"].long()
-    return {
-        "input_ids": torch.cat([batch["prompts"], batch["responses"]], 1),
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
-    }
-
-
-def trimmed(batch: dict[str, Tensor], rows: Iterable[int]) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them."""
-    index = torch.tensor(list(rows), device=batch["responses"].device)
-    part = {name: tensor[index] for name, tensor in batch.items()}
-    width = part["prompts"].shape[1]
-    attention = part["attention_mask"]
-    used_prompt = int(attention[:, :width].sum(-1).max())
-    used_response = max(1, int(attention[:, width:].sum(-1).max()))
-    columns = slice(width - used_prompt, width + used_response)
-    return {
-        name: tensor[:, columns]
-        if name == "attention_mask"
-        else tensor[:, width - used_prompt :]
-        if name == "prompts"
-        else tensor[:, :used_response]
-        if tensor.dim() == 2
-        else tensor
-        for name, tensor in part.items()
-    }

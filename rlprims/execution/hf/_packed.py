@@ -1,11 +1,13 @@
-"""The forward without padding: each prompt once for all its responses, and the logits of the responses' tokens alone.
+"""The forward pass without padding: each prompt once for all its responses, and outputs for response tokens only.
 
-The tokens of a micro-batch stand in one row, prompts before responses, and no layer but attention knows of rows: that
-one puts them together by a :class:`Layout`. The numbers are those of the padded batch.
+The tokens of a micro-batch are one row, prompts before responses. Only attention depends on which tokens belong
+together: it gathers them by a :class:`Layout`. The results are those of the padded batch.
+
+The attention is registered with transformers under a name, and a model is told once, when it is loaded, to use it.
+Called without a layout, as for sampling, it is transformers' own ``sdpa``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,142 +15,135 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+PACKED_MODELS = (
+    "cohere",
+    "gemma",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "starcoder2",
+)
+"""Values of ``model_type`` for which the tests compare packed logits and gradients with padded ones."""
+
+_REFUSED = {
+    "bloom": "its attention adds a bias by position (ALiBi)",
+    "falcon": "its attention may add a bias by position (ALiBi)",
+    "gemma2": "its attention has a soft cap",
+    "gpt_oss": "its attention has sinks",
+    "mpt": "its attention adds a bias by position (ALiBi)",
+}
 _NAME = "rlprims_packed"
 
 
-class Layout(NamedTuple):
-    """Where the tokens of B rows stand: the prompts that differ, then each response without its last token.
+def use_packing(model: nn.Module) -> None:
+    """Let the model use the packed attention, by transformers' own switch.
 
-    For attention the rows stand in blocks of nearly equal lengths, each as wide as its longest: S slots in all.
+    Raises:
+        ValueError: its type is not among those that are tested, or its attention has a soft cap.
+    """
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    kind = config.model_type
+    reason = _REFUSED.get(kind)
+    if reason is None and getattr(config, "attn_logit_softcapping", None) is not None:
+        reason = "its attention has a soft cap"
+    if reason is None and kind not in PACKED_MODELS:
+        reason = f"tested types are {', '.join(PACKED_MODELS)}"
+    if reason is not None:
+        raise ValueError(f"model.packing: a {kind} cannot be packed: {reason}. Set model.packing: false")
+    model.set_attn_implementation(_NAME)  # type: ignore[operator]
+
+
+class Layout(NamedTuple):
+    """Where the tokens of B rows are: the distinct prompts, then each response without its last token.
+
+    For attention the rows are put into blocks of nearly equal lengths, each as wide as its longest row: S slots in all.
     """
 
     input_ids: Tensor  # (1, N)
     position_ids: Tensor  # (1, N)
     blocks: list[tuple[int, int]]  # rows and width of each
-    tokens: Tensor  # (S,), which of the N is in each slot, the prompt's first; 0 where a row has no more
-    slots: Tensor  # (N,), where in the blocks each token is found, once
-    predicting: Tensor  # (M,), of each attended response token, row after row, the token before it
-    attended: Tensor  # (B, T), those tokens
+    tokens: Tensor  # (S,), which of the N tokens is in each slot, the prompt's first; 0 after the end of a row
+    slots: Tensor  # (N,), one slot of each token
+    predicting: Tensor  # (M,), the token before each attended response token, row after row
+    attended: Tensor  # (B, T), the attended response tokens
 
 
 def layout(batch: dict[str, Tensor]) -> Layout:
-    """Of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
+    """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
-    here, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
-    distinct, source = torch.unique(torch.where(here, prompts, -1), dim=0, return_inverse=True)
-    lengths, read = (distinct >= 0).sum(-1), (attended.sum(-1) - 1).clamp(min=0)
-    first_of_prompt = (lengths.cumsum(0) - lengths)[source]
-    first_of_response = lengths.sum() + read.cumsum(0) - read
-    of_prompt = lengths[source]
+    in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
+    distinct, source = torch.unique(torch.where(in_prompt, prompts, -1), dim=0, return_inverse=True)
+    # The model reads all of a prompt, and of a response all but the last token.
+    distinct_lengths, response_lengths = (distinct >= 0).sum(-1), (attended.sum(-1) - 1).clamp(min=0)
+    prompt_lengths = distinct_lengths[source]
+    first_of_prompt = (distinct_lengths.cumsum(0) - distinct_lengths)[source]
+    first_of_response = distinct_lengths.sum() + response_lengths.cumsum(0) - response_lengths
 
-    of_row = of_prompt + read
-    order = of_row.argsort(descending=True)
-    widths = _widths(of_row[order].tolist())
-    blocks = [(len(list(rows)), width) for width, rows in groupby(widths)]
+    row_lengths = prompt_lengths + response_lengths
+    order = row_lengths.argsort(descending=True)
+    widths = _block_widths(row_lengths[order].tolist())
     width = torch.tensor(widths, device=prompts.device)
     row = order.repeat_interleave(width)
     column = torch.arange(len(row), device=prompts.device) - (width.cumsum(0) - width).repeat_interleave(width)
-    after_prompt = column - of_prompt[row]
+    after_prompt = column - prompt_lengths[row]
     token = torch.where(after_prompt < 0, first_of_prompt[row] + column, first_of_response[row] + after_prompt)
-    has_one = after_prompt < read[row]
-    taken = has_one.nonzero()[:, 0]
-    slots = torch.zeros(int(lengths.sum() + read.sum()), dtype=torch.int64, device=prompts.device)
-    slots[token[taken]] = taken  # of a shared prompt any of its rows
+    is_used = after_prompt < response_lengths[row]
+    used_slots = is_used.nonzero()[:, 0]
+    slots = torch.zeros(int(distinct_lengths.sum() + response_lengths.sum()), dtype=torch.int64, device=prompts.device)
+    slots[token[used_slots]] = used_slots  # a shared prompt has several: any of them
     j = torch.arange(responses.shape[1], device=prompts.device)
-    last_of_prompt = (first_of_prompt + of_prompt - 1)[:, None]
+    last_of_prompt = (first_of_prompt + prompt_lengths - 1)[:, None]
     return Layout(
-        input_ids=torch.cat([distinct[distinct >= 0], responses[j < read[:, None]]])[None],
+        input_ids=torch.cat([distinct[distinct >= 0], responses[j < response_lengths[:, None]]])[None],
         position_ids=column[slots][None],
-        blocks=blocks,
-        tokens=torch.where(has_one, token, 0),
+        blocks=[(len(list(rows)), block_width) for block_width, rows in groupby(widths)],
+        tokens=torch.where(is_used, token, 0),
         slots=slots,
         predicting=torch.where(j == 0, last_of_prompt, first_of_response[:, None] + j - 1)[attended],
         attended=attended,
     )
 
 
-def _widths(lengths: Sequence[int]) -> list[int]:
-    """Of each row, longest first, the width of its block: it joins one that it fills to three quarters."""
+def _block_widths(lengths: Sequence[int]) -> list[int]:
+    """For each row, longest first, the width of its block: a row joins the block that it fills to three quarters."""
     widths: list[int] = []
     for length in lengths:
         widths.append(widths[-1] if widths and 4 * length >= 3 * widths[-1] else max(length, 1))
     return widths
 
 
-def packed_logits(model: nn.Module, where: Layout) -> Tensor:
-    """(M, V): what the model says of each attended response token before it sees it, row after row."""
-    logits: Tensor = model(
-        input_ids=where.input_ids,
-        position_ids=where.position_ids,
-        use_cache=False,
-        logits_to_keep=where.predicting,
-        layout=where,
-    ).logits
-    return logits[0]
+def packed_inputs(where: Layout) -> dict[str, Any]:
+    """The arguments of a packed forward pass."""
+    return {
+        "input_ids": where.input_ids,
+        "position_ids": where.position_ids,
+        "layout": where,
+        # transformers hands a mask of four dimensions on unchanged, and the packed attention does not read it.
+        # Without one transformers would make a mask of (N, N).
+        "attention_mask": where.attended.new_ones(1, 1, 1, 1),
+    }
 
 
-def packs(model: nn.Module) -> bool:
-    """Whether its forward takes a layout."""
-    return bool(getattr(model, "packs", False))
-
-
-@contextmanager
-def packing(model: nn.Module) -> Iterator[None]:
-    """Inside, a forward takes a layout if the model :func:`packs`; the backward belongs inside, it may repeat one."""
-    with attending(model, _NAME):
-        yield
-
-
-@contextmanager
-def attending(model: nn.Module, name: str) -> Iterator[None]:
-    """Inside, the attention is the registered one of that name, if the model :func:`packs`: its own can go."""
-    if not packs(model):
-        yield
-        return
-    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
-    before = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-def probe(model: nn.Module) -> dict[str, Tensor]:
-    """Rows to ask a model with: two with the same prompt, one with a shorter one, and an early end."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    device = next(model.parameters()).device
-    ids = (torch.arange(30, device=device) * 7 % vocabulary).reshape(3, 10)
-    ids[1, :4] = ids[0, :4]
-    attention = torch.ones(3, 10, dtype=torch.bool, device=device)
-    attention[2, :2] = attention[1, 8:] = False
-    return {"prompts": ids[:, :4], "responses": ids[:, 4:], "attention_mask": attention}
-
-
-@torch.no_grad()
-def pack_if_equal(model: nn.Module, padded_logits: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
-    """Let the model pack if that says what the padded forward does: the model itself is asked, no list is complete."""
-    batch = probe(model)
-    where = layout(batch)
-    expected = padded_logits(model, batch)[where.attended]
-    model.packs = True  # type: ignore[assignment]
-    try:
-        with packing(model):
-            packed = packed_logits(model, where)
-    except Exception:  # whatever is raised by a forward that was not made for it
-        model.packs = False  # type: ignore[assignment]
-    else:
-        tolerance = 1e-5 * max(1.0, float(expected.abs().max()))
-        model.packs = torch.allclose(packed, expected, rtol=0, atol=tolerance)  # type: ignore[assignment]
-
-
-def micro_batches_of_groups(
+def packed_micro_batches(
     prompts: Sequence[int], prompt_lengths: Sequence[int], response_lengths: Sequence[int], *, max_tokens: int
 ) -> list[list[int]]:
-    """Rows in their order into micro-batches of at most ``max_tokens`` tokens, a prompt's counted once in each.
+    """Rows in their order into micro-batches of at most ``max_tokens`` tokens; a prompt counts once in each.
 
-    ``prompts`` says which rows have the same.
+    Rows with the same number in ``prompts`` have the same prompt.
 
     Raises:
         ValueError: a row is longer than the budget; it names the row.
@@ -174,32 +169,35 @@ def micro_batches_of_groups(
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention of (1, heads, N, d) within each row of the layout."""
-    where: Layout = kwargs.pop("layout")
+    """Causal attention of (1, heads, N, d) within each row of the layout; without a layout transformers' ``sdpa``."""
+    where: Layout | None = kwargs.pop("layout", None)
+    if where is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
-        raise ValueError(f"the packed forward does not know {unknown}")
+        raise ValueError(f"packed attention has no {unknown}: set model.packing: false")
     window = kwargs.pop("sliding_window", None)
 
     def in_blocks(x: Tensor) -> list[Tensor]:
-        # The gradient of this index adds slices, that of x[...] single numbers.
+        # The gradient of index_select adds slices, that of x[...] single numbers.
         tokens = x[0].transpose(0, 1).index_select(0, where.tokens)
         parts = torch.split(tokens, [rows * width for rows, width in where.blocks])
         return [
             part.view(*block, *part.shape[1:]).transpose(1, 2) for part, block in zip(parts, where.blocks, strict=True)
         ]
 
-    outs = []
+    outputs = []
     for q, k, v in zip(*map(in_blocks, (query, key, value)), strict=True):
         width = q.shape[2]
-        mask = None if window is None or window >= width else _band(width, window, q.device)
-        outs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
-    return torch.cat(outs).index_select(0, where.slots)[None], None
+        mask = None if window is None or window >= width else _window_mask(width, window, q.device)
+        outputs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
+    return torch.cat(outputs).index_select(0, where.slots)[None], None
 
 
-def _band(width: int, window: int, device: torch.device) -> Tensor:
+def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
     position = torch.arange(width, device=device)
     distance = position[:, None] - position
     return ((distance >= 0) & (distance < window))[None, None]
 
 
 AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)

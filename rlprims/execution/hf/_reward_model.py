@@ -1,4 +1,4 @@
-"""See :class:`RewardModel`."""
+"""A reward model: scores of responses by a frozen sequence classifier."""
 
 import re
 
@@ -10,13 +10,14 @@ from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig
 from rlprims.execution.hf._generation import left_padded
-from rlprims.execution.hf._models import load_classifier, token_budget
+from rlprims.execution.hf._models import load_classifier
+from rlprims.execution.hf._training import token_budget
 
 
 class RewardModel:
-    """A frozen sequence classifier of one label; its logit at the last token is the score.
+    """A frozen sequence classifier with one label; its logit at the last token is the score.
 
-    It reads the policy's own tokens, or with ``reward_template`` the texts, by its own tokenizer.
+    It reads the policy's tokens; with ``reward_template`` it reads the texts, with its own tokenizer.
 
     Raises:
         ValueError: it cannot be loaded, or its tokens are not the policy's and there is no template.
@@ -47,11 +48,11 @@ class RewardModel:
         scores = torch.full((len(rows),), torch.nan)
         fit = [i for i, tokens in enumerate(rows) if 0 < len(tokens) <= self.window]
         lengths = [len(rows[i]) for i in fit]
-        budget = token_budget(self.model, self.module, max(lengths, default=1))
+        budget = token_budget(self.model, max(lengths, default=1))
         for part in micro_batches(lengths, max_tokens=budget):
             chosen = [fit[i] for i in part]
             tokens = [rows[i] for i in chosen]
-            # Padded on the left, so that the last column is every row's last token.
+            # Padded on the left, so that the last column holds the last token of every row.
             ids, mask = left_padded(tokens, max(map(len, tokens)), 0)
             attention = mask.long().to(self.device)
             logits = self.module(
@@ -78,7 +79,7 @@ class RewardModel:
             ]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False)
         else:
-            # At once: a question may have {response} in it.
+            # In one substitution, because a question may contain "{response}".
             text = re.sub(r"\{(question|response)\}", lambda name: texts[name[1]], template)
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=template != "chat")
         return tokens

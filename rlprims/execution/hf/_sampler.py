@@ -1,4 +1,4 @@
-"""Sampling with a key-value cache: each prompt is read once for all its samples, and finished rows leave the batch."""
+"""Sampling with a key-value cache. A prompt is read once for all its samples, and finished rows leave the batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,35 +6,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Cache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlprims.execution._config import Sampling
-from rlprims.execution.hf._cache import RoomyLayer
 from rlprims.logprobs import from_logits
-from rlprims.softmax import row_blocks
 
-_SHARE_GOING = 7 / 8
-"""Of the rows in the batch, below which the finished ones leave it: that copies the keys and values of the others."""
+_COMPACT_BELOW = 7 / 8
+"""If less than this share of the batch's rows is active, the finished rows are removed, which copies the cache."""
 
 
 class Responses(NamedTuple):
     tokens: Tensor  # int64 (B, T), padded right
     mask: Tensor  # bool (B, T)
     log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
-    truncated: Tensor  # bool (B,), the length limit came before an end
+    truncated: Tensor  # bool (B,), whether the length limit ended the response
 
 
 def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
-    """float64 (B, count) in [0, 1): each row a function of (seed, sample id) alone.
+    """float64 (B, count) in [0, 1): each row is a function of (seed, sample id) only.
 
-    Counter-based, so a sample is the same in any batch, in any order, and again after a crash, with no state to keep.
+    The generator is counter-based and has no state: a sample is the same in any batch, in any order, and after a crash.
     """
     rows = [np.random.Generator(np.random.Philox(key=[seed, sample])).random(count) for sample in sample_ids]
     return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, count, dtype=torch.float64)
 
 
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
-    """Logits to the logits that are sampled from."""
+    """The function from a model's logits to the logits that are sampled from: temperature, top-k, top-p."""
     steps: list[Any] = []
     if sampling.temperature not in (0.0, 1.0):
         steps.append(TemperatureLogitsWarper(sampling.temperature))
@@ -52,14 +50,12 @@ def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
 
 
 def choose(logits: Tensor, u: Tensor | None) -> Tensor:
-    """The token at quantile ``u`` of each row's distribution, or the likeliest."""
+    """The token at quantile ``u`` of each row's distribution; without ``u`` the most likely one."""
     if u is None:
         return logits.argmax(-1)
-    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    for rows in row_blocks(logits):
-        cumulative = torch.softmax(logits[rows].double(), -1).cumsum(-1)
-        # right=True: a banned token adds nothing to the sum, so it is never the first to pass u.
-        chosen[rows] = torch.searchsorted(cumulative, u[rows, None] * cumulative[:, -1:], right=True)[:, 0]
+    cumulative = torch.softmax(logits, -1, dtype=torch.float64).cumsum(-1)
+    # right=True: a token of probability 0 does not increase the sum, so it is never the first above u.
+    chosen = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
     return chosen.clamp(max=logits.shape[-1] - 1)
 
 
@@ -76,7 +72,7 @@ def sample(
     pad_id: int,
     ends_text: Callable[[list[int]], bool] | None = None,
 ) -> Responses:
-    """B responses: row i goes on from the left-padded ``prompts[source[i]]``, with token t at quantile ``u[i, t]``."""
+    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its token t is at quantile ``u[i, t]``."""
     rows, limit = len(source), sampling.max_new_tokens
     device = prompts.device
     process = processed(sampling)
@@ -86,15 +82,15 @@ def sample(
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
     truncated = torch.ones(rows, dtype=torch.bool, device=device)
 
-    row_of = torch.arange(rows, device=device)  # of each lane of the batch
-    going = torch.ones(rows, dtype=torch.bool, device=device)
-    padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
+    row_of = torch.arange(rows, device=device)  # the response of each row of the batch
+    active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
+    is_padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
     positions = (attention.cumsum(-1) - 1).clamp(min=0)
-    inputs, cache = prompts, Cache(layer_class_to_replicate=RoomyLayer)
+    inputs, cache = prompts, DynamicCache(config=model.config)
     for t in range(limit if rows else 0):
         output = model(
             input_ids=inputs,
-            attention_mask=attention if padded else None,
+            attention_mask=attention if is_padded else None,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
@@ -106,24 +102,24 @@ def sample(
             logits, attention, positions = logits[source], attention[source], positions[source]
         logits = process(logits.float())
         chosen = choose(logits, u[row_of, t] if sampling.temperature > 0 else None)
-        alive = row_of[going]
-        tokens[alive, t] = chosen[going]
-        mask[alive, t] = True
-        log_probs[alive, t] = from_logits(logits, chosen)[going]
+        active_rows = row_of[active]
+        tokens[active_rows, t] = chosen[active]
+        mask[active_rows, t] = True
+        log_probs[active_rows, t] = from_logits(logits, chosen)[active]
         ended = torch.isin(chosen, end_ids)
         if ends_text is not None:
             texts = [ends_text(row) for row in tokens[row_of, : t + 1].tolist()]
             ended |= torch.tensor(texts, dtype=torch.bool, device=device)
-        truncated[row_of[ended & going]] = False
-        going &= ~ended
-        left = int(going.sum())
-        if not left:
+        truncated[row_of[ended & active]] = False
+        active &= ~ended
+        number_active = int(active.sum())
+        if not number_active:
             break
-        if left < _SHARE_GOING * len(going):
-            lanes = going.nonzero()[:, 0]
-            cache.batch_select_indices(lanes)
-            row_of, attention, positions, chosen = row_of[lanes], attention[lanes], positions[lanes], chosen[lanes]
-            going = going[lanes]
+        if number_active < _COMPACT_BELOW * active.shape[0]:
+            kept = active.nonzero()[:, 0]
+            cache.batch_select_indices(kept)
+            row_of, attention, positions, chosen = row_of[kept], attention[kept], positions[kept], chosen[kept]
+            active = active[kept]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
     return Responses(tokens, mask, log_probs, truncated)

@@ -1,4 +1,4 @@
-"""See :class:`LocalExecution`."""
+"""The execution of one process."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, wi
 
 
 class LocalExecution:
-    """The :class:`rlprims.execution.Execution` of one process: the policy itself samples, nothing is synchronized."""
+    """The :class:`rlprims.execution.Execution` of one process. It samples from the trained weights themselves."""
 
     overlaps = False
 
@@ -101,12 +101,12 @@ class LocalExecution:
         """Nothing outlives the object."""
 
     def save(self, directory: Path) -> None:
-        for name, learner in self.training.learners().items():
-            learner.save(directory, name)
+        for name, state in self.training.train_states().items():
+            state.save(directory, name)
         self.tokenizer.save_pretrained(directory / "policy")
         save_version(directory, self.weights_version)
 
     def load(self, directory: Path) -> None:
-        for name, learner in self.training.learners().items():
-            learner.load(directory, name)
+        for name, state in self.training.train_states().items():
+            state.load(directory, name)
         self.weights_version = load_version(directory)

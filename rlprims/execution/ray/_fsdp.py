@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor
 from rlprims.execution._config import RayConfig
 from rlprims.execution.hf import Ranks
 from rlprims.execution.hf._adapters import check_base, is_adapted
-from rlprims.execution.hf._learner import Learner
 from rlprims.execution.hf._models import adapter_of, save_model
+from rlprims.execution.hf._train_state import TrainState
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -82,43 +82,45 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def save(learner: Learner, directory: Path, name: str, *, rank: int) -> None:
+def save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> None:
     """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it."""
-    _write(_weights(learner), directory / f"{name}_shards")
-    if learner.optimizer.state:  # else there is nothing yet, and asking for it would begin it
-        _write(_slots(learner), directory / f"{name}_optimizer_shards")
-    full = _full(learner)
+    _write(_weights(train_state), directory / f"{name}_shards")
+    if train_state.optimizer.state:  # else there is nothing yet, and asking for it would begin it
+        _write(_slots(train_state), directory / f"{name}_optimizer_shards")
+    full = _full(train_state)
     if rank == 0:
-        save_model(learner.module, directory / name, full)
-        (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": learner.update}))
+        save_model(train_state.module, directory / name, full)
+        (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": train_state.update}))
     dist.barrier()
 
 
-def load(learner: Learner, directory: Path, name: str) -> None:
+def load(train_state: TrainState, directory: Path, name: str) -> None:
     """What :func:`save` wrote, on any number of ranks.
 
     Raises:
         ValueError: it is of another model.
     """
-    weights = _weights(learner)
+    weights = _weights(train_state)
     _read(weights, directory / f"{name}_shards")
-    set_model_state_dict(learner.module, weights, options=StateDictOptions(strict=False))  # a tied weight is there once
-    if is_adapted(learner.module) and (full := _full(learner)):
-        check_base(learner.module, adapter_of(directory / name), full)
-    learner.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
+    set_model_state_dict(
+        train_state.module, weights, options=StateDictOptions(strict=False)
+    )  # a tied weight is there once
+    if is_adapted(train_state.module) and (full := _full(train_state)):
+        check_base(train_state.module, adapter_of(directory / name), full)
+    train_state.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
     slots_of_all = directory / f"{name}_optimizer_shards"
     if not slots_of_all.exists():
-        learner.optimizer.state.clear()
+        train_state.optimizer.state.clear()
         return
-    slots = _slots(learner)
+    slots = _slots(train_state)
     _read(slots, slots_of_all)
     for key in (k for k in slots if k.endswith(".step")):
         slots[key] = slots[key].reshape(())
     everything: dict[str, Any] = {
-        **get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT),
+        **get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT),
         **slots,
     }
-    set_optimizer_state_dict(learner.module, learner.optimizer, everything, options=_FLAT)
+    set_optimizer_state_dict(train_state.module, train_state.optimizer, everything, options=_FLAT)
 
 
 def _write(tensors: dict[str, Any], directory: Path) -> None:
@@ -135,26 +137,28 @@ def _read(tensors: dict[str, Any], directory: Path) -> None:
     load_shards(tensors, storage_reader=reader)
 
 
-def _full(learner: Learner) -> dict[str, Any]:
+def _full(train_state: TrainState) -> dict[str, Any]:
     """The whole model on rank 0; nothing on the others."""
     state: dict[str, Any] = get_model_state_dict(
-        learner.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        train_state.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
     return state
 
 
-def _weights(learner: Learner) -> dict[str, Any]:
+def _weights(train_state: TrainState) -> dict[str, Any]:
     """The shards of what is trained on this rank; of tied weights the first name."""
     once: dict[int, str] = {}
-    state: dict[str, Any] = get_model_state_dict(learner.module, options=StateDictOptions(ignore_frozen_params=True))
+    state: dict[str, Any] = get_model_state_dict(
+        train_state.module, options=StateDictOptions(ignore_frozen_params=True)
+    )
     for name, x in state.items():
         local = x.to_local() if isinstance(x, DTensor) else x
         once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)
     return {name: state[name] for name in once.values()}
 
 
-def _slots(learner: Learner) -> dict[str, Tensor]:
+def _slots(train_state: TrainState) -> dict[str, Tensor]:
     """The optimizer's tensors by name: its state begins to exist where there was none."""
-    state: Any = get_optimizer_state_dict(learner.module, learner.optimizer, options=_FLAT)
+    state: Any = get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT)
     tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
     return {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}

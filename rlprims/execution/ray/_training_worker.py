@@ -128,24 +128,24 @@ class TrainingWorker(Observed):
     def _move(self, device: torch.device) -> None:
         if self.training.device.type == "cpu" or self.lives_on_cpu:
             return
-        learners = self.training.learners().values()
+        states = self.training.train_states().values()
         frozen = (self.training.reference, self.reward_model.module if self.reward_model else None)
-        for module in (*(learner.module for learner in learners), *frozen):
+        for module in (*(state.module for state in states), *frozen):
             if module is not None:
                 module.to(device)
-        for learner in learners:
-            for slots in learner.optimizer.state.values():
+        for state in states:
+            for slots in state.optimizer.state.values():
                 slots.update({name: slot.to(device) for name, slot in slots.items() if name != "step"})
 
     @everywhere
     def save(self, directory: Path) -> None:
-        for name, learner in self.training.learners().items():
-            _fsdp.save(learner, directory, name, rank=self.rank)
+        for name, state in self.training.train_states().items():
+            _fsdp.save(state, directory, name, rank=self.rank)
 
     @everywhere
     def load(self, directory: Path) -> None:
-        for name, learner in self.training.learners().items():
-            _fsdp.load(learner, directory, name)
+        for name, state in self.training.train_states().items():
+            _fsdp.load(state, directory, name)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

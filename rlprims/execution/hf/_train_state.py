@@ -1,4 +1,4 @@
-"""A model that learns: AdamW, its learning rate over time, and the guard against gradients that are not finite."""
+"""A model in training: AdamW, its learning rate over time, and the guard against gradients that are not finite."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from rlprims.execution.hf._models import restore, save_model
 
 
 def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
-    """Of update number ``update`` (from 0) of ``updates``: linear warm-up, then the schedule to the final ratio."""
+    """The rate of update number ``update`` (from 0) of ``updates``: linear warm-up, then the schedule."""
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
     progress = min(1.0, (update - config.warmup_steps) / max(1, updates - 1 - config.warmup_steps))
@@ -24,8 +24,8 @@ def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
     return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * left[config.schedule])
 
 
-class Learner:
-    """A module, its optimizer, and how many updates it has made."""
+class TrainState:
+    """A module, its optimizer, and the number of updates so far."""
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, updates: int) -> None:
         self.module = module
@@ -37,9 +37,9 @@ class Learner:
         )
 
     def step(self) -> tuple[float, float, bool]:
-        """Apply the accumulated gradients; (gradient norm before clipping, learning rate, skipped).
+        """Apply the accumulated gradients; returns (gradient norm before clipping, learning rate, skipped).
 
-        A norm that is not finite leaves weights and moments untouched: one such step would poison both.
+        If the norm is not finite, weights and moments stay as they are: one such step would make both NaN.
         """
         total = nn.utils.clip_grad_norm_(self.module.parameters(), self.config.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)

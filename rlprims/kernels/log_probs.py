@@ -3,7 +3,7 @@
 A block is computed by the formula, and again in backward: nothing as large as the logits is made but their gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rlprims.kernels import ACCELERATED
 
-_CPU_ELEMENTS, _GPU_ELEMENTS = 2**19, 2**26
-"""Elements of one block: in float32 2 MiB, which stay in a cache; a GPU pays a few launches for each."""
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**26
+"""Elements of one block: in float32 1 MiB, which stays in a cache; a GPU pays a few launches for each."""
 
 
-def log_softmax_scores(
+def log_probs_and_entropies(
     logits: Tensor,
     token_ids: Tensor,
     temperature: float,
@@ -26,7 +26,7 @@ def log_softmax_scores(
     """Log-probs (..., K), and entropies (...) unless not asked for."""
     leading, each = logits.shape[:-1], token_ids.shape[-1]
     rows = leading.numel()
-    log_probs, entropies = _LogSoftmaxScores.apply(
+    log_probs, entropies = _LogProbsAndEntropies.apply(
         logits.reshape(rows, logits.shape[-1]),
         token_ids.reshape(rows, each),
         (temperature, soft_cap, with_entropies),
@@ -35,12 +35,12 @@ def log_softmax_scores(
     return log_probs.reshape(token_ids.shape), entropies.reshape(leading) if with_entropies else None
 
 
-class _LogSoftmaxScores(torch.autograd.Function):
+class _LogProbsAndEntropies(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, token_ids: Tensor, options: tuple[Any, ...], overwrite: bool
     ) -> tuple[Tensor, Tensor | None]:
-        formula = ACCELERATED["log_softmax_scores"].formula
+        formula = ACCELERATED["log_probs_and_entropies"].formula
         parts = [formula(logits[rows], token_ids[rows], *options) for rows in row_blocks(logits)]
         log_probs, entropies = zip(*parts, strict=True)
         ctx.save_for_backward(logits, token_ids)
@@ -49,18 +49,20 @@ class _LogSoftmaxScores(torch.autograd.Function):
         return torch.cat(log_probs), torch.cat(entropies) if options[-1] else None
 
     @staticmethod
-    def backward(
-        ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None
-    ) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        if of_log_probs is None and of_entropies is None:
+            return None, None, None, None
         logits, token_ids = ctx.saved_tensors
-        formula, (temperature, soft_cap, _) = ACCELERATED["log_softmax_scores"].formula, ctx.options
+        formula, (temperature, soft_cap, _) = ACCELERATED["log_probs_and_entropies"].formula, ctx.options
+        weights = of_log_probs, of_entropies
+        if torch.is_grad_enabled():  # create_graph=True
+            scores = formula(logits, token_ids, *ctx.options)
+            return *differentiable_gradients(scores, weights, [logits]), None, None, None
 
         def total(block: Tensor, rows: slice) -> Tensor:
             scores = formula(block, token_ids[rows], temperature, soft_cap, of_entropies is not None)
-            return weighted_sum(scores, (of_log_probs, of_entropies), rows)
+            return weighted_sum(scores, weights, rows)
 
-        if torch.is_grad_enabled():  # create_graph=True
-            return *torch.autograd.grad(total(logits, slice(None)), logits, create_graph=True), None, None, None
         # Detached it still counts as the same memory: torch refuses the backward of others that have saved it.
         gradient = logits.detach() if ctx.overwrite else torch.empty_like(logits)
         write_gradient(total, logits, gradient)
@@ -74,10 +76,19 @@ def row_blocks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, max(1, logits.shape[0]), rows))
 
 
-def weighted_sum(outputs: tuple[Tensor | None, ...], weights: tuple[Tensor | None, ...], rows: slice) -> Tensor:
+def weighted_sum(outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], rows: slice) -> Tensor:
     """Σ output · weight: its gradient is what backward is asked for. None is what no loss reads."""
     terms = [(x * w[rows]).sum() for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
     return torch.stack(terms).sum()
+
+
+def differentiable_gradients(
+    outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The gradients of Σ output · weight, for ``create_graph=True``; the weights may depend on the inputs."""
+    read = [(x, w) for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
+    outputs, weights = zip(*read, strict=True)
+    return torch.autograd.grad(outputs, inputs, weights, create_graph=True)
 
 
 def write_gradient(total: Callable[[Tensor, slice], Tensor], logits: Tensor, out: Tensor) -> None:

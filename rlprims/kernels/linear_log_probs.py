@@ -4,14 +4,14 @@ Each tile's logits stand in the same memory, and are made again in backward, whe
 vocabulary is whole in each tile, so that a gradient of the hidden states is rounded once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlprims.kernels import ACCELERATED, without_autocast
-from rlprims.kernels.logits_in_blocks import row_blocks, weighted_sum, write_gradient
+from rlprims.kernels.log_probs import differentiable_gradients, row_blocks, weighted_sum, write_gradient
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**24, 2**28
 """Elements of one tile: 64 MiB of float32 are enough for a full-speed product on a CPU; a GPU needs a thousand rows."""
@@ -23,17 +23,17 @@ Total = Callable[[Tensor, slice], Tensor]
 """From the logits of some tokens to what is differentiated: a sum over these tokens."""
 
 
-def linear_scores(
+def linear_log_probs(
     hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, like ``token_ids``."""
     states = hidden.reshape(-1, hidden.shape[-1])
-    scores = _LinearScores.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap)
+    scores = _LinearLogProbs.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap)
     log_probs, entropies = (x.reshape(token_ids.shape) for x in scores)
     return log_probs, entropies
 
 
-class _LinearScores(torch.autograd.Function):
+class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
@@ -47,26 +47,25 @@ class _LinearScores(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    def backward(
-        ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        if of_log_probs is None and of_entropies is None:
+            return None, None, None, None, None
         hidden, head_weight, token_ids = ctx.saved_tensors
         weights = of_log_probs, of_entropies
         if torch.is_grad_enabled():  # create_graph=True
-            scores = ACCELERATED["linear_scores"].formula(hidden, head_weight, token_ids, *ctx.options)
-            total = weighted_sum(scores, weights, slice(None))
-            return *_differentiable_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None, None
-        score = _scorer(hidden, token_ids, *ctx.options, with_entropies=of_entropies is not None)
-        gradients = _gradients(
-            lambda logits, tokens: weighted_sum(score(logits, tokens), weights, tokens),
-            hidden,
-            head_weight,
-            ctx.needs_input_grad,
-        )
-        return *gradients, None, None, None
+            hidden, head_weight = _aliases(hidden, head_weight)
+            scores = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
+            return *_if_needed(scores, weights, (hidden, head_weight), ctx.needs_input_grad), None, None, None
+        temperature, soft_cap = ctx.options
+        score = _scorer(hidden, token_ids, temperature, soft_cap, with_entropies=of_entropies is not None)
+
+        def total(logits: Tensor, tokens: slice) -> Tensor:
+            return weighted_sum(score(logits, tokens), weights, tokens)
+
+        return *_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None, None
 
 
-def linear_loss(
+def linear_token_loss(
     hidden: Tensor,
     head_weight: Tensor,
     token_ids: Tensor,
@@ -89,12 +88,12 @@ def linear_loss(
 
     if not torch.is_grad_enabled():
         hidden, head_weight = hidden.detach(), head_weight.detach()
-    loss, *scores = _LinearLoss.apply(hidden[valid], head_weight, ids, total, temperature, soft_cap)
+    loss, *scores = _LinearTokenLoss.apply(hidden[valid], head_weight, ids, total, temperature, soft_cap)
     log_probs, entropies = (x.new_zeros(mask.shape).index_put((valid,), x) for x in scores)
     return loss, log_probs, entropies
 
 
-class _LinearLoss(torch.autograd.Function):
+class _LinearTokenLoss(torch.autograd.Function):
     """The gradients are made in forward, while each tile's logits are there, and handed over in backward."""
 
     @staticmethod
@@ -133,9 +132,10 @@ class _LinearLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             hidden, head_weight, token_ids = ctx.saved_tensors
-            log_probs, _ = ACCELERATED["linear_scores"].formula(hidden, head_weight, token_ids, *ctx.options)
-            total = ctx.total(log_probs, slice(None)) * grad
-            return *_differentiable_gradients(total, hidden, head_weight, ctx.needs_input_grad), *[None] * 4
+            hidden, head_weight = _aliases(hidden, head_weight)
+            log_probs, _ = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
+            total = ctx.total(log_probs, slice(None))
+            return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 4
         if ctx.gradients is None:
             raise RuntimeError(
                 "backward of fused_loss runs once: its gradients were handed over. Call fused_loss again"
@@ -145,18 +145,17 @@ class _LinearLoss(torch.autograd.Function):
 
 
 def _scorer(
-    hidden: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None, with_entropies: bool = True
-) -> Callable[[Tensor, slice], tuple[Tensor, Tensor]]:
+    hidden: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None, *, with_entropies: bool = True
+) -> Callable[[Tensor, slice], tuple[Tensor, Any]]:
     """From the logits of some tokens to their log-probs and entropies, by the formula; NaN where it says NaN."""
     finite = hidden.isfinite().all(-1)
-    formula = ACCELERATED["log_softmax_scores"].formula
+    formula = ACCELERATED["log_probs_and_entropies"].formula
 
-    def score(logits: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+    def score(logits: Tensor, tokens: slice) -> tuple[Tensor, Tensor | None]:
         ids = token_ids[tokens, None]
         log_probs, entropies = formula(logits, ids, temperature, soft_cap, with_entropies)
-        log_probs = log_probs[:, 0]
-        entropies = log_probs.detach() if entropies is None else entropies
-        return tuple(torch.where(finite[tokens], x, torch.nan) for x in (log_probs, entropies))
+        log_probs = torch.where(finite[tokens], log_probs[:, 0], torch.nan)
+        return log_probs, None if entropies is None else torch.where(finite[tokens], entropies, torch.nan)
 
     return score
 
@@ -176,7 +175,11 @@ def _gradients(
     of_hidden = torch.empty_like(hidden) if needs[0] else None
     of_weight = torch.zeros_like(head_weight, dtype=precision) if needs[1] else None
     for tokens, states, slopes in _tiles(hidden, head_weight):
-        write_gradient(lambda logits, rows, tokens=tokens: total(logits, _within(tokens, rows)), slopes, slopes)
+
+        def total_of_rows(block: Tensor, rows: slice, tokens: slice = tokens) -> Tensor:
+            return total(block, _within(tokens, rows))
+
+        write_gradient(total_of_rows, slopes, slopes)
         slopes, scale = _narrow(slopes, head_weight.dtype)
         with without_autocast(hidden):
             if of_hidden is not None:
@@ -186,13 +189,18 @@ def _gradients(
     return of_hidden, None if of_weight is None else of_weight.to(head_weight.dtype)
 
 
-def _differentiable_gradients(
-    total: Tensor, hidden: Tensor, head_weight: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None]:
-    wanted = [x for x, need in zip((hidden, head_weight), needs, strict=False) if need]
-    gradients = iter(torch.autograd.grad(total, wanted, create_graph=True))
-    of_hidden, of_weight = (next(gradients) if need else None for need in needs[:2])
-    return of_hidden, of_weight
+def _if_needed(
+    outputs: Sequence[Tensor], weights: Sequence[Tensor | None], inputs: Sequence[Tensor], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The differentiable gradients of those inputs that need one."""
+    wanted = [x for x, need in zip(inputs, needs, strict=False) if need]
+    gradients = iter(differentiable_gradients(outputs, weights, wanted))
+    return [next(gradients) if need else None for need in needs[: len(inputs)]]
+
+
+def _aliases(*inputs: Tensor) -> Iterator[Tensor]:
+    """The same tensors, none of which depends on another: each gradient is a partial one."""
+    return (x.view_as(x) for x in inputs)
 
 
 def _tiles(hidden: Tensor, head_weight: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -1,0 +1,111 @@
+"""Each kernel beside its formula: the same numbers and gradients on this machine, and how long both take.
+
+``rlprims doctor --kernels`` and the tests ask here. The modules that hold the formulas must be imported before.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlprims.kernels import ACCELERATED
+
+TOLERANCE = 1e-5
+"""Of a difference, relative to the largest number of the formula; rounding in float32 is below 1e-6 of it."""
+
+
+class Comparison(NamedTuple):
+    """The largest relative difference of outputs and gradients, and seconds of one call with its gradient."""
+
+    difference: float
+    formula_seconds: float
+    kernel_seconds: float
+
+
+def _scan(device: torch.device) -> tuple[Any, ...]:
+    a, b = (torch.rand(256, 1024, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    a = torch.where(torch.arange(1024) % 100 == 0, 0.0, a)
+    return a.to(device), b.to(device)
+
+
+def _log_probs(device: torch.device) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(256, 8192, generator=generator)).to(device).requires_grad_()
+    return logits, torch.randint(8192, (256, 1), generator=generator).to(device), 0.7
+
+
+def _head(device: torch.device) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(n, 128, generator=generator).to(device) for n in (256, 8192))
+    token_ids = torch.randint(8192, (256,), generator=generator).to(device)
+    return hidden.requires_grad_(), (head / 8).requires_grad_(), token_ids
+
+
+def _token_loss(device: torch.device) -> tuple[Any, ...]:
+    hidden, head, token_ids = _head(device)
+    weights, mask = torch.rand(256, device=device), torch.arange(256, device=device) % 4 > 0
+    return hidden, head, token_ids, weights, mask, _weighted_log_probs, 1.0, None
+
+
+def _weighted_log_probs(log_probs: Tensor, weights: Tensor, mask: Tensor, /) -> Tensor:
+    return torch.where(mask, log_probs * weights, 0.0).sum()
+
+
+EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
+    "reverse_scan": _scan,
+    "log_probs_and_entropies": _log_probs,
+    "linear_log_probs": lambda device: (*_head(device), 1.0, None),
+    "linear_token_loss": _token_loss,
+}
+"""Arguments for each accelerated formula, of a size at which a kernel may show what it gains."""
+
+
+def missing(module: str, device_type: str) -> str | None:
+    """Why this kernel cannot run here; None if it can."""
+    if module.endswith("_triton") and find_spec("triton") is None:
+        return "Triton is not installed: pip install 'rlprims[triton]'"
+    if device_type == "cuda" and not torch.cuda.is_available():
+        return "no CUDA device here"
+    return None
+
+
+def compare(name: str, module: str, device: torch.device) -> Comparison:
+    """One kernel beside its formula, on example inputs."""
+    accelerated, arguments = ACCELERATED[name], EXAMPLES[name](device)
+    functions = [accelerated.formula, accelerated.kernel(module)]
+    want, got = (_outputs_and_gradients(function, arguments) for function in functions)
+    difference = max(_difference(x, y) for x, y in zip(got, want, strict=True))
+    return Comparison(difference, *(_seconds(function, arguments, device) for function in functions))
+
+
+def _outputs_and_gradients(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
+    outputs = function(*arguments)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    leaves = [x for x in arguments if isinstance(x, Tensor) and x.requires_grad]
+    if not leaves:
+        return outputs
+    total = torch.stack([x.sum() for x in outputs if x.requires_grad]).sum()
+    return [*(x.detach() for x in outputs), *torch.autograd.grad(total, leaves)]
+
+
+def _difference(x: Tensor, y: Tensor) -> float:
+    largest = y.abs().max().clamp(min=torch.finfo(y.dtype).tiny)
+    return float((x - y).abs().max() / largest)
+
+
+def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device) -> float:
+    """The median of five runs."""
+
+    def run() -> float:
+        began = perf_counter()
+        _outputs_and_gradients(function, arguments)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return perf_counter() - began
+
+    run()
+    return median(run() for _ in range(5))

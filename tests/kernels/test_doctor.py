@@ -1,0 +1,32 @@
+"""``rlprims doctor --kernels``."""
+
+import pytest
+
+from rlprims.kernels import ACCELERATED
+from rlprims.trainer.cli import main
+
+Row = tuple[str, str, str]
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> dict[Row, list[str]]:
+    """The lines of the table, by formula, kernel and device."""
+    assert main(["doctor", "--kernels"]) == 0
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    return {(cells[1], cells[2], cells[3]): cells for cells in lines if cells}
+
+
+def test_it_compares_every_kernel_and_says_how_to_change_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
+    found = rows(capsys)
+    kernels = {(name, module, device) for name, of in ACCELERATED.items() for device, module in of.modules.items()}
+    assert found.keys() == kernels
+    assert all(cells[0] in ("ok", "-") for cells in found.values())
+    scan = found["reverse_scan", "scan_cpu", "cpu"]
+    assert (scan[0], scan[7]) == ("ok", "on")
+    assert "RLPRIMS_KERNELS=0" in scan[8]
+    monkeypatch.setenv("RLPRIMS_KERNELS", "0")
+    scan = rows(capsys)["reverse_scan", "scan_cpu", "cpu"]
+    assert (scan[7], scan[8]) == ("off", "on: RLPRIMS_KERNELS=scan_cpu")
