@@ -60,9 +60,9 @@ def pass_at_k(
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     ranks = group_ranks(s, group_ids, valid_rows)
     sorted_scores = ranks.sort(s)
-    is_best = (ranks.ranks == ranks.sizes - 1) & (ranks.sizes > 1)
+    is_best = ranks.ranks == ranks.sizes - 1
     a = ranks.unsort(torch.where(is_best, sorted_scores - sorted_scores.roll(1), 0.0))
-    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)  # as is a group of one
     if normalize_std:
         a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
     return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)
