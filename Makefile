@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-peers test-ray mutants test-triton lint bench docs notebooks clean
+.PHONY: demo demo-ray compare install-ray test test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -26,7 +26,10 @@ test: $(VENV)/.dev lint ## style, types, architecture, and the fast tests
 	$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not laws"
+
+test-laws: $(VENV)/.dev ## export, DTensors and every second derivative of every primitive; half an hour
+	$(BIN)/python -m pytest -q -n 2 -m laws tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers

@@ -41,7 +41,7 @@ RECORDS: list[dict[str, Any]] = [
         matters={"tolerance": 10.0, "all_reduce": doubled_in_number},
         exempt={
             "a shift of a group cancels": "rewards are 0 or 1",
-            "nan stays in its group": "the Beta distribution is that of the whole batch",
+            "nan stays in its group": "the Beta distribution is that of all prompts of the batch",
         },
     ),
     record("advantage.clip", {"low": -0.5, "high": 0.8}, {"low": -0.2, "high": 0.3}),

@@ -103,7 +103,7 @@ def _whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Calla
     """(x − μ) / (σ + ε), where :func:`whiten` has sqrt(σ² + ε)."""
     moments = batch_moments(x, mask, ddof=ddof, all_reduce=all_reduce)
     denominator = safe_sqrt(moments.variance) + eps
-    is_defined = (moments.size > 1) & (denominator != 0)
+    is_defined = denominator != 0
     return zero_outside(moments.centred / torch.where(is_defined, denominator, 1.0), mask & is_defined)
 
 

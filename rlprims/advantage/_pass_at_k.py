@@ -7,10 +7,9 @@ from torch import Tensor
 
 from rlprims.advantage._group import divide_by_std
 from rlprims.advantage._statistics import response_scores
-from rlprims.grouping import group_bounds, group_ranks, group_std, is_constant
-from rlprims.layout import to_tokens
-from rlprims.masking import check_choice
-from rlprims.scan import next_values, sum_from_right
+from rlprims.grouping import Ranks, group_bounds, group_count, group_ranks, group_std, is_constant
+from rlprims.layout import sequence_ids, to_tokens
+from rlprims.masking import check_choice, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 SubsetBaseline: TypeAlias = Literal["leave_one_out_minus_one", "leave_one_out", "none"]
@@ -61,9 +60,9 @@ def pass_at_k(
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     ranks = group_ranks(s, group_ids, valid_rows)
     sorted_scores = ranks.sort(s)
-    is_best = (ranks.ranks == ranks.sizes - 1) & (ranks.sizes > 1)
+    is_best = ranks.ranks == ranks.sizes - 1
     a = ranks.unsort(torch.where(is_best, sorted_scores - sorted_scores.roll(1), 0.0))
-    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)  # as is a group of one
     if normalize_std:
         a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
     return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)
@@ -118,26 +117,32 @@ def pkpo(
         raise ValueError(f"k={k}, expected 1 or more: the size of the subsets whose best counts")
     if baseline == "leave_one_out_minus_one" and k == 1:
         baseline = "leave_one_out"
-    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    ranks = group_ranks(s, group_ids, valid_rows)
-    if baseline != "none":  # then only differences count: measured from the minimum, equal rewards give exactly 0
-        s = s - group_bounds(s.detach(), group_ids, valid_rows)[0]
-    s = s if valid_rows is None else torch.where(valid_rows, s, 0.0)  # adds nothing to the sums over the others
-    s, n, i, cu = ranks.sort(s), ranks.sizes, ranks.ranks, ranks.cu
+    scores, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    low, high = group_bounds(scores.detach(), group_ids, valid_rows)
+    # A is linear in the scores. Those of each group are mapped to [0, 1], so that sums over many groups keep the digits
+    # of all of them, and equal rewards give exactly 0; a group with a score that is not finite takes no part.
+    is_finite = (high - low).isfinite()
+    scale = torch.where(is_finite & (high > low), high - low, 1.0)
+    s = zero_outside((scores - low) / scale, is_finite if valid_rows is None else is_finite & valid_rows)
+    ranks = group_ranks(scores, group_ids, valid_rows)
+    s, n, i = ranks.sort(s), ranks.sizes, ranks.ranks
     share = s / (n - 1).clamp(min=1)
 
     # Of the C(n−1, k−1) subsets that hold i, counted from 0 in ascending order, i is the best of C(i, k−1), and j > i
     # of C(j−1, k−2). Without i, the best of k − 1 lower ones is j in C(j, k−2) cases; of any k, in C(j or j−1, k−1).
     a = _ratio(i, n - 1, k - 1, s.dtype) * s
     if baseline == "leave_one_out_minus_one":
-        a = a - _sum_before((k - 1) * _ratio(i, n - 2, k - 2, s.dtype) * share, cu)
+        a = a - _sum_before((k - 1) * _ratio(i, n - 2, k - 2, s.dtype) * share, ranks)
     else:
-        a = a + _sum_after((k - 1) * _ratio(i - 1, n - 2, k - 2, s.dtype) * share, cu)
+        a = a + _sum_after((k - 1) * _ratio(i - 1, n - 2, k - 2, s.dtype) * share, ranks)
     if baseline == "leave_one_out":
-        a = a - _sum_before(k * _ratio(i, n - 2, k - 1, s.dtype) * share, cu)
-        a = a - _sum_after(k * _ratio(i - 1, n - 2, k - 1, s.dtype) * share, cu)
-    is_large_enough = n >= (k + 1 if baseline == "leave_one_out" else k)
-    return to_tokens(ranks.unsort(torch.where(is_large_enough, k * a, 0.0)), mask, cu_seqlens)
+        a = a - _sum_before(k * _ratio(i, n - 2, k - 1, s.dtype) * share, ranks)
+        a = a - _sum_after(k * _ratio(i - 1, n - 2, k - 1, s.dtype) * share, ranks)
+    a = k * scale * ranks.unsort(a)
+    a = a + k * low if baseline == "none" else a
+    minimum = k + 1 if baseline == "leave_one_out" else k
+    a = torch.where(group_count(group_ids, valid_rows) >= minimum, torch.where(is_finite, a, torch.nan), 0.0)
+    return to_tokens(a, mask, cu_seqlens)
 
 
 def _ratio(a: Tensor, b: Tensor, m: int, dtype: torch.dtype) -> Tensor:
@@ -148,12 +153,18 @@ def _ratio(a: Tensor, b: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     return ratio
 
 
-def _sum_after(x: Tensor, cu: CuSeqlens) -> Tensor:
+def _sum_before(x: Tensor, ranks: Ranks) -> Tensor:
+    """For each row the sum over the rows of its group with a lower rank; rows are sorted by ``ranks``."""
+    sums, group = _running_sum(x), sequence_ids(ranks.cu, x.shape[0])
+    return (sums[:-1] - sums[ranks.cu[group]]).to(x.dtype)
+
+
+def _sum_after(x: Tensor, ranks: Ranks) -> Tensor:
     """For each row the sum over the rows of its group with a higher rank."""
-    every_row = torch.ones_like(x, dtype=torch.bool)
-    return next_values(sum_from_right(x, every_row, cu), every_row, None, cu)
+    sums, group = _running_sum(x), sequence_ids(ranks.cu, x.shape[0])
+    return (sums[ranks.cu[group + 1]] - sums[1:]).to(x.dtype)
 
 
-def _sum_before(x: Tensor, cu: CuSeqlens) -> Tensor:
-    """For each row the sum over the rows of its group with a lower rank."""
-    return _sum_after(x.flip(0), x.shape[0] - cu.flip(0)).flip(0)
+def _running_sum(x: Tensor) -> Tensor:
+    """(B+1,), from 0."""
+    return torch.cat([x.new_zeros(1, dtype=torch.float64), x.double().cumsum(0)])

@@ -48,9 +48,8 @@ def tokens_of_valid_rows(
 
 
 class BatchMoments(NamedTuple):
-    """Of the valid entries of a batch: how many, mean and variance, and each entry minus the mean, 0 elsewhere."""
+    """Of the valid entries of a batch: mean and variance, and each entry minus the mean, 0 elsewhere."""
 
-    size: Tensor
     mean: Tensor
     variance: Tensor
     centred: Tensor
@@ -62,7 +61,7 @@ def batch_moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[T
     ``all_reduce`` sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     >>> batch_moments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), ddof=1, all_reduce=None)
-    BatchMoments(size=tensor(2.), mean=tensor(2.), variance=tensor(2.), centred=tensor([-1.,  1.,  0.]))
+    BatchMoments(mean=tensor(2.), variance=tensor(2.), centred=tensor([-1.,  1.,  0.]))
     """
     x = zero_outside(x, mask)
     size, total = _over_ranks(all_reduce, mask.sum().to(x.dtype), x.sum())
@@ -73,7 +72,7 @@ def batch_moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[T
     # equal: so the mean of the differences is subtracted too.
     residual, squares = _over_ranks(all_reduce, centred.sum(), centred.square().sum())
     variance = (squares - residual.square() / n).clamp(min=0) / (size - ddof).clamp(min=1)
-    return BatchMoments(size, mean + residual / n, variance, zero_outside(centred - residual / n, mask))
+    return BatchMoments(mean, variance, zero_outside(centred - residual / n, mask))
 
 
 def _over_ranks(all_reduce: Callable[[Tensor], Tensor] | None, *sums: Tensor) -> tuple[Tensor, ...]:

@@ -52,7 +52,7 @@ def whiten(
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
     moments = batch_moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
-    is_defined = (moments.size > 1) & (denominator != 0)
+    is_defined = denominator != 0
     scale = torch.where(is_defined, denominator, 1.0).rsqrt()
     return zero_outside(moments.centred * scale, response_mask & is_defined)
 

@@ -105,3 +105,13 @@ def test_hundreds_of_samples_do_not_overflow() -> None:
 def test_k_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="k=0, expected"):
         per_response([1, 0], 0)
+
+
+@pytest.mark.parametrize("baseline", ["leave_one_out_minus_one", "leave_one_out", "none"])
+@pytest.mark.parametrize("number", [1e30, 3e38, torch.inf, torch.nan])
+def test_a_group_keeps_its_digits_beside_one_of_large_numbers(number: float, baseline: str) -> None:
+    rewards = torch.tensor([[number], [0.25], [1.0], [0.0], [-number], [0.5], [0.5], [0.125]])
+    ids, mask = torch.tensor([0, 1, 1, 1, 0, 1, 0, 1]), torch.ones(8, 1, dtype=torch.bool)
+    alone = pkpo(rewards[ids == 1], torch.zeros(5, dtype=torch.int64), mask[:5], k=3, baseline=baseline)
+    got = pkpo(rewards, ids, mask, k=3, baseline=baseline)
+    torch.testing.assert_close(got[ids == 1], alone, rtol=1e-6, atol=1e-7)
