@@ -136,10 +136,8 @@ SCANS_OF_TOKENS = (
     ),
     *("advantage.vtrace_returns", "rewards.potential_shaping"),
 )
-SCANS_OF_ROWS = ("advantage.pkpo",)
 OF_DTENSORS = ("replicated tensors work", "row sharded tensors work")
 OF_PACKED_SIZES = ("one graph for all packed batches", "exports packed with a dynamic batch")
-OF_SIZES = ("one graph for all batch sizes", "exports with a dynamic batch")
 
 
 def without_a_rule(operation: str) -> dict[str, str]:
@@ -154,10 +152,6 @@ def exemptions(name: str) -> dict[str, str]:
             exempt |= without_a_rule(operation)
     if name in SCANS_OF_TOKENS:
         exempt |= dict.fromkeys(OF_PACKED_SIZES, "a scan is specialized on the number of tokens")
-    if name in SCANS_OF_ROWS:
-        exempt |= dict.fromkeys(
-            (*OF_SIZES, *OF_PACKED_SIZES), "scans over the rows, and is specialized on their number"
-        )
     return exempt
 
 
