@@ -18,6 +18,7 @@ from rlprims.layout import pack
 from rlprims.losses import clipped_surrogate, kl, seq_mean_token_mean, value
 from rlprims.rewards import at_last_token
 from rlprims.testing import check_transforms
+from rlprims.testing._bindings import Effort
 from rlprims.testing._laws_compile import inductor_changes_nothing
 from rlprims.testing._laws_tensors import replicated_tensors_work, row_sharded_tensors_work
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
@@ -43,20 +44,25 @@ ONE_OF_EACH_FAMILY = (
 FIRST_RECORDS = {record.name: record for record in reversed(test_laws.RECORDS)}
 
 
-def hold_thoroughly(record: test_laws.Record) -> None:
+def hold(record: test_laws.Record, effort: Effort) -> None:
     fn = test_laws.function(record.name)
-    record.check(fn, exempt=record.exempt, alternatives=record.matters, effort="thorough", **record.call)
+    record.check(fn, exempt=record.exempt, alternatives=record.matters, effort=effort, **record.call)
+
+
+@pytest.mark.parametrize("name", FIRST_RECORDS)
+def test_the_laws_of_the_compiler(name: str) -> None:
+    hold(FIRST_RECORDS[name], "usual")
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_the_thorough_laws_of_one_of_each_family(name: str) -> None:
-    hold_thoroughly(FIRST_RECORDS[name])
+    hold(FIRST_RECORDS[name], "thorough")
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("record", test_laws.RECORDS, ids=test_laws.label)
 def test_the_thorough_laws(record: test_laws.Record) -> None:
-    hold_thoroughly(record)
+    hold(record, "thorough")
 
 
 @pytest.mark.laws
