@@ -84,6 +84,8 @@ def _compiled(tokens: Tokens, *, dual: float | None, metrics: bool) -> Function 
         print(f"left out: torch.compile needs {COMPILER}")
         return None
 
+    torch._dynamo.config.recompile_limit = 64  # one graph for each size and clip of this file
+
     @torch.compile(fullgraph=True, dynamic=False)
     def traced(*tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         found = diagnostics.policy_update(*tokens, clip_low=LOW, clip_high=HIGH) if metrics else {}
