@@ -29,6 +29,11 @@ def train(words: Path, name: str, *settings: str) -> dict[str, Any]:
     return summary
 
 
+def evaluation(run: Path, step: int) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(line for line in lines if line["kind"] == "eval" and line["step"] == step)
+
+
 @pytest.mark.slow
 def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path) -> None:
     dapo = train(words, "dapo")
@@ -36,8 +41,11 @@ def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path) -> None:
     assert dapo["skipped_updates"] == dapo["failed_groups"] == 0
     assert (words / "dapo" / "curves.png").exists()
     trap = train(words, "trap", "steps=60")
-    assert trap["after"]["sampled/length"] < dapo["after"]["sampled/length"]
-    assert trap["after"]["sampled/acc"] < dapo["before"]["sampled/acc"] + 0.2
+    # Short before right. How soon it is right later depends on rounding, so on the processor: half way is what counts.
+    half_way = evaluation(words / "trap", step=30)
+    assert half_way["sampled/length"] < dapo["after"]["sampled/length"]
+    assert half_way["sampled/acc"] < dapo["before"]["sampled/acc"] + 0.2
+    assert trap["after"]["sampled/acc"] < dapo["after"]["sampled/acc"] - 0.2
 
 
 @pytest.mark.slow
