@@ -64,17 +64,20 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
         return reasons
     metric, keep = algorithm.filter.metric, algorithm.filter.keep
     if "scores" not in keep.needs:
-        kept, whys = keep(data).tolist(), [f"does not pass {keep}"] * len(scores)
+        kept, explanations = keep(data).tolist(), [f"does not pass {keep}"] * len(scores)
     elif metric not in data:
         raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
     else:
         column = data[metric]
         kept = keep({**data, "scores": column}).tolist()
-        whys = [
+        explanations = [
             f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
             for value, constant in zip(column.tolist(), is_constant(column, group_ids).tolist(), strict=True)
         ]
-    return [reason or (None if ok else why) for reason, ok, why in zip(reasons, kept, whys, strict=True)]
+    return [
+        reason or (None if ok else explanation)
+        for reason, ok, explanation in zip(reasons, kept, explanations, strict=True)
+    ]
 
 
 def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
