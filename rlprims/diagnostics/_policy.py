@@ -1,10 +1,10 @@
 """Metrics of two policies on the same tokens: before and during an update, reference, sampler."""
 
-from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, weights
+from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, token_share, weights
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import clamp_log_ratio, estimate_kl, log_ratio
-from rlprims.types import CuSeqlens, Mean, Metrics, PerToken, TokenMask
+from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask
 
 
 def policy_update(
@@ -41,12 +41,12 @@ def policy_update(
     if clip_low is None or clip_high is None:
         return metrics
     below, above = response_mask & (ratio < 1 - clip_low), response_mask & (ratio > 1 + clip_high)
-    tokens = response_mask.sum()
+    negative, positive = advantages < 0, advantages > 0
     return metrics | {
-        "clip_fraction_low": Mean((below & (advantages < 0)).sum(), tokens),
-        "clip_fraction_high": Mean((above & (advantages > 0)).sum(), tokens),
-        "outside_fraction_low": Mean((below & (advantages > 0)).sum(), tokens),
-        "outside_fraction_high": Mean((above & (advantages < 0)).sum(), tokens),
+        "clip_fraction_low": token_share(below & negative, response_mask),
+        "clip_fraction_high": token_share(above & positive, response_mask),
+        "outside_fraction_low": token_share(below & positive, response_mask),
+        "outside_fraction_high": token_share(above & negative, response_mask),
     }
 
 

@@ -49,6 +49,7 @@ def plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Tens
     return softmax.log_prob(token_ids), softmax.entropy()
 
 
+@pytest.mark.slow
 def test_many_tiles_equal_one_and_nothing_is_as_large_as_the_logits() -> None:
     """2^24 elements a tile: at a vocabulary of 152,064 that is 110 tokens, and here are 230."""
     vocab, tokens = 152_064, 230
