@@ -16,9 +16,6 @@ FILES = [ROOT / f"{name}.py" for name in MODULES] + [f for p in PACKAGES for f i
 ON_THE_HOST = {
     "dense_ids": "ids of any labels",
     "_rows_of": "rows by name",
-    "_ids_of_names": "ids of any labels",
-    "_begins": "ids of any labels",
-    "_ids_of_integers": "ids of any labels",
     "RoleBaseline": "keeps numbers by name",
     "ValueTracker": "keeps numbers by name",
     "DifficultyPools": "keeps numbers by name",
