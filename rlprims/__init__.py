@@ -25,6 +25,7 @@ _MODULES = (
     "masking",
     "ratios",
     "rewards",
+    "routing",
     "scan",
     "testing",
     "trajectories",

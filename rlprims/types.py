@@ -23,6 +23,7 @@ GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_i
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
 TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
+Versions: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 

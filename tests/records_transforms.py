@@ -100,6 +100,10 @@ def share(valid_rows):
     return values(diagnostics.share(valid_rows))
 
 
+def staleness(turn_ids, response_mask):
+    return values(diagnostics.staleness(turn_ids, 1000, response_mask))  # turn ids stand for versions
+
+
 def token_max(rewards, response_mask):
     return values(diagnostics.token_max(rewards, response_mask))
 
@@ -180,6 +184,7 @@ RECORDS: list[dict[str, Any]] = [
     record("diagnostics.responses", responses),
     record("diagnostics.sampler_mismatch", sampler_mismatch),
     record("diagnostics.share", share),
+    record("diagnostics.staleness", staleness),
     record("diagnostics.token_max", token_max),
     record("diagnostics.token_mean", token_mean),
     record("diagnostics.weights", weights),

@@ -5,7 +5,7 @@ are 0 or 1, leave out where it is too large. They multiply: ``tis(...) * veto(..
 """
 
 from rlprims.corrections._gates import opsm, rejection
-from rlprims.corrections._importance_weights import batch_normalized, importance_weights
+from rlprims.corrections._importance_weights import batch_normalized, importance_weights, replace_nonfinite
 from rlprims.corrections._presets import geometric, icepop, mis, seq_mask_tis, tis, veto
 from rlprims.corrections._weights import Weights
 
@@ -18,6 +18,7 @@ __all__ = [
     "mis",
     "opsm",
     "rejection",
+    "replace_nonfinite",
     "seq_mask_tis",
     "tis",
     "veto",

@@ -5,7 +5,7 @@ of the whole: see ``types.merge_metrics``. ``value()`` gives the number. The typ
 If nothing was counted the value is 0, and no metric carries a graph.
 """
 
-from rlprims.diagnostics._policy import divergences, policy_update, sampler_mismatch
+from rlprims.diagnostics._policy import divergences, policy_update, sampler_mismatch, staleness
 from rlprims.diagnostics._responses import (
     best_at_k,
     dead_groups,
@@ -31,6 +31,7 @@ __all__ = [
     "responses",
     "sampler_mismatch",
     "share",
+    "staleness",
     "token_max",
     "token_mean",
     "weights",

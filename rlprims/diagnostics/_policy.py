@@ -1,10 +1,14 @@
 """Metrics of two policies on the same tokens: before and during an update, reference, sampler."""
 
+import torch
+from torch import Tensor
+
 from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, token_share, weights
+from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import clamp_log_ratio, estimate_kl, log_ratio
-from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask
+from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask, Versions
 
 
 def policy_update(
@@ -100,4 +104,38 @@ def sampler_mismatch(
         "mismatch_chi2": of_tokens["weight_chi2"],
         "mismatch_ess_sequence": of_sequences["weight_ess"],
         "mismatch_chi2_sequence": of_sequences["weight_chi2"],
+    }
+
+
+def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -> Metrics:
+    """How many updates old the weights were that drew each token: now − version, over the valid tokens.
+
+    ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. By
+    token, as in verl since its pull request 7569: a response that was drawn over several updates has several versions,
+    and one number per response would weigh short and long ones alike.
+
+    Args:
+        versions: int (B, T) or (N,): which weights drew the token.
+        now: the version that is trained, int.
+        response_mask: bool, like versions.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; on a CPU a version that is newer than ``now``.
+
+    >>> m = torch.tensor([[True, True, True, False]])
+    >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)
+    >>> {name: round(float(metric.value()), 4) for name, metric in metrics.items()}
+    {'staleness': 0.6667, 'staleness_max': 1.0, 'stale_fraction': 0.6667}
+    """
+    check_like_mask(response_mask, versions=versions)
+    if versions.is_floating_point() or versions.dtype is torch.bool:
+        raise ValueError(f"versions has dtype {versions.dtype}, expected integers: the number of updates before")
+    age = torch.where(response_mask, now - versions, 0)
+    if are_readable(age) and (age < 0).any():
+        newest = int(torch.where(response_mask, versions, 0).amax())
+        raise ValueError(f"now={int(now)}, expected at least {newest}, the newest version among the valid tokens")
+    return {
+        "staleness": token_mean(age, response_mask),
+        "staleness_max": token_max(age, response_mask),
+        "stale_fraction": token_share(age > 0, response_mask),
     }
