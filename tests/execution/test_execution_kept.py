@@ -80,12 +80,10 @@ def test_without_truncation_there_are_no_sets(execution, sampled):
     assert "kept_ids" not in greedy
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", TRUNCATED)
-def test_the_trainer_scores_what_the_sampler_drew(fresh, plain, name, temperature):
+def test_the_trainer_scores_what_the_sampler_drew(execution, plain, name):
     """On the same weights every importance weight is 1. Over the whole vocabulary each is S, the kept mass."""
-    execution = fresh(REINFORCE, temperature=temperature)
-    batch = generate(execution, temperature=temperature, **TRUNCATED[name])
+    batch = generate(execution, **TRUNCATED[name])
     mask, sampler = batch["response_mask"], batch["rollout_log_probs"]
     trainer = execution.log_probs(batch)
     torch.testing.assert_close(trainer, sampler, rtol=1e-5, atol=1e-5)
@@ -94,15 +92,14 @@ def test_the_trainer_scores_what_the_sampler_drew(fresh, plain, name, temperatur
     whole = execution.log_probs(without_sets(batch))
     mass = []
     for row, found in enumerate(sets(batch)):
-        probabilities = (plain_logits(plain, batch, row).detach() / temperature).softmax(-1)
+        probabilities = plain_logits(plain, batch, row).detach().softmax(-1)
         mass += [float(p[sorted(ids)].sum()) if ids else 1.0 for ids, p in zip(found, probabilities, strict=True)]
     biased = corrections.tis(whole, sampler, mask).values[mask]
     torch.testing.assert_close(biased, torch.tensor(mass), rtol=1e-4, atol=1e-4)
     assert (biased.mean() < 0.95) == (name != "nothing left out")
 
 
-def test_entropies_are_of_the_sets(fresh, plain):
-    execution = fresh(REINFORCE)
+def test_entropies_are_of_the_sets(execution, plain):
     batch = generate(execution, top_p=0.8)
     got = execution.entropies(batch)
     for row, found in enumerate(sets(batch)):
@@ -112,16 +109,16 @@ def test_entropies_are_of_the_sets(fresh, plain):
         torch.testing.assert_close(got[row, : len(expected)], expected.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_reference_is_within_the_sets_too(fresh):
-    execution = fresh(GRPO)
+def test_the_reference_is_within_the_sets_too(fresh, without_engines):
+    execution = fresh(GRPO, **without_engines)
     batch = generate(execution, top_k=5)
     ours, theirs = execution.log_probs(batch), execution.log_probs(batch, reference=True)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # its weights are the policy's
 
 
-def test_the_update_is_the_one_of_masked_logits(fresh, model_path):
+def test_the_update_is_the_one_of_masked_logits(fresh, model_path, without_engines):
     """REINFORCE with A = 1: loss and norm of the gradient of Σ −log π_K / N, row by row in one graph of torch."""
-    execution = fresh(REINFORCE)
+    execution = fresh(GRPO, **without_engines)  # with the reference, which was asked for above
     batch = generate(execution, top_k=6, min_p=0.02)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     terms, mass = [], []
@@ -138,24 +135,6 @@ def test_the_update_is_the_one_of_masked_logits(fresh, model_path):
     assert report.grad_norm == pytest.approx(norm, rel=1e-5)
     assert float(report.metrics["kept_mass"].value()) == pytest.approx(sum(mass) / len(mass), rel=1e-5)
     assert float(report.metrics["outside_kept"].value()) == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_tokens_per_micro_batch": 40}, {"packing": False}, {"packing": False, "max_tokens_per_micro_batch": 60}],
-    ids=["micro-batches", "padded", "padded micro-batches"],
-)
-def test_the_sets_follow_their_rows_into_micro_batches(fresh, options):
-    batch = generate(fresh(REINFORCE), top_p=0.8)
-    noise = torch.randn(batch["responses"].shape, generator=torch.Generator().manual_seed(0))
-    batch = with_columns(batch, group_ids=torch.arange(len(batch)) // 2, advantages=noise)
-    whole, parts = fresh(REINFORCE), fresh(REINFORCE, **options)
-    torch.testing.assert_close(parts.log_probs(batch), whole.log_probs(batch), rtol=1e-5, atol=1e-5)
-    one, several = whole.update(batch, REINFORCE), parts.update(batch, REINFORCE)
-    assert several.loss == pytest.approx(one.loss, rel=1e-5)
-    assert several.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
-    for name, metric in one.metrics.items():
-        assert float(several.metrics[name].value()) == pytest.approx(float(metric.value()), rel=1e-5), name
 
 
 def test_the_sets_follow_their_rows_through_a_batch(execution, tmp_path):
@@ -188,6 +167,32 @@ def test_nobody_reads_the_padding(execution):
 
 class TestLocal:
     """What no cluster needs to show again."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"max_tokens_per_micro_batch": 40}, {"packing": False}, {"packing": False, "max_tokens_per_micro_batch": 60}],
+        ids=["micro-batches", "padded", "padded micro-batches"],
+    )
+    def test_the_sets_follow_their_rows_into_micro_batches(self, model_path, options):
+        batch = generate(local(model_path, REINFORCE), top_p=0.8)
+        noise = torch.randn(batch["responses"].shape, generator=torch.Generator().manual_seed(0))
+        batch = with_columns(batch, group_ids=torch.arange(len(batch)) // 2, advantages=noise)
+        whole, parts = local(model_path, REINFORCE), local(model_path, REINFORCE, **options)
+        torch.testing.assert_close(parts.log_probs(batch), whole.log_probs(batch), rtol=1e-5, atol=1e-5)
+        one, several = whole.update(batch, REINFORCE), parts.update(batch, REINFORCE)
+        assert several.loss == pytest.approx(one.loss, rel=1e-5)
+        assert several.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+        for name, metric in one.metrics.items():
+            assert float(several.metrics[name].value()) == pytest.approx(float(metric.value()), rel=1e-5), name
+
+    @pytest.mark.parametrize("name", TRUNCATED)
+    def test_the_sets_are_those_at_the_temperature(self, model_path, plain, name):
+        execution = local(model_path, REINFORCE, temperature=0.7)
+        batch = generate(execution, temperature=0.7, **TRUNCATED[name])
+        torch.testing.assert_close(execution.log_probs(batch), batch["rollout_log_probs"], rtol=1e-5, atol=1e-5)
+        for row, found in enumerate(sets(batch)):
+            probabilities = (plain_logits(plain, batch, row).detach().double() / 0.7).softmax(-1)
+            assert [ids or {*range(32)} for ids in found] == [by_hand(p, **TRUNCATED[name]) for p in probabilities]
 
     def test_the_fused_head_is_within_the_sets(self, model_path):
         whole, fused = local(model_path, REINFORCE), local(model_path, REINFORCE, fused_head=True)
