@@ -62,8 +62,8 @@ def explained_variance(new_values, returns, response_mask):
     return values(diagnostics.explained_variance(new_values, returns, response_mask))
 
 
-def kept_mass(log_probs, ref_log_probs, response_mask):
-    return values(diagnostics.kept_mass(log_probs, ref_log_probs, response_mask))
+def kept_mass(log_probs, whole_log_probs, response_mask):
+    return values(diagnostics.kept_mass(log_probs, whole_log_probs, response_mask))
 
 
 def length_correlation(scores, response_mask, cu_seqlens=None):
