@@ -10,8 +10,10 @@ import torch
 from rich.console import Console
 
 from rlprims.data_proto import DataProto
+from rlprims.execution import kept_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer, train
+from rlprims.trainer.rollout import join
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
@@ -107,3 +109,30 @@ def test_a_resumed_run_has_the_same_metrics(
     assert resume(run, run.config([]), console) == 0
     assert metrics_of(broken) == metrics_of(config.run_dir)
     assert all("kept_mass" in line for line in metrics_of(broken) if line["kind"] == "train")
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["turned on", "turned off"])
+def test_truncation_may_change_in_mid_run(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, order: int
+) -> None:
+    """Groups that wait were drawn by the settings of their time: their sets say so, beside those of other groups."""
+    first, second = ("sampling.top_p=1.0", "sampling.top_p=0.8")[::order]
+    assert start(load(settings, first, "steps=2"), console) == 0
+    run = RunDirectory.open(Path(settings["run_dir"]))
+    assert resume(run, run.config([second, "steps=4"]), console) == 0
+    assert all(line["outside_kept"] == 0 for line in metrics_of(run.path) if "outside_kept" in line)
+    assert any("kept_mass" in line for line in metrics_of(run.path))
+
+
+def test_a_group_without_sets_joins_those_with(steps: Callable[..., list[Any]]) -> None:
+    (step,) = steps("sampling.top_p=0.8", *FRESH, "steps=1")
+    first, second = step.batch[:3], step.batch[3:6]
+    plain = second.select(batch_keys=[name for name in dict(second.batch.items()) if not name.startswith("kept")])
+    both = join([plain, first])
+    assert not both[:3]["kept_counts"].any()
+    assert torch.equal(both[3:]["kept_ids"].values(), first["kept_ids"].values())
+    kept = kept_of(both)
+    assert kept is not None
+    assert kept.allowed(32)[: plain["responses"].numel()].all()
+    assert torch.equal(kept.allowed(32)[plain["responses"].numel() :], kept_of(first).allowed(32))  # type: ignore[union-attr]
+    assert "kept_ids" not in join([plain])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
-from rlprims.execution.hf._kept import kept_columns
+from rlprims.execution._kept import kept_columns
 from rlprims.execution.hf._sampler import Responses, sample, uniforms
 
 

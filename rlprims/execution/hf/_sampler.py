@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from rlprims.execution._config import Sampling
-from rlprims.execution.hf._kept import KeptSets
+from rlprims.execution._kept import KeptSets
 from rlprims.logprobs import from_logits
 
 _COMPACT_BELOW = 7 / 8

@@ -13,6 +13,7 @@ from rlprims.algorithms import Algorithm, policy_objective, value_objective
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution._kept import kept_of
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf._adapters import adapt, adapters_off
 from rlprims.execution.hf._forward import (
@@ -22,7 +23,6 @@ from rlprims.execution.hf._forward import (
     token_scores,
     trimmed,
 )
-from rlprims.execution.hf._kept import kept_of
 from rlprims.execution.hf._models import device_of, load_causal_lm, load_critic
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._train_state import TrainState

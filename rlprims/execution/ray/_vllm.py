@@ -20,9 +20,9 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
+from rlprims.execution._kept import ids_left
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
-from rlprims.execution.hf._kept import ids_left
 from rlprims.execution.hf._sampler import Responses, choose, processed, uniforms
 
 

@@ -38,14 +38,25 @@ class KeptSets:
 
 
 def kept_columns(ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    """The columns, of the ids row after row and their counts (B, T)."""
+    """The columns of a batch, of the ids row after row, and how many each token has, (B, T).
+
+    >>> columns = kept_columns(torch.tensor([3, 5, 0]), torch.tensor([[2, 0], [1, 0]]))
+    >>> [row.tolist() for row in columns["kept_ids"].unbind()]
+    [[3, 5], [0]]
+    """
     ends = counts.long().sum(-1).cumsum(0)
     offsets = torch.cat([ends.new_zeros(1), ends])
-    return {"kept_counts": counts, "kept_ids": torch.nested.nested_tensor_from_jagged(ids, offsets)}
+    rows = torch.nested.nested_tensor_from_jagged(ids.int(), offsets)
+    return {"kept_counts": counts.int(), "kept_ids": rows}
 
 
 def kept_of(batch: DataProto) -> Kept | None:
-    """The sets of the tokens (B, T), row after row; None without the columns."""
+    """The sets of the tokens (B, T), row after row, for ``logprobs``; None if the batch has no such columns.
+
+    >>> batch = DataProto.from_dict(kept_columns(torch.tensor([3, 5, 0]), torch.tensor([[2, 0], [1, 0]])))
+    >>> kept_of(batch[1:])
+    Kept(ids=tensor([0], dtype=torch.int32), offsets=tensor([0, 1, 1]))
+    """
     if "kept_ids" not in batch:
         return None
     none = torch.zeros(0, dtype=torch.int32)
