@@ -132,6 +132,19 @@ def test_a_logit_outside_the_set_is_not_read(poison: float) -> None:
         assert torch.equal(clean, poisoned)
 
 
+def test_in_place_backward_writes_the_same_gradient() -> None:
+    hidden, head, token_ids = inputs()
+    kept, _ = some_sets(token_ids)
+    slopes = [
+        torch.autograd.grad(
+            from_logits(hidden @ head.T, token_ids, kept, inplace_backward=inplace).sin().sum(), (hidden, head)
+        )
+        for inplace in (False, True)
+    ]
+    for got, want in zip(*slopes, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_padded_is_packed() -> None:
     """(B, T) with padding, the valid tokens alone as (N,), and each row by itself."""
     hidden, head, token_ids = inputs()
