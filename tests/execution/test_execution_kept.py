@@ -70,7 +70,7 @@ def test_the_sets_are_those_that_the_filters_leave(execution, plain, name):
         probabilities = plain_logits(plain, batch, row).detach().double().softmax(-1)
         for token, ids, p in zip(responses(batch)[row], found, probabilities, strict=True):
             left = by_hand(p, **TRUNCATED[name])
-            assert (ids or {*range(len(p))}) == left
+            assert ids == (left if len(left) < len(p) else None)  # nothing is recorded of the whole vocabulary
             assert token in left
 
 
