@@ -204,11 +204,6 @@ class Config(_Section):
             )
         if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
-        if self.replay is not None and self.sampling.truncates:
-            found.append(
-                "replay: recorded rollouts do not have the sets that top_k, top_p or min_p left, so the trainer scores "
-                "the whole vocabulary, and the sampler is another policy: see mismatch_max"
-            )
         return found
 
     def to_yaml(self) -> str:

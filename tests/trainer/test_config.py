@@ -103,7 +103,6 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
     corrected = ("staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
     assert load(settings, *corrected).warnings() == []
     assert load(settings, "sampling.top_p=0.9").warnings() == []
-    assert "the sampler is another policy" in load(settings, "sampling.top_p=0.9", "replay=a/run").warnings()[0]
     assert "responses end at" in load(settings, "sampling.max_new_tokens=6").warnings()[0]
 
 

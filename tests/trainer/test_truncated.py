@@ -1,5 +1,6 @@
 """Runs that sample with top-k, top-p or min-p: the trainer scores the policy that was sampled from."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rlprims.execution import kept_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer, train
 from rlprims.trainer.rollout import join
+from rlprims.trainer.rollouts import read_rollouts
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
@@ -108,6 +110,11 @@ def test_a_resumed_run_has_the_same_metrics(
     run = RunDirectory.open(broken)
     assert resume(run, run.config([]), console) == 0
     assert metrics_of(broken) == metrics_of(config.run_dir)
+    line = (broken / "rollouts" / "step_000004.jsonl").read_text().splitlines()[0]
+    assert all(
+        token in ids for token, ids in zip(*(json.loads(line)[n] for n in ("response_ids", "kept")), strict=True)
+    )
+    assert "kept" not in read_rollouts(broken)[0].columns  # what the pages and tables show beside the texts
     assert all("kept_mass" in line for line in metrics_of(broken) if line["kind"] == "train")
 
 
