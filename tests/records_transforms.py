@@ -62,6 +62,10 @@ def explained_variance(new_values, returns, response_mask):
     return values(diagnostics.explained_variance(new_values, returns, response_mask))
 
 
+def kept_mass(log_probs, whole_log_probs, response_mask):
+    return values(diagnostics.kept_mass(log_probs, whole_log_probs, response_mask))
+
+
 def length_correlation(scores, response_mask, cu_seqlens=None):
     return values(diagnostics.length_correlation(scores, response_mask, cu_seqlens))
 
@@ -175,6 +179,7 @@ RECORDS: list[dict[str, Any]] = [
     record("diagnostics.dead_groups", dead_groups),
     record("diagnostics.divergences", divergences),
     record("diagnostics.explained_variance", explained_variance),
+    record("diagnostics.kept_mass", kept_mass),
     record("diagnostics.length_correlation", length_correlation),
     record("diagnostics.log_perplexity", log_perplexity),
     record("diagnostics.nonfinite", nonfinite),

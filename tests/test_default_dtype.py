@@ -88,6 +88,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     ),
     "diagnostics.rejections": lambda b: diagnostics.rejections({"low": b["new"] > 0, "high": b["a"] < 1}, b["mask"]),
     "diagnostics.responses": lambda b: diagnostics.responses(b["scores"], b["mask"]),
+    "diagnostics.kept_mass": lambda b: diagnostics.kept_mass(b["old"], b["rollout"], b["mask"]),
     "diagnostics.sampler_mismatch": lambda b: diagnostics.sampler_mismatch(b["old"], b["rollout"], b["mask"]),
     "diagnostics.share": lambda b: diagnostics.share(b["solved"]),
     "diagnostics.staleness": lambda b: diagnostics.staleness(b["turn_ids"], 99, b["mask"]),

@@ -139,3 +139,30 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
         "staleness_max": token_max(age, response_mask),
         "stale_fraction": token_share(age > 0, response_mask),
     }
+
+
+def kept_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
+    """How much of the policy the sampler's truncation left: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
+
+    ``kept_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept.
+    ``outside_kept``: share of tokens that are not in their own set, which must be 0; they have no part in the mean.
+
+    Args:
+        log_probs: float (B, T) or (N,), within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
+        whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
+        response_mask: bool, like log_probs.
+
+    Source: S is the bias of a trainer that does not know the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+
+    >>> import torch
+    >>> metrics = kept_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))
+    >>> metrics["kept_mass"].value()
+    tensor(0.8000)
+    """
+    check_like_mask(response_mask, log_probs=log_probs, whole_log_probs=whole_log_probs)
+    inside = response_mask & (log_probs > -torch.inf)
+    log_mass = zero_outside(whole_log_probs.detach(), inside) - zero_outside(log_probs.detach(), inside)
+    return {
+        "kept_mass": token_mean(log_mass.exp(), inside),
+        "outside_kept": token_share(~inside, response_mask),
+    }

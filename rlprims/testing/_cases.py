@@ -22,6 +22,7 @@ VOCABULARY: Mapping[str, Layout] = {
     "old_log_probs": "token",
     "rollout_log_probs": "token",
     "ref_log_probs": "token",
+    "whole_log_probs": "token",
     "entropies": "token",
     "rewards": "token",
     "values": "token",
@@ -240,6 +241,7 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "row_cotangent": normal(rows),
         "lengths": needed + spare.long(),
     }
+    data["whole_log_probs"] = data["log_probs"] - data["entropies"]  # at most those within the kept sets
     pi = old.exp()
     data |= {
         "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm, Use, assess_groups, component_scores, shape_scores
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, Sampling
+from rlprims.execution import Execution, Sampling, kept_columns
 from rlprims.grouping import dense_ids, group_count, group_mean
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
@@ -166,10 +166,16 @@ def split_groups(
 
 
 def join(groups: Sequence[DataProto]) -> DataProto:
-    """Groups as one batch; a column of the verifier that some do not have is NaN there."""
+    """Groups as one batch; a column of the verifier that some do not have is NaN there.
+
+    A group without kept sets was sampled before truncation was set, or after, so it gets sets of the whole vocabulary.
+    """
     names = {name: column.dtype for group in groups for name, column in group.batch.items() if column.dim() == 1}
+    truncated = any("kept_ids" in group for group in groups)
     whole = []
     for group in groups:
         lacking = {n: torch.full((len(group),), torch.nan, dtype=t) for n, t in names.items() if n not in group}
+        if truncated and "kept_ids" not in group:
+            lacking |= kept_columns(torch.zeros(0), torch.zeros(group["response_mask"].shape))
         whole.append(group.union(DataProto.from_dict(tensors=lacking)) if lacking else group)
     return DataProto.concat(whole)

@@ -12,10 +12,18 @@ from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
 
 
-@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=["whole", "truncated"])
+@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}], ids=["dapo", "remax"])
 def test_a_replay_trains_as_the_recorded_run_did(
-    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, algorithm: Any
+    load: Callable[..., Config],
+    settings: dict[str, Any],
+    console: Console,
+    tmp_path: Path,
+    algorithm: Any,
+    sampling: dict[str, float],
 ) -> None:
+    """Truncated sampling too: the recording has the sets that each token was drawn from."""
+    settings["sampling"] |= sampling
     if algorithm:
         settings["algorithm"] = algorithm
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
