@@ -21,6 +21,7 @@ from rlprims.losses._aggregation import (
     seq_mean_token_sum_norm,
     token_mean,
     token_sum,
+    trajectory_mean,
 )
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
 from rlprims.losses._distillation import full_kl, jsd, topk_kl
@@ -66,6 +67,7 @@ __all__ = [
     "token_sum",
     "topk_kl",
     "topr",
+    "trajectory_mean",
     "tv_symmetric",
     "value",
     "vespo",
