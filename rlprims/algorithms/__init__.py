@@ -19,14 +19,20 @@ from rlprims.algorithms import presets
 from rlprims.algorithms._adapters import kl_to_old, solved
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
 from rlprims.algorithms._check import Finding, check
+from rlprims.algorithms._objective import (
+    Part,
+    StepCounts,
+    objective_parts,
+    policy_losses,
+    policy_objective,
+    step_counts,
+    value_objective,
+)
 from rlprims.algorithms._stages import (
     assess_groups,
     component_scores,
     estimate_advantages,
-    policy_losses,
-    policy_objective,
     shape_scores,
-    value_objective,
     weigh_tokens,
 )
 from rlprims.algorithms._use import Use, import_path, use
@@ -44,6 +50,8 @@ __all__ = [
     "GroupFilter",
     "KLInReward",
     "LossTerm",
+    "Part",
+    "StepCounts",
     "Use",
     "assess_groups",
     "check",
@@ -54,11 +62,13 @@ __all__ = [
     "kl_to_old",
     "knobs",
     "merge",
+    "objective_parts",
     "parse",
     "policy_losses",
     "policy_objective",
     "shape_scores",
     "solved",
+    "step_counts",
     "use",
     "value_objective",
     "weigh_tokens",
