@@ -19,6 +19,7 @@ from rlprims.algorithms import presets
 from rlprims.algorithms._adapters import kl_to_old, solved
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
 from rlprims.algorithms._check import Finding, check
+from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims.algorithms._objective import (
     Part,
     StepCounts,
@@ -62,7 +63,11 @@ __all__ = [
     "kl_to_old",
     "knobs",
     "merge",
+    "mixture_advantages",
+    "mixture_counts",
+    "mixture_objective",
     "objective_parts",
+    "only_rows",
     "parse",
     "policy_losses",
     "policy_objective",

@@ -21,6 +21,7 @@ ALGORITHMS = {
     "a loss of whole rollouts": algorithms.gspo(),
 }
 KINDS = list(ALGORITHMS)
+SMALL = {"max_tokens_per_micro_batch": 40}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,17 @@ def test_an_update_without_any_token_leaves_the_weights(fresh, batch):
     assert (report.loss, report.grad_norm, report.skipped) == (0.0, 0.0, False)
 
 
+def test_a_critic_of_rollouts(fresh, batch):
+    """Its mean is over rollouts too, and their rows may be apart."""
+    critic = algorithms.ppo().replace(aggregation=losses.seq_mean_token_mean, value_loss=use(losses.value))
+    reports = [fresh(critic, **options).update_critic(batch, critic) for options in ({}, SMALL)]
+    assert reports[1].loss == pytest.approx(reports[0].loss, rel=1e-5)
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
+    mask, error = batch["response_mask"], batch["returns"].square() / 2  # a new critic says 0
+    expected = losses.trajectory_mean(error, batch["trajectory_ids"], mask)
+    assert reports[0].loss == pytest.approx(float(expected), rel=1e-5)
+
+
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("name", KINDS)
 def test_in_float64_to_twelve_digits(model_path, batch, name, packing):
@@ -108,3 +120,18 @@ def test_in_float64_to_twelve_digits(model_path, batch, name, packing):
     for report in reports[1:]:
         assert report.loss == pytest.approx(reports[0].loss, rel=1e-12, abs=1e-12)
         assert report.grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("name", [name for name in KINDS if ALGORITHMS[name].token_wise])
+def test_without_whole_logits(model_path, batch, name, packing):
+    """Each part of the objective has its own tokens and weights within a tile."""
+    settings = {"max_tokens_per_micro_batch": 100, "packing": packing}
+    fused, whole = (local(model_path, ALGORITHMS[name], fused_head=fused, **settings) for fused in (True, False))
+    weighed = with_columns(batch, row_weights=torch.arange(8.0))
+    weighed = with_columns(weighed, **algorithms.weigh_tokens(ALGORITHMS[name], dict(weighed.batch.items())))
+    for _ in range(2):
+        one, other = (execution.update(weighed, ALGORITHMS[name]) for execution in (fused, whole))
+        assert one.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-5)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+    assert one.loss != pytest.approx(local(model_path, ALGORITHMS[name]).update(batch, ALGORITHMS[name]).loss, rel=1e-3)
