@@ -6,6 +6,7 @@ from execution_contract import local, training_batch, weights, with_columns
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, use
+from rlprims.execution import OptimizerConfig
 
 SEEN = LossTerm(coefficient=0.1, loss=use(losses.nll), mask="observation_mask", over="term")
 ALGORITHMS = {
@@ -18,6 +19,8 @@ ALGORITHMS = {
             SEEN.model_copy(update={"over": "policy", "aggregation": use(losses.seq_mean_token_mean)}),
         ],
     ),
+    "an expert in the group": algorithms.luffy(max_length=24),
+    "demonstrations": algorithms.chord(mu=0.3),
     "a loss of whole rollouts": algorithms.gspo(),
 }
 KINDS = list(ALGORITHMS)
@@ -26,13 +29,14 @@ SMALL = {"max_tokens_per_micro_batch": 40}
 
 @pytest.fixture(scope="module")
 def batch(execution):
-    """Eight rows that are five rollouts of two groups; tokens 2 and 3 of each response are a tool's."""
+    """Eight rows, five rollouts, two groups; tokens 2 and 3 of each response are a tool's, and row 6 is an expert's."""
     whole = training_batch(execution)
     tool = torch.isin(torch.arange(whole["responses"].shape[1]), torch.tensor([2, 3])) & whole["response_mask"]
     return with_columns(
         whole,
         response_mask=whole["response_mask"] & ~tool,
         observation_mask=tool,
+        expert_mask=whole["response_mask"] & (torch.arange(8)[:, None] == 6) & ~tool,
         trajectory_ids=torch.tensor([0, 1, 0, 2, 3, 0, 4, 3]),
         group_ids=torch.tensor([0, 0, 0, 0, 1, 0, 1, 1]),
     )
@@ -91,11 +95,23 @@ def test_the_tools_tokens_are_learnt_and_weigh_nothing_in_the_policy(fresh, batc
     assert losses_of[0] - losses_of[1] == pytest.approx(0.1 * seen, rel=1e-4)
 
 
-def test_an_update_without_any_token_leaves_the_weights(fresh, batch):
+def test_what_a_tool_answers_becomes_likelier(fresh, batch):
+    """With advantages of 0 the term is all that moves."""
+    echo = ALGORITHMS["tool output"]
+    execution = fresh(echo, optimizer=OptimizerConfig(lr=1e-3, weight_decay=0))
+    still = with_columns(batch, advantages=torch.zeros_like(batch["advantages"]))
+    reports = [execution.update(still, echo) for _ in range(4)]
+    assert reports[-1].loss < reports[0].loss
+
+
+def test_an_update_without_any_token_has_a_gradient_of_0(fresh, batch):
     """Every rank still gives a gradient, of 0."""
-    nothing = {name: torch.zeros_like(batch[name]) for name in ("response_mask", "observation_mask")}
-    report = fresh(ALGORITHMS["tool output"]).update(with_columns(batch, **nothing), ALGORITHMS["tool output"])
-    assert (report.loss, report.grad_norm, report.skipped) == (0.0, 0.0, False)
+    nothing = {
+        f"{name}_mask": torch.zeros_like(batch["response_mask"]) for name in ("response", "observation", "expert")
+    }
+    for name in ("tool output", "demonstrations"):
+        report = fresh(ALGORITHMS[name]).update(with_columns(batch, **nothing), ALGORITHMS[name])
+        assert (report.loss, report.grad_norm, report.skipped) == (0.0, 0.0, False)
 
 
 def test_a_critic_of_rollouts(fresh, batch):
