@@ -65,9 +65,10 @@ def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals) -> Ten
 
 def over_ranks(totals: Totals) -> Totals:
     """The counts of all ranks together."""
-    counts = torch.stack([torch.as_tensor(count) for count in totals])
-    dist.all_reduce(counts)
-    return Totals(*counts)
+    counts = {name: torch.as_tensor(count) for name, count in totals._asdict().items() if count is not None}
+    for count in counts.values():
+        dist.all_reduce(count)
+    return Totals(**counts)
 
 
 def gathered(gradient: Tensor | None) -> Tensor:

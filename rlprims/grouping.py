@@ -42,14 +42,14 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     return torch.from_numpy(dense)
 
 
-def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None) -> None:
+def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, name: str = "group_ids") -> None:
     """Raise ``ValueError`` unless the ids are int64 (B,) in [0, B), and ``valid_rows`` is bool (B,) or None.
 
     Values are read on a CPU only; on an accelerator ``index_add`` checks its bounds itself.
     """
     if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
         raise ValueError(
-            f"group_ids has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, expected int64 (B,): "
+            f"{name} has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, expected int64 (B,): "
             "use grouping.dense_ids(labels)"
         )
     if valid_rows is not None and (valid_rows.shape != group_ids.shape or valid_rows.dtype is not torch.bool):
@@ -60,7 +60,7 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None) -> N
     if are_readable(group_ids) and group_ids.shape[0] and ((group_ids < 0) | (group_ids >= group_ids.shape[0])).any():
         low, high = (int(x) for x in group_ids.aminmax())
         raise ValueError(
-            f"group_ids run from {low} to {high}, expected ids in [0, {group_ids.shape[0]}), the number of rows: "
+            f"{name} run from {low} to {high}, expected ids in [0, {group_ids.shape[0]}), the number of rows: "
             "use grouping.dense_ids(labels)"
         )
 

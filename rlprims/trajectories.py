@@ -20,7 +20,7 @@ from rlprims.grouping import check_group_ids, first_rows
 from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import check_sequences, check_tokens
-from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, TrajectoryIds
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, Totals, TrajectoryIds
 
 
 class Trajectories(NamedTuple):
@@ -79,7 +79,7 @@ def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: Cu
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
-    check_group_ids(trajectory_ids)
+    check_group_ids(trajectory_ids, name="trajectory_ids")
     owner = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()
     tokens = torch.zeros_like(trajectory_ids).index_add(0, owner, torch.ones_like(owner))
     first_row = first_rows(trajectory_ids)
@@ -99,11 +99,12 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     What is per token and what is per row is known from the annotations of ``fn`` (``types.PerToken``,
     ``types.PerSequence``, ...), and without them from the shapes. Of data per row, the entry of a rollout's first row
-    counts. A result per token or per row is brought back to the rows of the batch. ``fn`` must take ``cu_seqlens``.
+    counts. Of ``totals`` the trajectories are taken for the sequences. A result per token or per row is brought back to
+    the rows of the batch. ``fn`` must take ``cu_seqlens``.
 
     Raises:
-        ValueError: as :func:`join`; a rollout in two groups or with two scores; without annotations, as many packed
-            tokens as rows.
+        ValueError: as :func:`join`; a rollout in two groups or with two scores; totals that do not count trajectories;
+            without annotations, as many packed tokens as rows.
 
     >>> from rlprims.advantage import grpo
     >>> mask = torch.ones(4, 1, dtype=torch.bool)
@@ -151,6 +152,8 @@ def check_equal_rows(joined: Trajectories, name: str, x: Tensor | None) -> None:
 
 
 def _join(joined: Trajectories, name: str, x: Any, hint: Any) -> Any:
+    if isinstance(x, Totals):
+        return x.of_rollouts()
     if not isinstance(x, Tensor) or x.dim() == 0:
         return x
     if name == "group_ids":

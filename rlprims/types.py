@@ -22,6 +22,7 @@ RowMask: TypeAlias = Annotated[Tensor, "bool (B,)"]
 GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
 TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
+RowCounts: TypeAlias = Annotated[Tensor, "int (B,)"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Versions: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
@@ -93,6 +94,21 @@ class Totals(NamedTuple):
     tokens: Tensor | int
     sequences: Tensor | int
     groups: Tensor | int
+    trajectories: Tensor | int | None = None
+    """Rollouts, which may be several sequences each; None: not counted."""
+
+    def of_rollouts(self) -> "Totals":
+        """The totals where each rollout is one sequence.
+
+        Raises:
+            ValueError: the rollouts were not counted.
+        """
+        if self.trajectories is None:
+            raise ValueError(
+                "totals.trajectories is None, expected the number of rollouts of the step: give trajectory_ids to "
+                "losses.count_totals"
+            )
+        return self._replace(sequences=self.trajectories)
 
 
 @dataclass(frozen=True)

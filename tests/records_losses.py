@@ -106,6 +106,14 @@ RECORDS: list[dict[str, Any]] = [
     {"name": "losses.weighted_kl", "call": {}, "matters": {"value": "k1"}, "exempt": {}},
     {"name": "losses.weighted_kl", "call": {"value": "k1"}, "matters": {}, "exempt": SCORE_FUNCTION},
     {"name": "losses.nll", "call": {}, "matters": {}, "exempt": {}},
+    {"name": "losses.dft", "call": {}, "matters": {}, "exempt": DETACHED_WEIGHT},
+    {"name": "losses.chord_phi", "call": {}, "matters": {}, "exempt": DETACHED_WEIGHT},
+    {
+        "name": "losses.luffy",
+        "call": {},
+        "matters": {"gamma": 0.5, "clip_low": 0.1, "clip_high": 0.28},
+        "exempt": {"on policy it is reinforce": "an expert's tokens have no ratio to the policy"},
+    },
     {
         "name": "losses.sampled_reverse_kl",
         "call": {},

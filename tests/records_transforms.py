@@ -42,8 +42,8 @@ def fused_reinforce(logits, teacher_logits, responses, importance_weights, respo
     return fused_loss(logits, head, responses, importance_weights, response_mask, reinforce, data).loss
 
 
-def totals(response_mask, group_ids, cu_seqlens=None):
-    return torch.stack(count_totals(response_mask, cu_seqlens, group_ids))
+def totals(response_mask, group_ids, trajectory_ids, cu_seqlens=None):
+    return torch.stack(count_totals(response_mask, cu_seqlens, group_ids, trajectory_ids))
 
 
 def best_at_2(scores, group_ids):

@@ -87,6 +87,7 @@ class TestOnPolicy:
         """All on policies equal and one advantage per response, so that a shared ratio is no exception."""
         loss, old = POLICY_LOSSES[name], log_probs(THETA)
         given = {"old_log_probs": old, "rollout_log_probs": old, "advantages": A, "response_mask": MASK}
+        given["expert_mask"] = torch.zeros_like(MASK)
         data = {k: v for k, v in given.items() if k in inspect.signature(loss).parameters}
         got = gradient(lambda theta: -mean_of(loss(log_probs(theta), **data), THETA), THETA)
         torch.testing.assert_close(got, POLICY_GRADIENT, **CLOSE)

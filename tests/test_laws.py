@@ -104,6 +104,7 @@ RECORDS = [
     Record("losses.seq_mean_token_sum_norm", check_aggregation, call={"length": 16}, matters={"length": 8}),
     Record("losses.token_mean", check_aggregation),
     Record("losses.token_sum", check_aggregation),
+    Record("losses.trajectory_mean", check_aggregation),
     Record("rewards.at_last_token", check_reward),
     Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1}, matters={"kl_coef": 0.2, "estimator": "k3"}),
     Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1, "estimator": "k3"}),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlprims import advantage, algorithms, corrections, losses
+from rlprims.algorithms import use
 from rlprims.corrections import Weights
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import VOCABULARY, Batch, layout_of, make_batch
@@ -47,6 +48,11 @@ def cut(batch: Batch, seed: int) -> tuple[Batch, Tensor]:
     data["response_mask"] = data["response_mask"] & inside
     data["group_ids"] = dense_ids(data["group_ids"])
     return Batch(data), row
+
+
+def without_ids(batch: Batch) -> dict[str, Tensor]:
+    """The data where each row is a rollout."""
+    return {name: x for name, x in batch.data.items() if not name.startswith("trajectory_")}
 
 
 def arguments(fn: Callable[..., Any], batch: Batch) -> dict[str, Any]:
@@ -109,6 +115,100 @@ def test_cutting_a_rollout_changes_no_aggregation_and_no_gradient(name: str) -> 
     torch.testing.assert_close(cut_gradient[pieces.mask], gradient[row][pieces.mask], rtol=1e-12, atol=1e-12)
 
 
+SPLIT = {
+    "token_mean": use(losses.token_mean),
+    "seq_mean_token_mean": use(losses.seq_mean_token_mean),
+    "seq_mean_token_sum": use(losses.seq_mean_token_sum),
+    "seq_mean_token_sum_norm": use(losses.seq_mean_token_sum_norm, length=7.0),
+    "prompt_token_mean": use(losses.prompt_token_mean),
+}
+
+
+@pytest.mark.parametrize("kept_whole", [False, True])
+@pytest.mark.parametrize("mean", SPLIT)
+def test_cut_rollouts_in_micro_batches_are_the_step_of_whole_ones(mean: str, kept_whole: bool) -> None:
+    """The rows of one rollout in different micro-batches, or with a loss of sequences together in one."""
+    whole = make_batch(5)
+    pieces, row = cut(whole, 5)
+    policy_loss = losses.gspo if kept_whole else losses.clipped_surrogate
+    algorithm = algorithms.grpo(kl_coef=0).replace(aggregation=SPLIT[mean], policy_loss=policy_loss)
+    assert algorithm.splits_rollouts is not kept_whole
+    x = whole.data["log_probs"].clone().requires_grad_()
+    expected = algorithms.policy_objective(algorithm, {**without_counts(whole), "log_probs": x})
+    (gradient,) = torch.autograd.grad(expected, x)
+
+    data = {**without_counts(pieces), "trajectory_ids": row}
+    counts = algorithms.step_counts(algorithm, data)
+    generator = torch.Generator().manual_seed(0)
+    part_of = torch.randint(3, row.shape, generator=generator)
+    part_of = part_of[row] if kept_whole else part_of
+    assert kept_whole or len(set(zip(row.tolist(), part_of.tolist(), strict=True))) > len(set(row.tolist()))
+    value = torch.zeros((), dtype=torch.float64)
+    for part in range(3):
+        chosen = part_of == part
+        micro: dict[str, Any] = {name: column[chosen] for name, column in (data | counts.columns).items()}
+        micro |= {name: dense_ids(micro[name]) for name in ("group_ids", "trajectory_ids")} | counts.totals
+        y = micro["log_probs"].clone().requires_grad_()
+        loss = algorithms.policy_objective(algorithm, {**micro, "log_probs": y})
+        (found,) = torch.autograd.grad(loss, y)
+        value += loss.detach()
+        inside = micro["response_mask"]
+        torch.testing.assert_close(found[inside], gradient[row[chosen]][inside], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def without_counts(batch: Batch) -> dict[str, Tensor]:
+    return {name: x for name, x in without_ids(batch).items() if not name.endswith("_tokens")}
+
+
+class TestTrajectoryMean:
+    """Rollouts of 2 and 1 rows with 3 + 1 and 2 tokens."""
+
+    mask = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
+    ids = torch.tensor([1, 0, 1])
+    x = torch.tensor([[1.0, 2.0, 3.0], [8.0, torch.nan, torch.nan], [4.0, 6.0, torch.nan]])
+
+    def test_by_hand(self) -> None:
+        got = losses.trajectory_mean(self.x, self.ids, self.mask)
+        assert got == pytest.approx(((1 + 2 + 3 + 4 + 6) / 5 + 8 / 1) / 2)
+        assert losses.seq_mean_token_mean(self.x, self.mask) == pytest.approx((2 + 8 + 5) / 3)
+
+    def test_slime_divides_each_sample_by_the_tokens_of_its_rollout(self) -> None:
+        """slime: Σ loss / ``sample_denoms`` of each sample; samples of a rollout share one, made for the whole step."""
+        sample_denoms = [5, 1, 5]
+        by_hand = sum(float(x[m].sum()) / n for x, m, n in zip(self.x, self.mask, sample_denoms, strict=True)) / 2
+        totals = losses.count_totals(self.mask, trajectory_ids=self.ids)
+        parts = [
+            losses.trajectory_mean(
+                self.x[rows], self.ids[rows], self.mask[rows], totals=totals, trajectory_tokens=torch.tensor(tokens)
+            )
+            for rows, tokens in ((slice(0, 2), [5, 1]), (slice(2, 3), [5]))
+        ]
+        assert float(sum(parts)) == pytest.approx(by_hand)
+        alone = [losses.trajectory_mean(self.x[i : i + 1], torch.tensor([0]), self.mask[i : i + 1]) for i in range(3)]
+        assert float(sum(alone) / 2) != pytest.approx(by_hand)  # "a partial denominator"
+
+    def test_of_single_rows_it_is_the_mean_over_sequences(self) -> None:
+        got = losses.trajectory_mean(self.x, torch.arange(3), self.mask)
+        assert torch.equal(got, losses.seq_mean_token_mean(self.x, self.mask))
+
+    def test_a_spec_takes_the_mean_over_sequences_for_it(self) -> None:
+        algorithm = algorithms.grpo(kl_coef=0)
+        data = {"losses": self.x, "trajectory_ids": self.ids, "response_mask": self.mask}
+        for mean in (algorithm.aggregation, use(losses.trajectory_mean)):
+            torch.testing.assert_close(mean(data), losses.trajectory_mean(self.x, self.ids, self.mask))
+
+    def test_a_rollout_without_a_token_does_not_count(self) -> None:
+        mask = self.mask & torch.tensor([[True], [False], [True]])
+        assert losses.trajectory_mean(self.x, self.ids, mask) == pytest.approx(16 / 5)
+
+    def test_totals_that_count_no_rollouts(self) -> None:
+        totals = losses.count_totals(self.mask)
+        for mean in (losses.trajectory_mean, by_trajectory(losses.seq_mean_token_mean)):
+            with pytest.raises(ValueError, match=r"totals.trajectories is None.*give trajectory_ids"):
+                mean(losses=self.x, trajectory_ids=self.ids, response_mask=self.mask, totals=totals)
+
+
 def test_two_rollouts_of_which_one_has_three_rows() -> None:
     """By rows GRPO would give 0.5, 0.5, 0.5, -1.5."""
     mask, ids = torch.ones(4, 2, dtype=torch.bool), torch.tensor([0, 0, 0, 1])
@@ -131,7 +231,7 @@ def test_a_sequence_loss_of_a_cut_rollout_by_a_spec() -> None:
     whole = make_batch(3)
     pieces, row = cut(whole, 3)
     algorithm = algorithms.gspo()
-    expected = algorithms.policy_objective(algorithm, whole.data)
+    expected = algorithms.policy_objective(algorithm, without_ids(whole))
     got = algorithms.policy_objective(algorithm, {**pieces.data, "trajectory_ids": row})
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 

@@ -19,14 +19,21 @@ from rlprims.algorithms import presets
 from rlprims.algorithms._adapters import kl_to_old, solved
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
 from rlprims.algorithms._check import Finding, check
+from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
+from rlprims.algorithms._objective import (
+    Part,
+    StepCounts,
+    objective_parts,
+    policy_losses,
+    policy_objective,
+    step_counts,
+    value_objective,
+)
 from rlprims.algorithms._stages import (
     assess_groups,
     component_scores,
     estimate_advantages,
-    policy_losses,
-    policy_objective,
     shape_scores,
-    value_objective,
     weigh_tokens,
 )
 from rlprims.algorithms._use import Use, import_path, use
@@ -44,6 +51,8 @@ __all__ = [
     "GroupFilter",
     "KLInReward",
     "LossTerm",
+    "Part",
+    "StepCounts",
     "Use",
     "assess_groups",
     "check",
@@ -54,11 +63,17 @@ __all__ = [
     "kl_to_old",
     "knobs",
     "merge",
+    "mixture_advantages",
+    "mixture_counts",
+    "mixture_objective",
+    "objective_parts",
+    "only_rows",
     "parse",
     "policy_losses",
     "policy_objective",
     "shape_scores",
     "solved",
+    "step_counts",
     "use",
     "value_objective",
     "weigh_tokens",

@@ -45,11 +45,29 @@ class KLInReward(_Spec):
 
 
 class LossTerm(_Spec):
-    """What is added to the policy loss, per token, before aggregation."""
+    """What is added to the policy's objective: coefficient · mean of the loss over the term's own tokens.
+
+    By default its tokens, mean and denominator are the policy's, and it is added token by token.
+    """
 
     coefficient: float
     loss: Use
-    tokens: Use | None = Field(default=None, description="which tokens it is on, chosen over a whole update; null: all")
+    mask: str = Field(
+        default="response_mask", description="bool column of the tokens it is on, such as observation_mask"
+    )
+    tokens: Use | None = Field(
+        default=None, description="which of the mask's tokens, chosen over a whole update; null: all"
+    )
+    aggregation: Use | None = Field(default=None, description="the mean of its losses; null: the algorithm's")
+    over: Literal["policy", "term"] = Field(
+        default="policy",
+        description="what the mean divides by: the step's count of response_mask, or of the term's own tokens",
+    )
+
+    @property
+    def is_beside_the_policy(self) -> bool:
+        """Whether its losses are added to the policy's per token, and share their mean."""
+        return self.mask == "response_mask" and self.aggregation is None and self.over == "policy"
 
 
 class Algorithm(_Spec):
@@ -80,6 +98,7 @@ class Algorithm(_Spec):
     )
     token_selection: Use | None = Field(default=None, description="the tokens that the policy loss reads; null: all")
     policy_loss: Use = use(losses.clipped_surrogate)
+    policy_coefficient: float = Field(default=1.0, description="factor of the policy loss, beside the loss terms")
     loss_terms: tuple[LossTerm, ...] = ()
     value_target: Use | None = Field(default=None, description="what the critic learns; null: advantages + values")
     value_loss: Use | None = Field(default=None, description="trains the critic; present exactly if values are needed")
@@ -105,6 +124,7 @@ class Algorithm(_Spec):
             *self._weighing(),
             ("policy_loss", self.policy_loss),
             *((f"loss_terms.{i}", term.loss) for i, term in enumerate(self.loss_terms)),
+            *((f"loss_terms.{i}.aggregation", term.aggregation) for i, term in enumerate(self.loss_terms)),
             ("value_target", self.value_target),
             ("value_loss", self.value_loss),
             ("aggregation", self.aggregation),
@@ -119,7 +139,7 @@ class Algorithm(_Spec):
     @property
     def needs(self) -> frozenset[str]:
         """The union of the data names in the signatures."""
-        names = _union(part for _, part in self.uses())
+        names = _union(part for _, part in self.uses()) | {term.mask for term in self.loss_terms}
         if self.kl_in_reward:
             names |= {"ref_log_probs"}
         # Before the first update of a batch the policy's log-probs are the old ones.
@@ -143,6 +163,22 @@ class Algorithm(_Spec):
         """
         found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
         return "entropies" not in self.loss_needs and all(getattr(loss.fn, "token_wise", False) for loss in found)
+
+    @property
+    def aggregations(self) -> list[Use]:
+        """Every mean of the objective, the policy's first."""
+        return [self.aggregation, *(term.aggregation for term in self.loss_terms if term.aggregation is not None)]
+
+    @property
+    def splits_rollouts(self) -> bool:
+        """Whether the rows of one rollout may be in several micro-batches, given :func:`step_counts`.
+
+        A loss that reads its whole sequence needs them together, and so might a mean that is not of this library.
+        """
+        found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
+        found += [self.value_loss] if self.value_loss is not None else []
+        by_token = all(getattr(loss.fn, "token_wise", False) for loss in found)
+        return by_token and all(mean.path.startswith("rlprims.losses.") for mean in self.aggregations)
 
     @property
     def updates_per_batch(self) -> int:

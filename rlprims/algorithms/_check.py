@@ -69,6 +69,12 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
         yield error(f"filter drops whole groups, and {_short(a.filter.keep.path)} chooses rows within them")
     if not a.components and any("component_scores" in part.needs for _, part in a.uses()):
         yield error("component_scores are read and components is empty: name the verifier's columns there")
+    for i, term in enumerate(a.loss_terms):
+        if term.mask != "response_mask" and "advantages" in term.loss.needs:
+            yield error(
+                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 on all "
+                "tokens but those of response_mask"
+            )
     weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
     if len(weights) > 1:
         names = " and ".join(_short(part.path) for part in weights)
@@ -95,6 +101,11 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
         knobs = term.loss.hyperparameters
         if term.loss.fn is losses.kl and (knobs["gradient"] or knobs["value"]) == "k1":
             yield warning("k1 as a loss has an expected gradient of 0 and regularizes nothing: use gradient='k2'")
+        if term.mask != "response_mask" and term.over == "policy":
+            yield warning(
+                f"loss_terms.{i} is on {term.mask} and divided by the count of response_mask: over='term' divides by "
+                "the count of its own tokens"
+            )
         if term.tokens and term.tokens.fn is filters.clip_cov:
             yield warning(f"loss_terms.{i} is on all tokens but those of filters.clip_cov: it is a token_selection")
         if term.loss.fn is kl_to_old and a.updates_per_batch == 1:

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
+from rlprims.algorithms._objective import tokens_of
 from rlprims.algorithms._use import Use, use
 from rlprims.corrections import Weights
 from rlprims.filters import finite
 from rlprims.grouping import is_constant
+from rlprims.layout import expand_to_tokens
+from rlprims.masking import check_sequences, zero_outside
 from rlprims.rewards import at_last_token, kl_penalty
 from rlprims.trajectories import join
 
@@ -109,62 +112,27 @@ def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator
     """``loss_weights``, and the tokens of each loss term that chooses some: (B, T), for :func:`policy_objective`.
 
     ``data`` is that of a whole update, with ``log_probs`` of the policy before it: statistics and thresholds are the
-    update's, so that a loss is the same however the batch is split. No key for what the algorithm leaves alone.
+    update's, so that a loss is the same however the batch is split. If it has ``row_weights`` (B,), each is a factor of
+    its row's policy loss. No key for what the algorithm leaves alone.
     """
-    weighed: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     with torch.no_grad():
         factors: list[Weights] = [part(data) for part in algorithm.corrections]
         if algorithm.token_selection is not None:
             factors.append(Weights(_choose(algorithm.token_selection, data, generator).float()))
+        if "row_weights" in data:
+            mask, cu_seqlens = data["response_mask"], data.get("cu_seqlens")
+            check_sequences(mask, cu_seqlens, row_weights=data["row_weights"])
+            factors.append(Weights(zero_outside(expand_to_tokens(data["row_weights"], mask, cu_seqlens), mask)))
         if factors:
-            weighed["loss_weights"] = reduce(operator.mul, factors).values
+            weights["loss_weights"] = reduce(operator.mul, factors).values
         for i, term in enumerate(algorithm.loss_terms):
             if term.tokens is not None:
-                weighed[_tokens_of(i)] = _choose(term.tokens, data, generator)
-    return weighed
+                of_term = {**data, "response_mask": data[term.mask]}
+                weights[tokens_of(i)] = _choose(term.tokens, of_term, generator)
+    return weights
 
 
 def _choose(selector: Use, data: Data, generator: torch.Generator | None) -> Tensor:
     chosen: Tensor = selector(data, generator=generator) if "generator" in selector.hyperparameters else selector(data)
     return chosen
-
-
-def _tokens_of(term: int) -> str:
-    return f"loss_terms.{term}.tokens"
-
-
-def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
-    """The scalar to minimize: :func:`policy_losses`, aggregated once."""
-    objective: Tensor = algorithm.aggregation({**data, "losses": policy_losses(algorithm, data)})
-    return objective
-
-
-def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
-    """The policy loss, weighed, and the added terms, per token.
-
-    ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
-    token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
-    """
-    per_token: Tensor = algorithm.policy_loss(data)
-    if algorithm.corrections or algorithm.token_selection is not None:
-        per_token = per_token * _weighed("loss_weights", data)
-    for i, term in enumerate(algorithm.loss_terms):
-        added = term.loss(data)
-        if term.tokens is not None:
-            added = torch.where(_weighed(_tokens_of(i), data), added, 0.0)
-        per_token = per_token + term.coefficient * added
-    return per_token
-
-
-def _weighed(name: str, data: Data) -> Tensor:
-    if name not in data:
-        raise ValueError(f"the batch has no {name}: add weigh_tokens(algorithm, data) of the whole update to it")
-    return data[name]
-
-
-def value_objective(algorithm: Algorithm, data: Data) -> Tensor:
-    """The critic's scalar to minimize."""
-    if algorithm.value_loss is None:
-        raise ValueError(f"{algorithm.name} has no value_loss")
-    objective: Tensor = algorithm.aggregation({**data, "losses": algorithm.value_loss(data)})
-    return objective

@@ -114,7 +114,7 @@ class Use(BaseModel):
             raise ValueError(f"{self.path} needs {missing}; the batch has {sorted(data)}")
         arguments = {name: data[name] for name in _data(self.fn) if name in data} | dict(self.bound) | hyperparameters
         of_tokens = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
-        if of_tokens or data.get("trajectory_ids") is None:
+        if of_tokens or "trajectory_ids" in _data(self.fn) or data.get("trajectory_ids") is None:
             return self.fn(**arguments)
         ids_and_mask = {name: data[name] for name in ("trajectory_ids", "response_mask")}
         return by_trajectory(self.fn)(**arguments | ids_and_mask)

@@ -6,11 +6,15 @@ from itertools import chain
 
 import numpy as np
 
-from rlprims.batching._units import Integers, checked_lengths, units_of
+from rlprims.batching._units import Integers, checked_lengths, rows_of_units, units_of
 
 
 def micro_batches(
-    lengths: Sequence[int], response_lengths: Sequence[int] | None = None, *, max_tokens: int
+    lengths: Sequence[int],
+    response_lengths: Sequence[int] | None = None,
+    group_ids: Sequence[Hashable] | None = None,
+    *,
+    max_tokens: int,
 ) -> list[list[int]]:
     """Rows by length into micro-batches whose padded size, rows x width, is at most ``max_tokens``.
 
@@ -21,13 +25,14 @@ def micro_batches(
         lengths: tokens of each row; of its prompt, if ``response_lengths`` is given.
         response_lengths: tokens of each row's response. Prompts are padded on the left and responses on the right, so a
             micro-batch is as wide as its longest prompt and its longest response together.
+        group_ids: a label for each row; rows of one label stay in one micro-batch. None: no constraint.
         max_tokens: budget of one micro-batch, padding counted.
 
     Returns:
         row numbers of each micro-batch, each ascending.
 
     Raises:
-        ValueError: negative lengths; a row is longer than the budget, and the message names the row.
+        ValueError: negative lengths; a row (or group) is longer than the budget, and the message names the row.
 
     >>> micro_batches([5, 9, 2, 5], max_tokens=10)
     [[1], [0, 3], [2]]
@@ -40,23 +45,26 @@ def micro_batches(
         responses = checked_lengths("response_lengths", response_lengths).tolist()
     if len(responses) != len(prompts):
         raise ValueError(f"{len(prompts)} lengths but {len(responses)} response_lengths, expected one each")
-    totals = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-    order = sorted(range(len(totals)), key=lambda row: -totals[row])
-    if order and totals[order[0]] > max_tokens:
+    units = rows_of_units(len(prompts), group_ids)
+    widths = [(max(prompts[row] for row in rows), max(responses[row] for row in rows)) for rows in units]
+    sizes = [len(rows) * sum(width) for rows, width in zip(units, widths, strict=True)]
+    if sizes and max(sizes) > max_tokens:
+        worst = sizes.index(max(sizes))
+        what = f"row {units[worst][0]} has" if group_ids is None else f"the group of row {units[worst][0]} has"
         raise ValueError(
-            f"row {order[0]} has {totals[order[0]]} tokens, more than max_tokens={max_tokens}: raise the budget, "
+            f"{what} {sizes[worst]} tokens, more than max_tokens={max_tokens}: raise the budget, "
             "or shorten prompts or responses"
         )
     batches: list[list[int]] = []
     prompt_width = response_width = 0
-    for row in order:
-        wider = max(prompt_width, prompts[row]), max(response_width, responses[row])
-        if batches and (len(batches[-1]) + 1) * sum(wider) <= max_tokens:
-            batches[-1].append(row)
+    for unit in sorted(range(len(units)), key=lambda unit: -sum(widths[unit])):
+        wider = max(prompt_width, widths[unit][0]), max(response_width, widths[unit][1])
+        if batches and (len(batches[-1]) + len(units[unit])) * sum(wider) <= max_tokens:
+            batches[-1] += units[unit]
             prompt_width, response_width = wider
         else:
-            batches.append([row])
-            prompt_width, response_width = prompts[row], responses[row]
+            batches.append(units[unit])
+            prompt_width, response_width = widths[unit]
     return [sorted(batch) for batch in batches]
 
 

@@ -52,3 +52,15 @@ def units_of(lengths: Sequence[int] | Integers, group_ids: Sequence[Hashable] | 
     total = np.zeros(int(of_row.max(initial=-1)) + 1, np.int64)
     np.add.at(total, of_row, work)
     return Units(total, of_row)
+
+
+def rows_of_units(count: int, group_ids: Sequence[Hashable] | None) -> list[list[int]]:
+    """The rows of each unit, ascending, units in the order of their first rows."""
+    if group_ids is None:
+        return [[row] for row in range(count)]
+    if len(group_ids) != count:
+        raise ValueError(f"{count} lengths but {len(group_ids)} group_ids, expected one each")
+    rows: dict[Hashable, list[int]] = {}
+    for row, label in enumerate(group_ids):
+        rows.setdefault(label, []).append(row)
+    return list(rows.values())

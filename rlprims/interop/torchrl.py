@@ -41,6 +41,8 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
         for stage, part in algorithm.uses()
         if stage.split(".")[0] in stages and part.needs - LOSS_DATA
     ]
+    masks = {term.mask for term in algorithm.loss_terms} - LOSS_DATA
+    problems += [f"a loss term is on {mask}" for mask in sorted(masks)]
     if problems:
         raise ValueError(f"torchrl's loss cannot be that of {algorithm.name}: {'; '.join(problems)}")
     if base is None:

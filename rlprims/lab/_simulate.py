@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm, policy_objective, weigh_tokens
+from rlprims.algorithms import Algorithm, Part, objective_parts, policy_objective, weigh_tokens
 from rlprims.data_proto import DataProto
 from rlprims.lab._pipeline import Batch, prepare, tensors_of, weighed
 from rlprims.lab._table import Table
@@ -74,8 +74,7 @@ def _update(
     update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
     objective = policy_objective(algorithm, update)
     (gradient,) = torch.autograd.grad(objective, log_probs)
-    losses = policy_objective(algorithm.replace(aggregation=_as_they_are), update).detach().requires_grad_()
-    (share,) = torch.autograd.grad(algorithm.aggregation({**update, "losses": losses}), losses)
+    shares = torch.stack([_shares(part, update) for part in objective_parts(algorithm)]).sum(0)
     policy = algorithm.policy_loss(update)
     (policy_gradient,) = torch.autograd.grad(policy.sum(), log_probs)
     a = torch.where(mask, update["advantages"], 0.0)
@@ -88,7 +87,7 @@ def _update(
         "advantage": a,
         "weight": weight,
         "coefficient": torch.where(a == 0, 0.0, -policy_gradient / safe),
-        "loss_share": share * losses,
+        "loss_share": shares,
         "gradient": -gradient,
         "side": side,
     }
@@ -106,9 +105,11 @@ def _update(
     return float(objective.detach()), detached, [[names[cause] for cause in row] for row in causes.tolist()]
 
 
-def _as_they_are(losses: PerToken) -> PerToken:
-    """The losses without aggregation."""
-    return losses
+def _shares(part: Part, data: dict[str, Tensor]) -> PerToken:
+    """What each token adds to a part of the objective: its loss times the mean's derivative by it."""
+    losses = part.losses(data).detach().requires_grad_()
+    (derivative,) = torch.autograd.grad(part.mean(data, losses), losses)
+    return derivative * losses
 
 
 def _side(ratio: Tensor, bound: Tensor, a: Tensor) -> Tensor:

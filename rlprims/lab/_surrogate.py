@@ -98,6 +98,7 @@ def surrogate(
                 **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), old),
                 "advantages": torch.full_like(old, float(sign)),
                 "response_mask": torch.ones_like(old, dtype=torch.bool),
+                "expert_mask": torch.zeros_like(old, dtype=torch.bool),
                 "group_ids": torch.arange(len(old)),
             }
         )

@@ -99,6 +99,7 @@ class TabularTask:
                 "response_mask": mask,
                 **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), log_probs),
                 **self.moments(logits, prompts, responses, mask),
+                **dict.fromkeys(("observation_mask", "expert_mask"), torch.zeros_like(mask)),
                 "acc": scores,
                 **columns,
                 "scores": scores,

@@ -21,13 +21,14 @@ from rlprims.losses._aggregation import (
     seq_mean_token_sum_norm,
     token_mean,
     token_sum,
+    trajectory_mean,
 )
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
 from rlprims.losses._distillation import full_kl, jsd, topk_kl
 from rlprims.losses._kl import kl, sampled_reverse_kl, weighted_kl
 from rlprims.losses._preference import dpo, ipo, kto, orpo, simpo
 from rlprims.losses._sequence import gmpo, gspo, gspo_token, opmd
-from rlprims.losses._supervised import entropy, nll
+from rlprims.losses._supervised import chord_phi, dft, entropy, luffy, nll
 from rlprims.losses._trust_region import dppo, tv_symmetric
 from rlprims.losses._value import value
 from rlprims.losses._weighted import asymre, cispo, reinforce, topr, vespo
@@ -35,10 +36,12 @@ from rlprims.losses._weighted import asymre, cispo, reinforce, topr, vespo
 __all__ = [
     "aspo",
     "asymre",
+    "chord_phi",
     "cispo",
     "clipped_surrogate",
     "count_totals",
     "decoupled_ppo",
+    "dft",
     "dpo",
     "dppo",
     "entropy",
@@ -51,6 +54,7 @@ __all__ = [
     "jsd",
     "kl",
     "kto",
+    "luffy",
     "nll",
     "opmd",
     "orpo",
@@ -66,6 +70,7 @@ __all__ = [
     "token_sum",
     "topk_kl",
     "topr",
+    "trajectory_mean",
     "tv_symmetric",
     "value",
     "vespo",

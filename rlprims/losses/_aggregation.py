@@ -14,27 +14,39 @@ from torch import Tensor
 from rlprims.grouping import check_group_ids
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_sequences, check_tokens, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerToken, Scalar, TokenMask, Totals
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowCounts, Scalar, TokenMask, Totals, TrajectoryIds
 
 
 def count_totals(
-    response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, group_ids: GroupIds | None = None
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    group_ids: GroupIds | None = None,
+    trajectory_ids: TrajectoryIds | None = None,
 ) -> Totals:
-    """Valid tokens, and sequences and groups that have one: the denominators of a whole optimizer step.
+    """Valid tokens, and sequences, groups and rollouts that have one: the denominators of a whole optimizer step.
+
+    Groups are 0 without ``group_ids``, and trajectories None without ``trajectory_ids``.
 
     >>> count_totals(torch.tensor([[True, True], [False, False]]), group_ids=torch.tensor([0, 1]))
-    Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1))
+    Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1), trajectories=None)
     """
     check_tokens(response_mask, cu_seqlens)
-    non_empty = sequence_lengths(response_mask, cu_seqlens) > 0
-    if group_ids is None:
-        groups = torch.zeros((), dtype=torch.int64, device=response_mask.device)
-    else:
-        check_group_ids(group_ids)
-        check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-        sequences = torch.zeros_like(group_ids).index_add(0, group_ids, non_empty.long())
-        groups = (sequences > 0).sum()
-    return Totals(tokens=response_mask.sum(), sequences=non_empty.sum(), groups=groups)
+    sequences = (sequence_lengths(response_mask, cu_seqlens) > 0).sum()
+    groups, trajectories = torch.zeros_like(sequences), None
+    if group_ids is not None:
+        groups = (_tokens_by_id(response_mask, cu_seqlens, group_ids=group_ids) > 0).sum()
+    if trajectory_ids is not None:
+        trajectories = (_tokens_by_id(response_mask, cu_seqlens, trajectory_ids=trajectory_ids) > 0).sum()
+    return Totals(response_mask.sum(), sequences, groups, trajectories)
+
+
+def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, **named: GroupIds) -> Tensor:
+    """int64 (B,): how many valid tokens the rows with each id have."""
+    ((name, ids),) = named.items()
+    check_group_ids(ids, name=name)
+    check_sequences(response_mask, cu_seqlens, **named)
+    lengths = sequence_lengths(response_mask, cu_seqlens)
+    return torch.zeros_like(lengths).index_add(0, ids, lengths)
 
 
 def _at_least_one(count: Tensor | int) -> Tensor | int:
@@ -109,17 +121,20 @@ def seq_mean_token_mean(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
     totals: Totals | None = None,
+    row_tokens: RowCounts | None = None,
 ) -> Scalar:
     """Mean over each sequence's tokens, mean over sequences: GRPO (arXiv:2402.03300), eq. 3.
+
+    ``row_tokens`` (int (B,)) is, for each row, the number of valid tokens of its sequence in the whole step. Give it,
+    with ``totals``, where a row is a part of a sequence. None: the sequences are whole.
 
     >>> seq_mean_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.5000)
     """
     check_tokens(response_mask, cu_seqlens, losses=losses)
     lengths = sequence_lengths(response_mask, cu_seqlens)
-    means = sequence_sum(losses, response_mask, cu_seqlens) / lengths.clamp(min=1)
     sequences = (lengths > 0).sum() if totals is None else totals.sequences
-    return means.sum() / _at_least_one(sequences)
+    return _mean_of_means(losses, response_mask, cu_seqlens, lengths if row_tokens is None else row_tokens, sequences)
 
 
 def prompt_token_mean(
@@ -128,7 +143,7 @@ def prompt_token_mean(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
     totals: Totals | None = None,
-    group_tokens: Tensor | None = None,
+    group_tokens: RowCounts | None = None,
 ) -> Scalar:
     """Mean over the tokens of each prompt's group, mean over prompts: the DAPO paper (arXiv:2503.14476), eq. 8.
 
@@ -142,11 +157,46 @@ def prompt_token_mean(
     """
     check_tokens(response_mask, cu_seqlens, losses=losses)
     if group_tokens is None:
-        check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-        check_group_ids(group_ids)
-        lengths = sequence_lengths(response_mask, cu_seqlens)
-        group_tokens = torch.zeros_like(lengths).index_add(0, group_ids, lengths)[group_ids]
-    check_sequences(response_mask, cu_seqlens, group_tokens=group_tokens)
-    shares = sequence_sum(losses, response_mask, cu_seqlens) / group_tokens.clamp(min=1)
+        group_tokens = _tokens_by_id(response_mask, cu_seqlens, group_ids=group_ids)[group_ids]
     groups = count_totals(response_mask, cu_seqlens, group_ids).groups if totals is None else totals.groups
-    return shares.sum() / _at_least_one(groups)
+    return _mean_of_means(losses, response_mask, cu_seqlens, group_tokens, groups)
+
+
+def trajectory_mean(
+    losses: PerToken,
+    trajectory_ids: TrajectoryIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    totals: Totals | None = None,
+    trajectory_tokens: RowCounts | None = None,
+) -> Scalar:
+    """Mean over the tokens of each rollout, whatever number of rows it is, mean over rollouts.
+
+    (1/N) Σ_i (Σ_j Σ_t ℓ_ijt) / (Σ_j n_ij) for the rows j of rollout i, of n_ij valid tokens. slime has the inner
+    divisor in its ``sample_denoms``. Where each rollout is one row it is :func:`seq_mean_token_mean`, which an
+    :class:`~rlprims.algorithms.Algorithm` turns into this one by itself.
+
+    ``trajectory_tokens`` (int (B,)) is, for each row, the number of valid tokens of its rollout in the whole step. Give
+    it, with ``totals`` that count trajectories, when the rows of a rollout are split over micro-batches; then
+    ``trajectory_ids`` are not read. None: the rollouts are whole.
+
+    >>> m = torch.tensor([[True, True], [True, False], [True, True]])
+    >>> trajectory_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)
+    tensor(2.5000)
+    """
+    check_tokens(response_mask, cu_seqlens, losses=losses)
+    if trajectory_tokens is None:
+        tokens_of = _tokens_by_id(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
+        trajectory_tokens = tokens_of[trajectory_ids]
+    if totals is None:
+        totals = count_totals(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
+    return _mean_of_means(losses, response_mask, cu_seqlens, trajectory_tokens, totals.of_rollouts().sequences)
+
+
+def _mean_of_means(
+    losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, tokens: RowCounts, count: Tensor | int
+) -> Scalar:
+    """(1 / count) Σ over rows of Σ_t ℓ_t / tokens, where tokens are those of what the row belongs to."""
+    check_sequences(response_mask, cu_seqlens, tokens=tokens)
+    shares = sequence_sum(losses, response_mask, cu_seqlens) / tokens.clamp(min=1)
+    return shares.sum() / _at_least_one(count)

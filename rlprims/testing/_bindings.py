@@ -70,6 +70,10 @@ _WITH_GROUPS: tuple[Law, ...] = (
     _laws_layout.groups_may_be_renamed,
     _laws_errors.wrong_groups_are_refused,
 )
+_WITH_ROLLOUTS: tuple[Law, ...] = (
+    _laws_layout.rollouts_may_be_renamed,
+    _laws_errors.wrong_rollouts_are_refused,
+)
 _PER_ROW: tuple[Law, ...] = (
     _laws_layout.batches_may_be_merged,
     _laws_layout.nan_stays_in_its_group,
@@ -172,6 +176,8 @@ def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
         laws += _WITH_A_MASK
     if "group_ids" in data:
         laws += _WITH_GROUPS
+    if "trajectory_ids" in data:
+        laws += _WITH_ROLLOUTS
     if kind not in ("aggregation", "selector"):
         laws += _PER_ROW
     if kind == "advantage" and {"group_ids", "rewards"} <= data:

@@ -33,6 +33,9 @@ VOCABULARY: Mapping[str, Layout] = {
     "sum_pi_squared": "token",
     "importance_weights": "token",
     "turn_ids": "token",
+    "versions": "token",
+    "observation_mask": "token",
+    "expert_mask": "token",
     "responses": "token",
     "potentials": "token",
     "state_ids": "token",
@@ -48,6 +51,9 @@ VOCABULARY: Mapping[str, Layout] = {
     "bootstrap_values": "row",
     "group_ids": "row",
     "group_tokens": "row",
+    "row_tokens": "row",
+    "trajectory_ids": "row",
+    "trajectory_tokens": "row",
     "valid_rows": "row",
     "chosen_log_probs": "row",
     "rejected_log_probs": "row",
@@ -69,6 +75,7 @@ _PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "
 _PATTERNS = ("111011", "111100", "100000", "000000", "001110", "101101", "111111", "011000")
 _GROUPS = (0, 0, 0, 1, 1, 2, 3, 3)
 _GROUP_SIZES = (1, 5, 2, 8, 3)
+_IDS = ("group_ids", "trajectory_ids")
 _JUNK = 7.0
 
 
@@ -117,8 +124,8 @@ class Batch:
         packed = self.map(lambda x: pack_tokens(x, lengths), lambda x: x)
         return packed.replace(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
 
-    def relabel(self, names: Tensor) -> "Batch":
-        return self.replace(group_ids=names[self.data["group_ids"]])
+    def relabel(self, names: Tensor, ids: str = "group_ids") -> "Batch":
+        return self.replace(**{ids: names[self.data[ids]]})
 
     def to(self, dtype: torch.dtype) -> "Batch":
         return Batch({name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()})
@@ -131,9 +138,9 @@ class Batch:
         return self.replace(response_mask=torch.zeros_like(self.mask))
 
     def alive(self) -> "Batch":
-        """Without the rows that have no valid token, and groups numbered again."""
+        """Without the rows that have no valid token, and groups and rollouts numbered again."""
         kept = self.rows(self.mask.any(-1))
-        return kept.replace(group_ids=dense_ids(kept.data["group_ids"]))
+        return kept.replace(**{name: dense_ids(kept.data[name]) for name in _IDS})
 
 
 def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
@@ -142,10 +149,10 @@ def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def merge(first: Batch, second: Batch) -> Batch:
-    """Rows of both, groups apart."""
+    """Rows of both, groups and rollouts apart."""
     width = max(first.mask.shape[1], second.mask.shape[1])
     a, b = (batch.pad(0, width - batch.mask.shape[1]) for batch in (first, second))
-    b = b.replace(group_ids=b.data["group_ids"] + len(a.mask))
+    b = b.replace(**{name: b.data[name] + len(a.mask) for name in _IDS})
     return Batch({name: torch.cat([a.data[name], b.data[name]]) for name in a.data})
 
 
@@ -268,5 +275,15 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
         "truncated": torch.rand(rows, generator=generator) < 0.4,
+    }
+    # A group's rows are one or two rollouts.
+    rollouts = dense_ids(2 * group_ids + torch.randint(2, (rows,), generator=generator))
+    data |= {
+        "versions": torch.randint(3, shape, generator=generator),
+        "observation_mask": ~mask & (torch.rand(shape, generator=generator) < 0.7),
+        "expert_mask": torch.rand(shape, generator=generator) < 0.4,
+        "row_tokens": mask.sum(-1),
+        "trajectory_ids": rollouts,
+        "trajectory_tokens": torch.zeros(rows, dtype=torch.int64).index_add(0, rollouts, mask.sum(-1))[rollouts],
     }
     return Batch(data)

@@ -88,7 +88,8 @@ def check_aggregation(
 ) -> None:
     """Hold an aggregation to the laws: per-token ``losses`` to a scalar, the same for every split into micro-batches.
 
-    If it takes ``totals`` (and ``group_tokens``) it is given those of the whole step with each part.
+    If it takes ``totals`` (and ``group_tokens``, ``row_tokens``, ``trajectory_tokens``) it is given those of the whole
+    step with each part.
     Arguments and errors are those of :func:`check_advantage`.
 
     >>> from rlprims.losses import token_mean

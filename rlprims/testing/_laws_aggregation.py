@@ -13,17 +13,18 @@ PARTITIONS = 12
 
 def _totals(batch: Batch) -> Totals:
     alive = batch.mask.any(-1)
-    groups = set(batch.data["group_ids"][alive].tolist())
-    return Totals(tokens=int(batch.mask.sum()), sequences=int(alive.sum()), groups=len(groups))
+    groups, rollouts = (len(set(batch.data[name][alive].tolist())) for name in ("group_ids", "trajectory_ids"))
+    return Totals(int(batch.mask.sum()), sequences=int(alive.sum()), groups=groups, trajectories=rollouts)
 
 
 def _step_wide(p: Primitive, batch: Batch, rows: torch.Tensor, totals: Totals) -> dict[str, object]:
-    known = {"totals": totals, "group_tokens": batch.data["group_tokens"][rows]}
+    counts = {name: batch.data[name][rows] for name in ("group_tokens", "row_tokens", "trajectory_tokens")}
+    known = {"totals": totals, **counts}
     return {name: x for name, x in known.items() if name in p.data}
 
 
 def parts_sum_to_the_whole(p: Primitive) -> None:
-    """Over random partitions of the rows, some parts empty, groups cut in two: values and gradients in float64."""
+    """Values and gradients in float64, over random partitions of the rows; parts are empty, and groups cut in two."""
     for seed in range(PARTITIONS):
         generator = torch.Generator().manual_seed(seed)
         batch = make_batch(seed, torch.float64, *(LARGE if seed == PARTITIONS - 1 else TOY))

@@ -67,6 +67,14 @@ def wrong_groups_are_refused(p: Primitive) -> None:
     _refuses(p, "group_ids", "negative group_ids", group_ids=ids - 1)
 
 
+def wrong_rollouts_are_refused(p: Primitive) -> None:
+    """A ValueError that names trajectory_ids: floats, or ids that are not dense."""
+    ids = make_batch(0).data["trajectory_ids"]
+    _refuses(p, "trajectory_ids", "float trajectory_ids", trajectory_ids=ids.double())
+    _refuses(p, "trajectory_ids", "trajectory_ids beyond the number of rows", trajectory_ids=ids + 1000)
+    _refuses(p, "trajectory_ids", "negative trajectory_ids", trajectory_ids=ids - 1)
+
+
 def unknown_choices_are_refused(p: Primitive) -> None:
     """Of a parameter annotated with a ``Literal``: another string raises a ValueError that lists the choices."""
     for name, choices in choices_of(p.fn).items():

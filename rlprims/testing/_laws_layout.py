@@ -60,6 +60,15 @@ def groups_may_be_renamed(p: Primitive) -> None:
             assert_same(p.run(batch.relabel(other), names), p.run(batch, names), EXACT, " under other group_ids")
 
 
+def rollouts_may_be_renamed(p: Primitive) -> None:
+    """Any other dense ids for the same rollouts."""
+    for batch in make_batches(SEEDS):
+        other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
+        renamed = batch.relabel(other, "trajectory_ids")
+        for names in p.variants:
+            assert_same(p.run(renamed, names), p.run(batch, names), EXACT, " under other trajectory_ids")
+
+
 def batches_may_be_merged(p: Primitive) -> None:
     """Two batches with different prompts, in one call or in two."""
     pairs = [(make_batch(seed), make_batch(seed + 100, width=9)) for seed in SEEDS]

@@ -24,7 +24,7 @@ ESTIMATED_FROM = (
 )
 """What estimators and reward functions are differentiated by in the laws of transforms."""
 
-_STEP_WIDE = ("cu_seqlens", "totals", "group_tokens")
+_STEP_WIDE = ("cu_seqlens", "totals", "group_tokens", "row_tokens", "trajectory_tokens")
 
 
 @dataclass(frozen=True)

@@ -127,16 +127,17 @@ class Trainer:
         return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
-        count, size = self.algorithm.mini_batches, self.algorithm.group_size
+        count, labels = self.algorithm.mini_batches, dense_ids(batch["group"]).numpy()
         if count == 1:
             yield batch
             return
         shuffle = 2**63 + self.step_number * self.algorithm.epochs + epoch  # the upper half: the lower is PromptOrder's
-        groups = np.random.Generator(self._random_bits(shuffle)).permutation(len(batch) // size)
+        groups = np.random.Generator(self._random_bits(shuffle)).permutation(labels.max() + 1)
         for part in np.array_split(groups, count):
-            rows = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])
-            mini = batch.select_idxs(rows)
+            mini = batch.select_idxs(np.concatenate([np.flatnonzero(labels == group) for group in part]))
             mini["group_ids"] = dense_ids(mini["group"])
+            if "trajectory_ids" in mini:
+                mini["trajectory_ids"] = dense_ids(mini["trajectory_ids"])
             yield mini
 
     def _random_bits(self, number: int) -> np.random.Philox:

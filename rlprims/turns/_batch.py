@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "response_mask": torch.bool,
+    "observation_mask": torch.bool,
     "rollout_log_probs": torch.float32,
     "rewards": torch.float32,
     "turn_ids": torch.int64,
@@ -37,7 +38,8 @@ def to_batch(
     """The rows of several rollouts as one batch. A row's response begins with its first sampled token.
 
     - ``prompts`` int64 (B, P), padded on the left; ``responses`` int64 (B, T), padded on the right.
-    - ``attention_mask`` bool (B, P+T), not if packed; ``response_mask`` bool (B, T).
+    - ``attention_mask`` bool (B, P+T), not if packed; ``response_mask`` bool (B, T), the tokens to train on.
+    - ``observation_mask`` bool (B, T): the tokens that came with a later turn's prompt, such as a tool's answer.
     - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
     - ``truncated`` bool (B,): the last turn of the row has ``finish="length"``. ``agent``: objects (B,).

@@ -106,6 +106,14 @@ class Row:
     """Of the last turn."""
 
     @property
+    def observation_mask(self) -> tuple[bool, ...]:
+        """True on tokens that were not sampled: what prompts brought, the first one's too."""
+        mask = [True] * len(self.token_ids)
+        for span in self.spans:
+            mask[span.start : span.stop] = [False] * (span.stop - span.start)
+        return tuple(mask)
+
+    @property
     def prompt_length(self) -> int:
         """The index of the first sampled token; the number of tokens if nothing was sampled."""
         return next((span.start for span in self.spans if span.stop > span.start), len(self.token_ids))

@@ -209,8 +209,8 @@ def test_the_corrections_that_count_as_such_are_those_that_account_for_a_gap(nam
     """What the lint lists is what ``Weights`` says."""
     correction, mask = getattr(corrections, name), torch.ones(1, 1, dtype=torch.bool)
     data = dict.fromkeys(("log_probs", "old_log_probs", "rollout_log_probs", "advantages"), torch.zeros(1, 1))
-    if name in ("Weights", "batch_normalized"):
-        return  # these take weights
+    if name in ("Weights", "batch_normalized", "replace_nonfinite"):
+        return  # these take weights, or give log-probs
     part = use(correction, delta=0.1) if "delta" in inspect.signature(correction).parameters else use(correction)
     accounts = bool(part({**data, "response_mask": mask}).corrected)
     found = [finding.message for finding in check(algorithms.dapo().replace(corrections=[part, part]))]

@@ -8,7 +8,7 @@ from execution_contract import OPTIMIZER, local, training_batch
 from execution_families import assert_same_gradients, build, gradients, ragged_batch
 
 from rlprims import algorithms, losses
-from rlprims.algorithms import LossTerm, policy_objective, use
+from rlprims.algorithms import LossTerm, Part, policy_objective, use
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf import Ranks, Training
 from rlprims.execution.hf._forward import (
@@ -30,6 +30,12 @@ ALGORITHMS = {
     ),
     "a mean per prompt": algorithms.dapo(max_length=24, buffer_length=4).replace(
         aggregation=losses.prompt_token_mean, score_shaping=[]
+    ),
+    "a KL with a mean of its own": GRPO.replace(
+        loss_terms=[
+            LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.solved), over="term"),
+            LossTerm(coefficient=0.1, loss=use(losses.nll), aggregation=use(losses.token_mean)),
+        ]
     ),
     "a KL to the old policy": GRPO.replace(
         loss_terms=[LossTerm(coefficient=0.1, loss=use("rlprims.algorithms.kl_to_old"))]
@@ -201,9 +207,9 @@ def test_token_weights_are_the_aggregation():
     data = {"response_mask": torch.tensor([[True, True, False], [True, False, False]])}
     mean = algorithms.reinforce().replace(aggregation=losses.token_mean)
     expected = torch.tensor([[1, 1, 0], [1, 0, 0]]) / 3
-    torch.testing.assert_close(token_weights(mean, data), expected)
+    torch.testing.assert_close(token_weights(Part(mean, None), data), expected)
     per_sequence = mean.replace(aggregation=losses.seq_mean_token_mean)
-    torch.testing.assert_close(token_weights(per_sequence, data), torch.tensor([[1, 1, 0], [2, 0, 0]]) / 4)
+    torch.testing.assert_close(token_weights(Part(per_sequence, None), data), torch.tensor([[1, 1, 0], [2, 0, 0]]) / 4)
 
 
 @pytest.mark.parametrize("settings", [{"fused_head": True}, {}, {"packing": False}])

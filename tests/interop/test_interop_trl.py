@@ -51,8 +51,9 @@ def test_options_are_the_verifiers():
         (algorithms.dapo(), r"replace\(filter=None\)"),
         (algorithms.rloo().replace(kl_in_reward=KLInReward()), "kl_in_reward"),
         (algorithms.gspo().replace(aggregation=losses.prompt_token_mean), "prompt_token_mean reads group_ids"),
+        (algorithms.echo(), r"loss_terms\.0 is on observation_mask with a mean by itself"),
     ],
-    ids=["critic", "greedy", "filter", "kl_in_reward", "groups_in_the_loss"],
+    ids=["critic", "greedy", "filter", "kl_in_reward", "groups_in_the_loss", "a_term_with_its_own_mean"],
 )
 def test_what_trl_does_not_have_is_named(algorithm, why):
     with pytest.raises(ValueError, match=f"TRL's trainer cannot run {algorithm.name}: .*{why}"):

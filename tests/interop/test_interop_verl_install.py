@@ -166,8 +166,9 @@ def test_an_algorithm_keeps_its_own_hyperparameters(verl):
         (algorithms.grpo(), r"loss_terms: set actor\.use_kl_loss"),
         (algorithms.gspo().replace(corrections=("rlprims.corrections.tis",)), "corrections: set"),
         (algorithms.gspo().replace(aggregation=losses.prompt_token_mean), "prompt_token_mean reads group_ids"),
+        (algorithms.gspo().replace(policy_coefficient=0.5), "policy_coefficient: "),
     ],
-    ids=["critic", "three_policies", "kl", "corrections", "groups"],
+    ids=["critic", "three_policies", "kl", "corrections", "groups", "coefficient"],
 )
 def test_an_algorithm_that_reads_more_than_verl_hands_over(verl, algorithm, why):
     with pytest.raises(ValueError, match=f"does not hand over what {algorithm.name} reads: .*{why}"):

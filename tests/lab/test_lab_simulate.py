@@ -223,3 +223,16 @@ def test_one_algorithm_is_no_comparison():
 def test_an_estimator_of_one_s_own_takes_part():
     swapped = REINFORCE.replace(advantage=advantage.rloo)
     assert lab.simulate(swapped, two_by_two())["advantage"] == [1.0, 1.0, -1.0]
+
+
+def test_what_a_tool_answered_has_a_share_and_a_gradient():
+    data = {
+        "log_probs": torch.tensor([[-1.0, -2.0, -3.0]]),
+        "advantages": torch.tensor([[1.0, 0.0, 1.0]]),
+        "response_mask": torch.tensor([[True, False, True]]),
+        "observation_mask": torch.tensor([[False, True, False]]),
+    }
+    table = lab.simulate(algorithms.echo(), data)
+    assert table["loss_share"] == pytest.approx([-0.5, 0.2, -0.5])
+    assert table["gradient"] == pytest.approx([0.5, 0.1, 0.5])
+    assert table.notes["objective"] == pytest.approx(-0.8)

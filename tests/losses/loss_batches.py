@@ -39,6 +39,7 @@ def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
     data |= {f"{who}topk_log_probs": (2 * noise(VOCABULARY)).log_softmax(-1)[..., :3] for who in ("", "teacher_")}
     data = {name: x.to(dtype) for name, x in data.items()}
     data["response_mask"] = torch.rand(ROWS, WIDTH, generator=generator) < 0.7
+    data["expert_mask"] = torch.rand(ROWS, WIDTH, generator=generator) < 0.5
     return data
 
 

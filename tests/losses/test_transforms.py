@@ -18,6 +18,7 @@ LAYOUTS = pytest.mark.parametrize("layout", [dict, pack], ids=["padded", "packed
 SMOOTH: list[tuple[str, dict[str, Any]]] = [
     ("clipped_surrogate", {"dual_clip": 1.3}),
     ("decoupled_ppo", {}),
+    ("luffy", {"clip_high": 0.5}),
     ("sapo", {}),
     ("tv_symmetric", {}),
     ("reinforce", {}),

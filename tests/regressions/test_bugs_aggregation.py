@@ -35,7 +35,7 @@ def test_l7_every_loss_takes_every_mode(name: str) -> None:
     """verl: sapo and geo_mean aggregate in their own way, whatever loss_agg_mode says."""
     loss = POLICY_LOSSES[name]
     data = {"log_probs": -noise(0).abs(), "advantages": noise(1), "response_mask": M}
-    data |= {"old_log_probs": -noise(2).abs(), "rollout_log_probs": -noise(3).abs()}
+    data |= {"old_log_probs": -noise(2).abs(), "rollout_log_probs": -noise(3).abs(), "expert_mask": noise(4) > 0}
     per_token = loss(**{k: v for k, v in data.items() if k in inspect.signature(loss).parameters})
     assert per_token.shape == M.shape
     modes = token_sum, token_mean, seq_mean_token_sum, seq_mean_token_mean

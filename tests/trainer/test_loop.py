@@ -11,6 +11,7 @@ from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
+from rlprims.grouping import dense_ids
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Step, Trainer, train
 from rlprims.trainer.session import build
@@ -131,6 +132,23 @@ def test_mini_batches_are_whole_groups_and_count_as_updates(
         assert counts.tolist() == [3, 3]
     assert trainer.execution.training.policy.update == 6  # type: ignore[attr-defined]
     assert step.metrics["ratio_max"] > 1
+
+
+def test_mini_batches_of_rollouts_of_several_rows(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    """Groups of 3 and 5 rows and so on; ids are dense in each mini-batch, as every primitive asks."""
+    trainer = trainer_of(load(settings, "algorithm.mini_batches=2", "steps=1"), console)
+    batch = trainer.step().batch
+    rows = [row for row in range(len(batch)) for _ in range(1 + row % 2)]
+    cut = batch.select_idxs(rows)
+    cut["trajectory_ids"] = torch.tensor(rows)
+    parts = list(trainer._mini_batches(cut, 0))
+    assert sorted(torch.cat([part["sample_id"] for part in parts]).tolist()) == sorted(cut["sample_id"].tolist())
+    for part in parts:
+        assert part["trajectory_ids"].unique().tolist() == list(range(6))
+        assert torch.equal(part["trajectory_ids"], dense_ids(part["sample_id"]))
+        assert part["group_ids"].unique().tolist() == [0, 1]
 
 
 def test_mini_batches_are_dealt_anew_at_each_pass(

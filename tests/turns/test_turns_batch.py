@@ -83,11 +83,29 @@ def test_trajectories_and_groups_are_dense_and_need_no_order_skyrl() -> None:
     assert mixed["trajectory_ids"].tolist() == [2, 1, 0, 2, 0]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_observations_are_what_later_prompts_brought(packed: bool) -> None:
+    """Tokens 8 and 9 are a tool's; 6 is sampled and not trained; the first prompt and the rewritten one are prompts."""
+    turns = [
+        Turn([1, 2], [3], [-0.5]),
+        Turn([1, 2, 3, 8, 9], [6], [-0.5], trainable=False),
+        Turn([1, 2, 3, 8, 9, 6, 7], [4], [-0.5]),
+        Turn([1, 3], [5], [-0.5]),
+    ]
+    data = to_batch([merge(turns)], [0], pad_id=0, packed=packed)
+    masks = [data[name] for name in ("response_mask", "observation_mask")]
+    rows = [[row.tolist() for row in (mask.unbind() if packed else mask)] for mask in masks]
+    padding = [] if packed else [False] * 5
+    assert rows[0] == [[True, False, False, False, False, True], [True, *padding]]
+    assert rows[1] == [[False, True, True, False, True, False], [False, *padding]]
+
+
 def test_dtypes() -> None:
     data = to_batch([merge([Turn([1], [2], [-0.5])])], [0], pad_id=0)
     assert {name: str(data[name].dtype) for name in sorted(data.batch.keys())} == {
         "attention_mask": "torch.bool",
         "group_ids": "torch.int64",
+        "observation_mask": "torch.bool",
         "prompts": "torch.int64",
         "response_mask": "torch.bool",
         "responses": "torch.int64",

@@ -7,6 +7,7 @@ numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS``
 from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline, vapo
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
 from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
+from rlprims.algorithms.presets._mixed import chord, echo, luffy, sft
 from rlprims.algorithms.presets._ratio import (
     aspo,
     cispo,
@@ -28,12 +29,14 @@ __all__ = [
     "aspo",
     "asymre",
     "bnpo",
+    "chord",
     "cispo",
     "clip_cov",
     "dapo",
     "decoupled_ppo",
     "dppo",
     "dr_grpo",
+    "echo",
     "gdpo",
     "gmpo",
     "gpg",
@@ -43,6 +46,7 @@ __all__ = [
     "high_entropy",
     "kl_cov",
     "lite_ppo",
+    "luffy",
     "luspo",
     "m2po",
     "maxrl",
@@ -58,6 +62,7 @@ __all__ = [
     "remax",
     "rloo",
     "sapo",
+    "sft",
     "topr",
     "vapo",
     "vespo",

@@ -29,11 +29,11 @@ def vapo(*, alpha: float = 0.05, imitation: float = 0.1, dialect: Dialect | None
     """VAPO (Yue et al. 2025, arXiv:2504.05118): PPO with a critic that copes with long responses.
 
     The policy's λ is 1 − 1/(α·length), the critic's is 1; the clip is 0.2 and 0.28, the loss a mean over tokens, and 16
-    samples of a prompt are taken although none are compared. ``imitation`` weighs the log-likelihood of the responses
-    with a positive score; its mean is over all tokens here, where the paper's is over theirs, so that it counts for
-    less while few are right. The critic's pretraining is a setting of the run, ``critic.warmup_steps``.
+    samples of a prompt are taken although none are compared. ``imitation`` weighs the negative log-likelihood of the
+    responses with a positive score, a mean over their tokens, however few they are. The critic's pretraining is a
+    setting of the run, ``critic.warmup_steps``.
     """
-    imitated = LossTerm(coefficient=imitation, loss=use(losses.nll), tokens=use(solved))
+    imitated = LossTerm(coefficient=imitation, loss=use(losses.nll), tokens=use(solved), over="term")
     return in_dialect(
         Algorithm(
             name="vapo",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlprims.algorithms import Algorithm, policy_losses
+from rlprims.algorithms import Algorithm, Part, objective_parts
 from rlprims.execution.hf._packed import layout, packed_inputs
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import Kept, token_wise
@@ -32,6 +32,9 @@ FUSED_HEAD_MODELS = (
     "smollm3",
 )
 """Values of ``model_type`` whose logits are the last hidden states times the head's weight, perhaps with a soft cap."""
+
+_POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
+"""Columns of a tile that no batch has."""
 
 _SCALES = ("logit_scale", "logits_scaling")
 """Where a config has a factor of the logits: Cohere and Granite."""
@@ -85,19 +88,19 @@ def check_fused_objective(algorithm: Algorithm) -> None:
             "model.fused_head: expected losses that are declared by rlprims.types.token_wise and do not read "
             f"entropies, got {', '.join(loss.path for loss in found)}. Set model.fused_head: false"
         )
-    aggregation = algorithm.aggregation
-    if not (aggregation.path.startswith("rlprims.losses.") or getattr(aggregation.fn, "linear", False)):
-        raise ValueError(
-            f"model.fused_head: expected an aggregation that is linear in the losses, got {aggregation.path}. If it is "
-            f"(rlprims.testing.check_aggregation tests it), declare {aggregation.fn.__name__}.linear = True; else set "
-            "model.fused_head: false"
-        )
+    for mean in algorithm.aggregations:
+        if not (mean.path.startswith("rlprims.losses.") or getattr(mean.fn, "linear", False)):
+            raise ValueError(
+                f"model.fused_head: expected an aggregation that is linear in the losses, got {mean.path}. If it is "
+                f"(rlprims.testing.check_aggregation tests it), declare {mean.fn.__name__}.linear = True; else set "
+                "model.fused_head: false"
+            )
 
 
-def token_weights(algorithm: Algorithm, data: Mapping[str, Tensor]) -> Tensor:
-    """(B, T): the weight of each token's loss in the objective, which is the gradient of a linear aggregation."""
+def token_weights(part: Part, data: Mapping[str, Tensor]) -> Tensor:
+    """(B, T): the weight of each token's loss in a part's mean, which is the gradient of a linear aggregation."""
     zero = torch.zeros(data["response_mask"].shape, device=data["response_mask"].device, requires_grad=True)
-    (weights,) = torch.autograd.grad(algorithm.aggregation({**data, "losses": zero}), zero)
+    (weights,) = torch.autograd.grad(part.mean(data, zero), zero)
     return weights
 
 
@@ -139,18 +142,24 @@ def fused_objective(
     head = head_of(model)
     hidden, attended = _before_responses(model, batch, packing=packing, hidden=True)
     tokens = {name: x[attended] for name, x in batch.items() if isinstance(x, Tensor) and x.shape == attended.shape}
-    ids, mask = tokens.pop("responses"), tokens.pop("response_mask")
-    weights = token_weights(algorithm, batch)[attended]
+    ids, parts = tokens.pop("responses"), objective_parts(algorithm)
+    # Each part of the objective has its own tokens and weights; a tile is masked by the tokens of all of them.
+    mask = torch.stack([part.mask(batch) for part in parts]).any(0)[attended]
+    tokens[_POLICY_MASK] = tokens.pop("response_mask")
+    for i, part in enumerate(parts):
+        tokens[f"{_WEIGHTS}.{i}"] = token_weights(part, batch)[attended]
 
     @token_wise
     def losses(**data: Tensor) -> Tensor:
-        return policy_losses(algorithm, data)
+        data["response_mask"] = data[_POLICY_MASK]
+        return torch.stack([data[f"{_WEIGHTS}.{i}"] * part.losses(data) for i, part in enumerate(parts)]).sum(0)
 
+    ones = torch.ones(ids.shape, device=ids.device)
     loss, log_probs, entropies = fused_loss(
         hidden,
         head.weight,
         ids,
-        weights,
+        ones,
         mask,
         losses,
         tokens,

@@ -7,7 +7,7 @@ The attention is registered with transformers under a name, and a model is told 
 Called without a layout, as for sampling, it is transformers' own ``sdpa``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -139,30 +139,43 @@ def packed_inputs(where: Layout) -> dict[str, Any]:
 
 
 def packed_micro_batches(
-    prompts: Sequence[int], prompt_lengths: Sequence[int], response_lengths: Sequence[int], *, max_tokens: int
+    prompts: Sequence[int],
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    labels: Sequence[Hashable] | None = None,
+    *,
+    max_tokens: int,
 ) -> list[list[int]]:
     """Rows in their order into micro-batches of at most ``max_tokens`` tokens; a prompt counts once in each.
 
-    Rows with the same number in ``prompts`` have the same prompt.
+    Rows with the same number in ``prompts`` have the same prompt. Rows with the same of the ``labels`` stay together;
+    None: no constraint.
 
     Raises:
-        ValueError: a row is longer than the budget; it names the row.
+        ValueError: a row (or rollout) is longer than the budget; it names the row.
     """
+    units: dict[Hashable, list[int]] = {}
+    for row in range(len(prompts)):
+        units.setdefault(row if labels is None else labels[row], []).append(row)
     parts: list[list[int]] = []
     used, seen = 0, set[int]()
-    for row, (prompt, shared, own) in enumerate(zip(prompts, prompt_lengths, response_lengths, strict=True)):
-        if shared + own > max_tokens:
+    for rows in units.values():
+        shared = {prompts[row]: prompt_lengths[row] for row in rows}
+        own = sum(response_lengths[row] for row in rows)
+        whole = own + sum(shared.values())
+        if whole > max_tokens:
+            what = f"row {rows[0]} has" if len(rows) == 1 else f"the rollout of row {rows[0]} has"
             raise ValueError(
-                f"row {row} has {shared + own} tokens, more than max_tokens={max_tokens}: raise the budget, "
+                f"{what} {whole} tokens, more than max_tokens={max_tokens}: raise the budget, "
                 "or shorten prompts or responses"
             )
-        cost = own if prompt in seen else shared + own
+        cost = own + sum(length for prompt, length in shared.items() if prompt not in seen)
         if not parts or used + cost > max_tokens:
             parts.append([])
-            used, seen, cost = 0, set(), shared + own
-        parts[-1].append(row)
+            used, seen, cost = 0, set(), whole
+        parts[-1] += rows
         used += cost
-        seen.add(prompt)
+        seen |= shared.keys()
     return parts
 
 

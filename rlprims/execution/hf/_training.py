@@ -1,15 +1,15 @@
 """The models that are trained, their reference, and the verbs on them: measure a batch, or make an optimizer step."""
 
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from rlprims import diagnostics
-from rlprims.algorithms import Algorithm, policy_objective, value_objective
+from rlprims.algorithms import Algorithm, policy_objective, step_counts, value_objective
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
@@ -26,8 +26,11 @@ from rlprims.execution.hf._forward import (
 from rlprims.execution.hf._models import device_of, load_causal_lm, load_critic
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._train_state import TrainState
-from rlprims.losses import count_totals
+from rlprims.grouping import dense_ids
 from rlprims.types import Metric, Metrics, Totals, merge_metrics
+
+StepTotals: TypeAlias = Mapping[str, Totals]
+"""The totals of a step by their names: of the policy's tokens, and of each loss term that counts its own."""
 
 
 class Ranks(NamedTuple):
@@ -43,19 +46,23 @@ class Ranks(NamedTuple):
 SINGLE_PROCESS = Ranks(1, lambda module: module, lambda number: number)
 
 
-def with_totals(batch: DataProto) -> tuple[DataProto, Totals]:
-    """The batch of an optimizer step with ``group_tokens``, and its totals. Call it before the batch is split."""
-    mask, group_ids = batch["response_mask"], batch["group_ids"]
-    lengths = mask.sum(-1)
-    group_tokens = torch.zeros_like(lengths).index_add(0, group_ids, lengths)[group_ids]
-    return batch.union(DataProto.from_dict(tensors={"group_tokens": group_tokens})), count_totals(
-        mask, group_ids=group_ids
-    )
+def with_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, StepTotals]:
+    """The batch of an optimizer step with what its means divide by, and its totals. Call it before it is split."""
+    counts = step_counts(algorithm, dict(batch.batch.items()))
+    return batch.union(DataProto.from_dict(tensors=counts.columns)), counts.totals
 
 
 def token_budget(config: ModelConfig, longest: int) -> int:
     """Tokens of a micro-batch; without a setting 16384, or the longest row if that is longer."""
     return config.max_tokens_per_micro_batch or max(16384, longest)
+
+
+def without_tokens(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks among the columns, like ``response_mask``, with no token left."""
+    shape = columns["response_mask"].shape
+    tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}  # not the kept sets
+    masks = {name: x for name, x in tensors.items() if x.dtype is torch.bool and x.shape == shape}
+    return {name: torch.zeros_like(x) for name, x in masks.items()}
 
 
 class Training:
@@ -130,7 +137,7 @@ class Training:
         critic = self._critic().module
         return self._per_token(batch, lambda part: response_values(critic, part).float(), packing=False)
 
-    def update(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
+    def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         """One optimizer step. Loss and metrics are this rank's share of those of the whole step."""
         module = self.policy.module
         bounds = {k: v for k, v in algorithm.policy_loss.hyperparameters.items() if k in ("clip_low", "clip_high")}
@@ -162,15 +169,17 @@ class Training:
                 metrics |= diagnostics.policy_update(scores["log_probs"], old, advantages, mask, **bounds)
             return loss, metrics
 
-        return self._optimizer_step(self.policy, batch, totals, forward, packing=self.model.packing)
+        together = None if algorithm.splits_rollouts else "trajectory_ids"
+        return self._optimizer_step(self.policy, batch, totals, forward, packing=self.model.packing, together=together)
 
-    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
+    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         critic = self._critic()
 
         def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             return value_objective(algorithm, {**part, "new_values": response_values(critic.module, part).float()}), {}
 
-        return self._optimizer_step(critic, batch, totals, forward, packing=False)
+        together = None if algorithm.splits_rollouts else "trajectory_ids"
+        return self._optimizer_step(critic, batch, totals, forward, packing=False, together=together)
 
     def train_states(self) -> dict[str, TrainState]:
         """The models that are trained, by name: they belong in a checkpoint."""
@@ -195,29 +204,36 @@ class Training:
 
         return self._per_token(batch, forward, packing=self.model.packing)
 
-    def _parts(self, batch: DataProto, *, packing: bool) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    def _parts(
+        self, batch: DataProto, *, packing: bool, together: str | None = None
+    ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Micro-batches within the token budget, each with its row numbers, on the device; as many on every rank.
 
-        A rank with fewer micro-batches also gives some without row numbers and without valid tokens.
+        Rows with the same id in the column ``together``, if the batch has it, are in one of them. A rank with fewer
+        micro-batches also gives some without row numbers and without valid tokens.
         """
         tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items() if not tensor.is_nested}
         kept = kept_of(batch)
+        ids = {name: batch[name] for name in ("group_ids", "trajectory_ids") if "trajectory_ids" in tensors}
+        labels = batch[together].tolist() if together is not None and together in tensors else None
         width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
         prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
         budget = token_budget(self.model, max(map(operator.add, prompts, responses), default=1))
         if packing:
-            ids = torch.where(attention[:, :width], batch["prompts"], -1)
-            same = torch.unique(ids, dim=0, return_inverse=True)[1].tolist() if len(batch) else []
-            parts = packed_micro_batches(same, prompts, responses, max_tokens=budget)
+            known = torch.where(attention[:, :width], batch["prompts"], -1)
+            same = torch.unique(known, dim=0, return_inverse=True)[1].tolist() if len(batch) else []
+            parts = packed_micro_batches(same, prompts, responses, labels, max_tokens=budget)
         else:
-            parts = micro_batches(prompts, responses, max_tokens=budget)
+            parts = micro_batches(prompts, responses, labels, max_tokens=budget)
         # Before the first forward pass, in which the ranks wait for each other.
         missing = self.ranks.largest(len(parts)) - len(parts)
         for rows in parts:
-            yield rows, trimmed(tensors, rows, kept)
+            dense = {name: dense_ids(x[rows]).to(self.device) for name, x in ids.items()}
+            yield rows, {**trimmed(tensors, rows, kept), **dense}
         for _ in range(missing):
             part = trimmed(tensors, [0], kept)
-            yield [], {**part, "response_mask": torch.zeros_like(part["response_mask"])}
+            dense = {name: torch.zeros_like(part[name]) for name in ids}
+            yield [], {**part, **dense, **without_tokens(part)}
 
     @torch.no_grad()
     def _per_token(self, batch: DataProto, forward: Callable[[dict[str, Tensor]], Tensor], *, packing: bool) -> Tensor:
@@ -232,15 +248,16 @@ class Training:
         self,
         state: TrainState,
         batch: DataProto,
-        totals: Totals,
+        totals: StepTotals,
         forward: Callable[[dict[str, Tensor]], tuple[Tensor, Metrics]],
         *,
         packing: bool,
+        together: str | None,
     ) -> UpdateReport:
         loss, metrics = 0.0, dict[str, Metric]()
         state.optimizer.zero_grad(set_to_none=True)  # an exception in the last step may have left gradients
-        for _, part in self._parts(batch, packing=packing):
-            part_loss, part_metrics = forward({**part, "totals": totals})  # type: ignore[dict-item]
+        for _, part in self._parts(batch, packing=packing, together=together):
+            part_loss, part_metrics = forward({**part, **totals})  # type: ignore[dict-item]
             # Ranks average their gradients. The totals are those of the whole step, so the sum is wanted.
             (part_loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
             loss += float(part_loss.detach())

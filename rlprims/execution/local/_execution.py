@@ -13,7 +13,7 @@ from rlprims.execution._meter import WorkerReport, metered
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution._version import load_version, save_version
-from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_totals
+from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
 
 class LocalExecution:
@@ -76,12 +76,12 @@ class LocalExecution:
 
     @metered
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        whole, totals = with_totals(batch)
+        whole, totals = with_counts(batch, algorithm)
         return self.training.update(whole, algorithm, totals)
 
     @metered
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        whole, totals = with_totals(batch)
+        whole, totals = with_counts(batch, algorithm)
         return self.training.update_critic(whole, algorithm, totals)
 
     def sync_weights(self) -> None:

@@ -19,7 +19,7 @@ from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution._version import load_version, save_version
-from rlprims.execution.hf import special_ids, with_totals
+from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.ray._cluster import connect
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
@@ -196,7 +196,7 @@ class RayExecution:
     def _learned(self, group: WorkerGroup, method: Any, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         if group is self.trainers:
             self.turns.of_ranks()
-        whole, totals = with_totals(batch)
+        whole, totals = with_counts(batch, algorithm)
         reports: list[UpdateReport] = group.call(method, whole, algorithm, totals).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))

@@ -14,13 +14,12 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution._meter import metered
 from rlprims.execution._protocol import UpdateReport
-from rlprims.execution.hf import RewardModel, Training, meter_of
+from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
 from rlprims.execution.hf._adapters import merged, parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _fsdp
 from rlprims.execution.ray._observed import Observed
 from rlprims.execution.ray._worker_group import everywhere, first, split
-from rlprims.types import Totals
 
 
 class TrainingWorker(Observed):
@@ -91,12 +90,12 @@ class TrainingWorker(Observed):
 
     @split
     @metered
-    def update(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
+    def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         return self.training.update(batch, algorithm, totals)
 
     @split
     @metered
-    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: Totals) -> UpdateReport:
+    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         return self.training.update_critic(batch, algorithm, totals)
 
     @everywhere

@@ -18,6 +18,7 @@ from torch import Tensor
 from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution._protocol import ExecutionError
+from rlprims.execution.hf import without_tokens
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ def everywhere(method: Method) -> Method:
 
 
 def split(method: Method) -> Method:
-    """The first argument is a DataProto: each rank has some of its rows, balanced by tokens.
+    """The first argument is a DataProto: each rank has some of its rows, balanced by tokens, rollouts whole.
 
     Tensors and DataProtos come back as one, rows in their first order; other results in a list.
     """
@@ -146,7 +147,8 @@ class WorkerGroup:
     def _split(self, name: str, batch: DataProto, *args: Any, **kwargs: Any) -> Pending[Any]:
         padded = _padded(batch, len(self.workers))
         lengths = padded["attention_mask"].sum(-1).tolist()
-        rows = balance(lengths, len(self.workers)) if lengths else [[] for _ in self.workers]
+        rollouts = padded["trajectory_ids"].tolist() if "trajectory_ids" in padded else None
+        rows = balance(lengths, len(self.workers), rollouts) if lengths else [[] for _ in self.workers]
         refs = [
             getattr(worker, name).remote(padded.select_idxs(np.array(part, dtype=np.int64)), *args, **kwargs)
             for worker, part in zip(self.workers, rows, strict=True)
@@ -184,12 +186,15 @@ def start_worker(
 
 
 def _padded(batch: DataProto, ranks: int) -> DataProto:
-    """At least a row for each rank; a row that is added has no token that counts."""
-    missing = ranks - len(batch)
+    """At least a row, and a rollout, for each rank; a row that is added has no token that counts."""
+    missing = ranks - (len(batch["trajectory_ids"].unique()) if "trajectory_ids" in batch else len(batch))
     if missing <= 0 or not len(batch):
         return batch
     spare = batch.select_idxs(np.zeros(missing, dtype=np.int64))
-    spare["response_mask"] = torch.zeros_like(spare["response_mask"])
+    for name, mask in without_tokens(dict(spare.batch.items())).items():
+        spare[name] = mask
+    if "trajectory_ids" in batch:
+        spare["trajectory_ids"] = batch["trajectory_ids"].max() + 1 + torch.arange(missing)
     return DataProto.concat([batch, spare])
 
 

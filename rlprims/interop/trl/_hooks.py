@@ -41,6 +41,9 @@ class Hooks:
             handed = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
             if stage not in ("filter", "kl_in_reward") and (lacking := sorted(part.needs - handed)):
                 found.append(f"{part.path} reads {', '.join(lacking)}, which TRL does not have there")
+        for i, term in enumerate(algorithm.loss_terms):
+            if not term.is_beside_the_policy:
+                found.append(f"loss_terms.{i} is on {term.mask} with a mean by itself, for which TRL has no counts")
         if algorithm.filter is not None:
             found.append("a filter needs dynamic sampling, which TRL does not have: take replace(filter=None)")
         return found

@@ -112,6 +112,8 @@ def _check(algorithm: Algorithm) -> None:
         problems.append(f"{algorithm.aggregation.path} reads group_ids")
     if algorithm.loss_terms:
         problems.append("loss_terms: set actor.use_kl_loss and actor.entropy_coeff in verl, and loss_terms=() here")
+    if algorithm.policy_coefficient != 1:
+        problems.append("policy_coefficient: without loss terms it is a learning rate; set 1 here")
     if algorithm.corrections:
         problems.append("corrections: set algorithm.rollout_correction in verl, and corrections=() here")
     if algorithm.token_selection:

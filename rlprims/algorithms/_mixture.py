@@ -1,0 +1,109 @@
+"""Rows of one batch that are trained by different algorithms, as environments of one run may be.
+
+A column ``spec_ids`` (B,) says which of a list of algorithms each row is trained by; a group has one. To an algorithm
+the rows of the others are rows without a token. The policy's denominators are those of the whole step, so that a token
+weighs the same whichever algorithm it is trained by: with the same algorithm for all rows it is the usual batch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms._algorithm import Algorithm
+from rlprims.algorithms._objective import Data, StepCounts, policy_objective, step_counts
+from rlprims.algorithms._stages import estimate_advantages, shape_scores, weigh_tokens
+from rlprims.kernels import are_readable
+from rlprims.layout import expand_to_tokens
+from rlprims.losses import count_totals
+from rlprims.masking import check_sequences
+from rlprims.types import RowMask
+
+
+def only_rows(data: Data, rows: RowMask) -> dict[str, Any]:
+    """The data where rows that are not chosen have no token: every bool column like ``response_mask`` is False there.
+
+    ``valid_rows`` are the chosen ones, of those that were valid.
+
+    >>> data = {"response_mask": torch.tensor([[True, True], [True, False]])}
+    >>> only_rows(data, torch.tensor([False, True]))["response_mask"].tolist()
+    [[False, False], [True, False]]
+    """
+    mask, cu_seqlens = data["response_mask"], data.get("cu_seqlens")
+    check_sequences(mask, cu_seqlens, rows=rows)
+    chosen = expand_to_tokens(rows, mask, cu_seqlens)
+    tensors = {name: x for name, x in data.items() if isinstance(x, Tensor)}
+    masks = {name: x & chosen for name, x in tensors.items() if x.dtype is torch.bool and x.shape == mask.shape}
+    valid = data.get("valid_rows")
+    return {**data, **masks, "valid_rows": rows if valid is None else rows & valid}
+
+
+def mixture_advantages(specs: Sequence[Algorithm], data: Data) -> dict[str, Tensor]:
+    """What :func:`estimate_advantages` gives for the rows of each algorithm, with its own shaping of their scores.
+
+    Raises:
+        ValueError: ``spec_ids`` is missing, or has a number that no algorithm has.
+    """
+    merged: dict[str, Tensor] = {}
+    for rows, spec in zip(_rows_of(specs, data), specs, strict=True):
+        of_spec = only_rows(data, rows)
+        for name, x in estimate_advantages(spec, of_spec | shape_scores(spec, of_spec)).items():
+            merged[name] = merged[name] + x if name in merged else x
+    return merged
+
+
+def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.Generator | None = None) -> StepCounts:
+    """What :func:`weigh_tokens` and :func:`step_counts` give for each algorithm, of a whole step before it is split."""
+    columns: dict[str, Tensor] = {}
+    labels = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
+    totals = {"totals": count_totals(data["response_mask"], *labels)}
+    for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
+        of_spec = only_rows(data, rows)
+        weights = weigh_tokens(spec, of_spec, generator=generator)
+        counts = step_counts(spec, of_spec | weights)
+        columns |= {_of_spec(number, name): x for name, x in {**weights, **counts.columns}.items()}
+        totals |= {_of_spec(number, name): x for name, x in counts.totals.items() if name != "totals"}
+    return StepCounts(columns, totals)
+
+
+def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
+    """The scalar to minimize: the sum of each algorithm's objective on its own rows.
+
+    ``data`` has the columns and totals of :func:`mixture_counts`, for which the whole step was asked.
+
+    Raises:
+        ValueError: they are missing, or ``spec_ids`` is, or a number there is no algorithm's.
+
+    >>> from rlprims import algorithms
+    >>> specs = [algorithms.reinforce(), algorithms.sft()]
+    >>> data = {"log_probs": torch.tensor([[-1.0], [-2.0]]), "advantages": torch.tensor([[3.0], [0.0]])}
+    >>> data |= {"response_mask": torch.ones(2, 1, dtype=torch.bool), "spec_ids": torch.tensor([0, 1])}
+    >>> counts = mixture_counts(specs, data)
+    >>> mixture_objective(specs, data | counts.columns | counts.totals)  # (3 · 1 + 2) / 2
+    tensor(2.5000)
+    """
+    if data.get("totals") is None:
+        raise ValueError("the batch has no totals: add mixture_counts(specs, data) of the whole step")
+    parts = []
+    for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
+        prefix = _of_spec(number, "")
+        own = {name.removeprefix(prefix): x for name, x in data.items() if name.startswith(prefix)}
+        parts.append(policy_objective(spec, {**only_rows(data, rows), **own}))
+    return torch.stack(parts).sum()
+
+
+def _rows_of(specs: Sequence[Algorithm], data: Data) -> list[RowMask]:
+    if "spec_ids" not in data:
+        raise ValueError(
+            f"the batch has no spec_ids; it has {sorted(data)}: add int (B,), the number of each row's spec"
+        )
+    spec_ids = data["spec_ids"]
+    check_sequences(data["response_mask"], data.get("cu_seqlens"), spec_ids=spec_ids)
+    if are_readable(spec_ids) and ((spec_ids < 0) | (spec_ids >= len(specs))).any():
+        raise ValueError(f"spec_ids has {sorted(set(spec_ids.tolist()))}, expected numbers in [0, {len(specs)})")
+    return [spec_ids == number for number in range(len(specs))]
+
+
+def _of_spec(number: int, name: str) -> str:
+    return f"specs.{number}.{name}"

@@ -1,0 +1,212 @@
+"""The objective of an optimizer step: a sum of parts, each with its own tokens, its own mean and its own denominator.
+
+    L = mean of (policy loss + the terms beside it)  +  Σ_c coefficient_c · mean_c of ℓ_c over the tokens M_c
+
+A :class:`LossTerm` that has neither a mask nor a mean nor a denominator of its own is added to the policy loss token by
+token. Every other one is a part by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms._algorithm import Algorithm, LossTerm
+from rlprims.layout import sequence_lengths
+from rlprims.losses import count_totals
+from rlprims.masking import zero_outside
+from rlprims.types import Totals
+
+Data = Mapping[str, Any]
+
+_COUNTS = ("totals", "row_tokens", "group_tokens", "trajectory_tokens")
+"""What a mean divides by: of the policy's tokens, and with the name of a term before it of that term's."""
+
+
+class StepCounts(NamedTuple):
+    """The denominators of one optimizer step."""
+
+    columns: dict[str, Tensor]
+    """int64 (B,) each: they are split with the rows."""
+    totals: dict[str, Totals]
+    """The same for every micro-batch and rank."""
+
+
+def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
+    """What every mean of the objective divides by, counted over the whole step before it is split.
+
+    ``data`` is that of the step, with what :func:`weigh_tokens` made of it. Give each micro-batch its rows of the
+    columns, and all of the totals: then the micro-batches' objectives sum to that of the step, whatever the split is.
+
+    >>> import torch
+    >>> from rlprims import algorithms
+    >>> data = {"response_mask": torch.tensor([[True, False, True]]), "group_ids": torch.tensor([0])}
+    >>> data["observation_mask"] = ~data["response_mask"]
+    >>> totals = step_counts(algorithms.echo(), data).totals
+    >>> {name: int(count.tokens) for name, count in totals.items()}
+    {'totals': 2, 'loss_terms.0.totals': 1}
+    """
+    counts = _count(data, data["response_mask"])
+    for i, term in enumerate(algorithm.loss_terms):
+        if term.over == "term":
+            counted = _count(data, term_mask(algorithm, i, data))
+            counts |= {_of_term(i, name): count for name, count in counted.items()}
+    return StepCounts(
+        {name: count for name, count in counts.items() if isinstance(count, Tensor)},
+        {name: count for name, count in counts.items() if isinstance(count, Totals)},
+    )
+
+
+def _count(data: Data, mask: Tensor) -> dict[str, Tensor | Totals]:
+    """Each of the ``_COUNTS`` for the tokens of a mask, of the rows at hand."""
+    cu_seqlens, group_ids, trajectory_ids = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
+    tokens = sequence_lengths(mask, cu_seqlens)
+
+    def together(ids: Tensor) -> Tensor:
+        return torch.zeros_like(tokens).index_add(0, ids, tokens)[ids]
+
+    counts: dict[str, Tensor | Totals] = {
+        "totals": count_totals(mask, cu_seqlens, group_ids, trajectory_ids),
+        "row_tokens": tokens if trajectory_ids is None else together(trajectory_ids),
+    }
+    if group_ids is not None:
+        counts["group_tokens"] = together(group_ids)
+    if trajectory_ids is not None:
+        counts["trajectory_tokens"] = counts["row_tokens"]
+    return counts
+
+
+@dataclass(frozen=True)
+class Part:
+    """Per-token losses that are averaged together: the policy's with the terms beside it, or a term by itself."""
+
+    algorithm: Algorithm
+    number: int | None
+    """Of the loss term; None: the policy's part."""
+
+    def mask(self, data: Data) -> Tensor:
+        """bool, per token: where its losses are not 0."""
+        mask: Tensor = data["response_mask"]
+        return mask if self.number is None else term_mask(self.algorithm, self.number, data)
+
+    def losses(self, data: Data) -> Tensor:
+        """Per token, coefficients included; 0 outside its mask."""
+        if self.number is None:
+            return policy_losses(self.algorithm, data)
+        return _term_losses(self.algorithm, self.number, data)
+
+    def mean(self, data: Data, losses: Tensor) -> Tensor:
+        """The scalar of the losses: a sum of shares, if ``data`` has the counts of the step."""
+        term = None if self.number is None else self.algorithm.loss_terms[self.number]
+        aggregation = term.aggregation if term is not None and term.aggregation else self.algorithm.aggregation
+        scalar: Tensor = aggregation({**data, **self._counts(term, data), "losses": losses})
+        return scalar
+
+    def _counts(self, term: LossTerm | None, data: Data) -> dict[str, Any]:
+        if term is None or self.number is None:
+            return {}
+        mask = self.mask(data)
+        names = {name: name if term.over == "policy" else _of_term(self.number, name) for name in _COUNTS}
+        if data.get("totals") is None:
+            counts: Mapping[str, Any] = _count(data, data["response_mask"] if term.over == "policy" else mask)
+            return {**counts, "response_mask": mask}
+        for name in ("totals", "row_tokens"):
+            if names[name] not in data:
+                raise ValueError(
+                    f"the batch has totals and no {names[name]}: add step_counts(algorithm, data) of the whole step"
+                )
+        return {"response_mask": mask, **{name: data.get(own) for name, own in names.items()}}
+
+
+def objective_parts(algorithm: Algorithm) -> list[Part]:
+    """The parts whose means add up to the objective, the policy's first.
+
+    >>> from rlprims import algorithms
+    >>> [part.number for part in objective_parts(algorithms.echo())]
+    [None, 0]
+    """
+    apart = [i for i, term in enumerate(algorithm.loss_terms) if not term.is_beside_the_policy]
+    return [Part(algorithm, number) for number in (None, *apart)]
+
+
+def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
+    """The scalar to minimize: the mean of :func:`policy_losses`, and of each term that has a mean by itself.
+
+    In a micro-batch ``data`` has what :func:`step_counts` made of the whole step. Without any ``totals`` the batch at
+    hand is the step.
+    """
+    first, *others = (part.mean(data, part.losses(data)) for part in objective_parts(algorithm))
+    return sum(others, start=first)
+
+
+def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
+    """The policy loss, weighed, and the terms that are added to it per token.
+
+    ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
+    token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
+    """
+    per_token: Tensor = algorithm.policy_coefficient * algorithm.policy_loss(data)
+    is_weighed = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data
+    if is_weighed or "loss_weights" in data:
+        per_token = per_token * weighed("loss_weights", data)
+    for i, term in enumerate(algorithm.loss_terms):
+        if term.is_beside_the_policy:
+            per_token = per_token + _term_losses(algorithm, i, data)
+    return per_token
+
+
+def _term_losses(algorithm: Algorithm, number: int, data: Data) -> Tensor:
+    term = algorithm.loss_terms[number]
+    losses = term.loss({**data, "response_mask": _column(term.mask, data)})
+    if term.tokens is not None:
+        losses = zero_outside(losses, weighed(tokens_of(number), data))
+    scaled: Tensor = term.coefficient * losses
+    return scaled
+
+
+def term_mask(algorithm: Algorithm, number: int, data: Data) -> Tensor:
+    """bool, per token: M_c, the tokens of a loss term's mask that its selection chose."""
+    term = algorithm.loss_terms[number]
+    mask = _column(term.mask, data)
+    return mask if term.tokens is None else mask & weighed(tokens_of(number), data)
+
+
+def _column(name: str, data: Data) -> Tensor:
+    if name not in data:
+        raise ValueError(
+            f"a loss term is on {name}; the batch has {sorted(data)}: add a bool column, like response_mask"
+        )
+    mask: Tensor = data[name]
+    if mask.dtype is not torch.bool or mask.shape != data["response_mask"].shape:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}, expected bool "
+            f"{tuple(data['response_mask'].shape)}, like response_mask"
+        )
+    return mask
+
+
+def tokens_of(term: int) -> str:
+    """The column of the tokens that :func:`weigh_tokens` chose for a loss term."""
+    return _of_term(term, "tokens")
+
+
+def _of_term(term: int, name: str) -> str:
+    return f"loss_terms.{term}.{name}"
+
+
+def weighed(name: str, data: Data) -> Tensor:
+    """A column of :func:`weigh_tokens`."""
+    if name not in data:
+        raise ValueError(f"the batch has no {name}: add weigh_tokens(algorithm, data) of the whole update to it")
+    column: Tensor = data[name]
+    return column
+
+
+def value_objective(algorithm: Algorithm, data: Data) -> Tensor:
+    """The critic's scalar to minimize."""
+    if algorithm.value_loss is None:
+        raise ValueError(f"{algorithm.name} has no value_loss")
+    objective: Tensor = algorithm.aggregation({**data, "losses": algorithm.value_loss(data)})
+    return objective
