@@ -22,6 +22,7 @@ RowMask: TypeAlias = Annotated[Tensor, "bool (B,)"]
 GroupIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 CuSeqlens: TypeAlias = Annotated[Tensor, "int (B+1,)"]
 TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
+TreeIds: TypeAlias = Annotated[Tensor, "int (B,)"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 

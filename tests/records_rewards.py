@@ -27,6 +27,8 @@ SHAPING: list[dict[str, Any]] = [
             "correct_above": 0.0,
         },
     ),
+    record("rewards.implicit_process", matters={"beta": 0.5}),
+    record("rewards.linear_cost", matters={"output": 0.5, "context": 0.0, "turns": 0.5}),
     record("rewards.potential_shaping", matters={"gamma": 0.9}),
     record("rewards.potential_shaping", {"gamma": 0.0}),
     record("rewards.relative_length", matters={"weight": 0.5, "correct_above": 0.0}),

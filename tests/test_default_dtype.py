@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "corrections.batch_normalized": lambda b: (
         corrections.batch_normalized(corrections.tis(b["old"], b["rollout"], b["mask"]), b["mask"]).values
     ),
+    "corrections.fipo": lambda b: corrections.fipo(b["new"], b["old"], b["a"], b["mask"], half_life=3.0).values,
     "corrections.geometric": lambda b: corrections.geometric(b["old"], b["rollout"], b["mask"]).values,
     "corrections.icepop": lambda b: corrections.icepop(b["old"], b["rollout"], b["mask"]).values,
     "corrections.importance_weights": lambda b: (
@@ -94,6 +95,10 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "rewards.at_last_token": lambda b: rewards.at_last_token(b["scores"], b["mask"]),
     "rewards.combine": lambda b: rewards.combine(b["components"], weights=(1.0, 0.1, 0.3)),
     "rewards.cosine_length": lambda b: rewards.cosine_length(b["scores"], b["mask"], max_length=30),
+    "rewards.implicit_process": lambda b: rewards.implicit_process(b["new"], b["ref"], b["mask"]),
+    "rewards.linear_cost": lambda b: rewards.linear_cost(
+        b["scores"], b["group_ids"], b["mask"], context_lengths=b["responses"].sum(-1), turn_ids=b["turn_ids"]
+    ),
     "rewards.kl_penalty": lambda b: rewards.kl_penalty(
         b["a"], b["old"], b["ref"], b["mask"], kl_coef=0.1, estimator="k3"
     ),

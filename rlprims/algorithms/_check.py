@@ -102,6 +102,11 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
                 f"loss_terms.{i} is the distance to the old policy, which in the only update of a batch is the policy "
                 "itself: it does nothing before a second one"
             )
+    if a.updates_per_batch == 1 and any(part.fn is corrections.fipo for part in a.corrections):
+        yield warning(
+            "corrections.fipo weighs by how far the policy has moved since the batch was sampled, and a batch has a "
+            "single update: every weight is 1"
+        )
     scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
     if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
         yield warning("the advantages are divided by a std and normalized over the batch again")

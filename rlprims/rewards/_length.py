@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from rlprims.grouping import check_group_ids, group_bounds, group_count
-from rlprims.layout import sequence_lengths
+from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims.layout import last_of_turn, sequence_lengths
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask, TokenMask
+from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask, TokenMask, TurnIds
 
 
 def overlong_penalty(
@@ -204,6 +204,72 @@ def solve_rate_length(
     correct = group_count(group_ids, (scores > correct_above) & (lengths > 0))
     rate = correct.clamp(min=1).to(upcast(scores).dtype) / group_count(group_ids)
     return -coefficient * rate * lengths / max_length
+
+
+def linear_cost(
+    scores: PerSequence,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    context_lengths: PerSequence | None = None,
+    turn_ids: TurnIds | None = None,
+    *,
+    output: float = 0.25,
+    context: float = 0.1,
+    turns: float = 0.1,
+) -> PerSequence:
+    """Linear cost of output, context and turns, as prime-rl's (pull request 2901), to be added to the score.
+
+    −s̄ (a out / max out + b in / max in + c turns / max turns): out are the tokens that the policy sampled, in those
+    that it read besides, and turns its calls; each is measured by the largest of the group. s̄ is the mean score of the
+    group, the share that is right: where nothing succeeds nothing costs, and where all do the longest pays a + b + c.
+    All responses of a group pay by the same price, right or wrong.
+
+    A mean below 0, of scores that are no share of right answers, costs nothing: else length would be paid for.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        context_lengths: int or float (B,), tokens that the policy read and did not sample: the prompt, tool output.
+            None: no cost of the context.
+        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. None: no cost of turns.
+        output, context, turns: a, b and c, in units of the score.
+
+    Returns:
+        float (B,), at most 0. A response without a token counts in its group as wrong, and costs nothing.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a negative coefficient.
+
+    >>> m = torch.arange(8) < torch.tensor([[4], [8]])
+    >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
+    >>> linear_cost(scores, group, m, context_lengths=read)  # half are right: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
+    tensor([-0.1125, -0.1417])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
+    check_group_ids(group_ids)
+    if min(output, context, turns) < 0:
+        raise ValueError(f"output={output}, context={context} and turns={turns} must not be negative: they are costs")
+    dtype = upcast(scores).dtype
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)
+    has_tokens = lengths > 0
+
+    def share(x: PerSequence) -> PerSequence:
+        _, largest = group_bounds(x, group_ids, has_tokens)
+        return x / largest.clamp(min=1)
+
+    cost = output * share(lengths)
+    if context_lengths is not None:
+        check_sequences(response_mask, cu_seqlens, context_lengths=context_lengths)
+        cost = cost + context * share(context_lengths.to(dtype))
+    if turn_ids is not None:
+        ends = last_of_turn(turn_ids, response_mask, cu_seqlens)
+        cost = cost + turns * share(sequence_lengths(ends, cu_seqlens).to(dtype))
+    rate = group_sum(zero_outside(scores, has_tokens), group_ids) / group_count(group_ids)
+    return zero_outside(-rate.clamp(min=0.0) * cost, has_tokens)
 
 
 def truncation_penalty(

@@ -41,6 +41,11 @@ VOCABULARY: Mapping[str, Layout] = {
     "teacher_logits": "token",
     "topk_log_probs": "token",
     "teacher_topk_log_probs": "token",
+    "turn_rewards": "token",
+    "action_ids": "token",
+    "process_rewards": "token",
+    "process_log_probs": "token",
+    "continuation_values": "token",
     "scores": "row",
     "component_scores": "row",
     "baseline_scores": "row",
@@ -57,6 +62,8 @@ VOCABULARY: Mapping[str, Layout] = {
     "baseline_kl": "row",
     "truncated": "row",
     "desirable": "row",
+    "tree_ids": "row",
+    "context_lengths": "row",
 }
 """The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
 
@@ -269,5 +276,14 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
         "truncated": torch.rand(rows, generator=generator) < 0.4,
+    }
+    data |= {
+        "turn_rewards": normal(*shape),
+        "action_ids": torch.randint(2, shape, generator=generator),
+        "process_rewards": normal(*shape),
+        "process_log_probs": old + normal(*shape),
+        "continuation_values": normal(*shape),
+        "tree_ids": torch.randint(2, (rows,), generator=generator),
+        "context_lengths": torch.randint(1, 40, (rows,), generator=generator),
     }
     return Batch(data)

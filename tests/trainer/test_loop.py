@@ -261,6 +261,36 @@ def test_what_weighs_an_update_is_of_the_policy_before_it(
     assert not torch.allclose(seen[-1][1], seen[-1][2], atol=1e-3), "the policy has moved by the last update"
 
 
+def test_fipo_weighs_from_the_second_update_on_and_cost_shapes_the_score(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    """Before the first update no token has an influence; then they weigh up to 1.2."""
+    algorithm = {
+        "preset": "fipo",
+        "group_size": 3,
+        "max_length": 8,
+        "buffer_length": 4,
+        "filter": {"max_generation_batches": 50},
+        "score_shaping": ["rlprims.rewards.linear_cost"],
+        "mini_batches": 2,
+    }
+    trainer = trainer_of(load(settings | {"algorithm": algorithm}, "optimizer.lr=0.05"), console)
+    weights = list[torch.Tensor]()
+    update = trainer.execution.update
+
+    def seen(batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        weights.append(batch["loss_weights"][batch["response_mask"]])
+        return update(batch, algorithm)
+
+    trainer.execution.update = seen  # type: ignore[method-assign]
+    step = trainer.step()
+    assert bool((weights[0] == 1).all())
+    assert bool(((weights[1] >= 1) & (weights[1] <= 1.2)).all())
+    assert bool((weights[1] > 1).any())
+    assert bool((step.batch["linear_cost"] < 0).any())
+    torch.testing.assert_close(step.batch["shaped_scores"], step.batch["scores"] + step.batch["linear_cost"])
+
+
 def test_without_a_selection_by_log_probs_none_are_measured_before_an_update(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:

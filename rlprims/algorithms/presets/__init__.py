@@ -4,6 +4,7 @@ What a paper leaves open, or a run decides (group size, learning rate), is a par
 numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS`` says which has which.
 """
 
+from rlprims.algorithms.presets._credit import fipo, prime, tree_grpo, turn_grpo
 from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline, vapo
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
 from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
@@ -34,6 +35,7 @@ __all__ = [
     "decoupled_ppo",
     "dppo",
     "dr_grpo",
+    "fipo",
     "gdpo",
     "gmpo",
     "gpg",
@@ -51,6 +53,7 @@ __all__ = [
     "pass_at_k",
     "pkpo",
     "ppo",
+    "prime",
     "quantile",
     "reinforce",
     "reinforce_pp",
@@ -59,6 +62,8 @@ __all__ = [
     "rloo",
     "sapo",
     "topr",
+    "tree_grpo",
+    "turn_grpo",
     "vapo",
     "vespo",
     "w_reinforce",
