@@ -31,6 +31,7 @@ def batch(dtype: torch.dtype) -> Batch:
         "scores": scores.to(dtype),
         "components": torch.stack([scores, scores.flip(0), torch.where(scores < 0.2, torch.nan, scores)], 1).to(dtype),
         "solved": scores > 0.5,
+        "ended": (scores > 0.5).to(torch.int8),
         "group_ids": torch.arange(B) // 4,
         "turn_ids": torch.arange(T).expand(B, T) // 9,
         "responses": torch.randint(0, 9, (B, T), generator=generator),
@@ -45,7 +46,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "filters.clip_cov": lambda b: filters.clip_cov(
         b["new"], b["a"], b["mask"], fraction=0.1, low=0.1, high=2.0, generator=generator()
     ),
-    "filters.completed": lambda b: filters.completed(b["solved"], b["group_ids"], max_share=0.5),
+    "filters.completed": lambda b: filters.completed(b["ended"], b["group_ids"], max_share=0.5),
     "filters.finite": lambda b: filters.finite(b["scores"], b["group_ids"]),
     "filters.high_entropy": lambda b: filters.high_entropy(b["new"], b["mask"], fraction=0.3),
     "filters.kl_cov": lambda b: filters.kl_cov(b["new"], b["a"], b["mask"], fraction=0.1),
@@ -110,9 +111,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "rewards.solve_rate_length": lambda b: rewards.solve_rate_length(
         b["scores"], b["group_ids"], b["mask"], max_length=T
     ),
-    "rewards.truncation_penalty": lambda b: rewards.truncation_penalty(
-        b["scores"], b["solved"], scale=0.3, penalty=0.1
-    ),
+    "rewards.truncation_penalty": lambda b: rewards.truncation_penalty(b["scores"], b["ended"], scale=0.3, penalty=0.1),
 }
 
 

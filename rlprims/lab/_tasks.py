@@ -107,7 +107,7 @@ class TabularTask:
                 **columns,
                 "scores": scores,
                 "group_ids": prompts,
-                "truncated": self._unfinished(responses, mask),
+                "ended": self._unfinished(responses, mask).to(torch.int8),  # LENGTH or STOP
             }
 
     def moments(self, logits: Tensor, prompts: Tensor, responses: Tensor, mask: TokenMask) -> dict[str, PerToken]:

@@ -7,10 +7,11 @@ import math
 
 import torch
 
+from rlprims.ended import EndedName
 from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
 from rlprims.layout import last_of_turn, sequence_lengths
-from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask, TokenMask, TurnIds
+from rlprims.masking import check_sequences, check_tokens, ended_by, upcast, zero_outside
+from rlprims.types import CuSeqlens, EndedCodes, GroupIds, PerSequence, TokenMask, TurnIds
 
 
 def overlong_penalty(
@@ -273,7 +274,12 @@ def linear_cost(
 
 
 def truncation_penalty(
-    scores: PerSequence, truncated: RowMask, *, scale: float = 1.0, penalty: float = 0.0
+    scores: PerSequence,
+    ended: EndedCodes,
+    *,
+    scale: float = 1.0,
+    penalty: float = 0.0,
+    reasons: tuple[EndedName, ...] = ("length",),
 ) -> PerSequence:
     """What a response that did not end by itself loses, to be added to the score.
 
@@ -286,29 +292,30 @@ def truncation_penalty(
 
     Args:
         scores: float (B,).
-        truncated: bool (B,), True if the response reached the limit of its length and not its end.
+        ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         scale: c.
         penalty: p, in units of the score.
+        reasons: which responses lose it; those at the limit of their length.
 
     Returns:
-        float (B,), (c − 1) s − p where truncated, 0 elsewhere.
+        float (B,), (c − 1) s − p where a response ended for one of the reasons, 0 elsewhere.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given.
+        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given; an
+            unknown reason.
 
-    >>> scores, truncated = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, True, True])
-    >>> truncation_penalty(scores, truncated, penalty=0.5)
+    >>> from rlprims.ended import Ended
+    >>> scores, ended = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH])
+    >>> truncation_penalty(scores, ended, penalty=0.5)
     tensor([ 0.0000, -0.5000, -0.5000])
-    >>> scores + truncation_penalty(scores, truncated, scale=0.0, penalty=1.0)
+    >>> scores + truncation_penalty(scores, ended, scale=0.0, penalty=1.0)
     tensor([ 1., -1., -1.])
     """
-    if scores.dim() != 1 or truncated.shape != scores.shape or truncated.dtype is not torch.bool:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, truncated has {tuple(truncated.shape)} and dtype "
-            f"{truncated.dtype}: expected float (B,) and bool (B,)"
-        )
+    is_truncated = ended_by(ended, reasons)
+    if scores.shape != ended.shape:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,) both")
     if not 0 <= scale <= 1 or penalty < 0:
         raise ValueError(f"scale={scale} must be in [0, 1] and penalty={penalty} at least 0: it is subtracted")
     if scale == 1 and penalty == 0:
         raise ValueError("scale=1 and penalty=0 change nothing: give one of them another value")
-    return zero_outside((scale - 1) * upcast(scores) - penalty, truncated)
+    return zero_outside((scale - 1) * upcast(scores) - penalty, is_truncated)

@@ -60,7 +60,7 @@ VOCABULARY: Mapping[str, Layout] = {
     "sequence_log_probs": "row",
     "ref_sequence_log_probs": "row",
     "baseline_kl": "row",
-    "truncated": "row",
+    "ended": "row",
     "desirable": "row",
     "tree_ids": "row",
     "context_lengths": "row",
@@ -275,7 +275,8 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     data |= {
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
-        "truncated": torch.rand(rows, generator=generator) < 0.4,
+        # Codes of Ended: 0, by itself, for six of ten.
+        "ended": (17.5 * torch.rand(rows, generator=generator) - 9.5).clamp(min=0).to(torch.int8),
     }
     data |= {
         "turn_rewards": normal(*shape),

@@ -7,6 +7,7 @@ import torch
 
 from rlprims import advantage, algorithms, controllers, lab
 from rlprims.algorithms import KLInReward, use
+from rlprims.ended import Ended
 
 
 def test_a_bandit_s_expectation_by_hand():
@@ -50,9 +51,9 @@ def test_samples_have_the_numbers_of_the_policy_that_drew_them():
     torch.testing.assert_close(sample["old_log_probs"], -math.log(2.0) * mask.double())
     torch.testing.assert_close(sample["entropies"], math.log(2.0) * mask.double())
     torch.testing.assert_close(sample["sum_pi_squared"], 0.5 * mask.double())
-    right = (mask.sum(-1) == sample["group_ids"] + 2) & ~sample["truncated"]
+    right = (mask.sum(-1) == sample["group_ids"] + 2) & (sample["ended"] == Ended.STOP)
     assert torch.equal(sample["scores"] == 1, right)
-    assert sample["truncated"].any()
+    assert (sample["ended"] == Ended.LENGTH).any()
 
 
 OWN_COLUMNS = {"gdpo", "prime", "tree_grpo", "turn_grpo"}

@@ -11,8 +11,10 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
 
+MASKED = {"preset": "rloo", "group_size": 3, "ended": {"length": "mask_turn"}}
 
-@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}])
+
+@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}, MASKED])
 def test_a_replay_trains_as_the_recorded_run_did(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, algorithm: Any
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from rlprims.ended import Ended
 from rlprims.execution._config import Sampling
 from rlprims.logprobs import from_logits
 
@@ -19,7 +20,7 @@ class Responses(NamedTuple):
     tokens: Tensor  # int64 (B, T), padded right
     mask: Tensor  # bool (B, T)
     log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
-    truncated: Tensor  # bool (B,), whether the length limit ended the response
+    ended: Tensor  # int8 (B,), why: codes of Ended
 
 
 def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
@@ -80,7 +81,7 @@ def sample(
     tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
     mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
-    truncated = torch.ones(rows, dtype=torch.bool, device=device)
+    reasons = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
 
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
@@ -110,7 +111,7 @@ def sample(
         if ends_text is not None:
             texts = [ends_text(row) for row in tokens[row_of, : t + 1].tolist()]
             ended |= torch.tensor(texts, dtype=torch.bool, device=device)
-        truncated[row_of[ended & active]] = False
+        reasons[row_of[ended & active]] = Ended.STOP
         active &= ~ended
         number_active = int(active.sum())
         if not number_active:
@@ -122,4 +123,4 @@ def sample(
             active = active[kept]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
-    return Responses(tokens, mask, log_probs, truncated)
+    return Responses(tokens, mask, log_probs, reasons)
