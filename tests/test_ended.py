@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlprims import advantage, algorithms, lab, losses
+from rlprims import advantage, algorithms, filters, lab, losses, rewards
 from rlprims.algorithms import (
     Algorithm,
     Endings,
@@ -17,6 +17,7 @@ from rlprims.algorithms import (
     leave_out_rows,
     mask_turns,
     shape_scores,
+    use,
     with_stand_ins,
 )
 from rlprims.data_proto import DataProto
@@ -102,10 +103,25 @@ class TestPolicies:
         data = batch(ended=codes(Ended.ERROR, *[Ended.STOP] * 3), scores=torch.tensor([torch.nan, 0.0, torch.nan, 0.0]))
         assert assess_groups(PLAIN, data) == [*["a response ended by error"] * 2, *["a score is not finite"] * 2]
 
-    def test_a_row_of_a_rollout_that_ended_so_drops_the_group_of_all(self) -> None:
-        ended = codes(Ended.STOP, Ended.TIMEOUT, Ended.STOP, Ended.STOP)
-        data = batch(ended=ended, scores=torch.ones(4), trajectory_ids=torch.tensor([0, 0, 1, 2]))
-        assert assess_groups(PLAIN, data) == [*["a response ended by timeout"] * 2, None, None]
+    def test_a_rollout_ended_as_its_last_row_did(self) -> None:
+        """Two rows of the first rollout: the window was full, the context was rewritten, and it went on."""
+        ids = torch.tensor([0, 0, 1, 2])
+        went_on = batch(ended=codes(Ended.CONTEXT, *[Ended.STOP] * 3), scores=torch.ones(4), trajectory_ids=ids)
+        failed = batch(
+            ended=codes(Ended.STOP, Ended.CONTEXT, *[Ended.STOP] * 2), scores=torch.ones(4), trajectory_ids=ids
+        )
+        dropping, leaving = (PLAIN.replace(ended={"context": policy}) for policy in ("drop_group", "leave_out"))
+        assert assess_groups(dropping, went_on) == [None] * 4
+        assert assess_groups(dropping, failed) == [*["a response ended by context"] * 2, None, None]
+        assert leave_out_rows(leaving, went_on)["valid_rows"].all()
+        assert leave_out_rows(leaving, failed)["valid_rows"].tolist() == [False, False, True, True]
+        complete = algorithms.dapo().replace(filter={"keep": filters.completed})
+        assert [reason is None for reason in assess_groups(complete, failed)] == [False, False, True, True]
+        cut = use(rewards.truncation_penalty, penalty=1.0, reasons=("context",))
+        shaped = [shape_scores(PLAIN.replace(score_shaping=[cut]), data)["shaped_scores"] for data in (went_on, failed)]
+        assert [x.tolist() for x in shaped] == [[1.0] * 4, [0.0, 0.0, 1.0, 1.0]]
+        masked = mask_turns(PLAIN.replace(ended={"context": "mask_turn"}), went_on | {"advantages": torch.ones(4, 3)})
+        assert masked["response_mask"][0].tolist() == [True, True, False]  # a turn ended so, and is the row's
 
     def test_what_is_left_out_is_in_no_statistic(self) -> None:
         """Of three, the mean is that of the two others; its own score may be unknown."""

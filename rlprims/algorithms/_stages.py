@@ -31,6 +31,7 @@ def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 
     A function that fills two terms gives one column, their sum.
     """
+    data = _with_ends_of_rollouts(data)
     terms: dict[str, Tensor] = {}
     for part in algorithm.score_shaping:
         name, term = part.fn.__name__, part(data)
@@ -52,8 +53,19 @@ def leave_out_rows(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     reasons = algorithm.ended.reasons("leave_out")
     if not reasons or "ended" not in data:
         return {}
+    data = _with_ends_of_rollouts(data)
     counted = ~ended_by(data["ended"], reasons)
     return {"valid_rows": counted & data["valid_rows"] if "valid_rows" in data else counted}
+
+
+def _with_ends_of_rollouts(data: Data) -> Data:
+    """Every row with the ``ended`` of its rollout's last row: an earlier one may have met a limit, and gone on."""
+    ids, ended = data.get("trajectory_ids"), data.get("ended")
+    if ids is None or ended is None:
+        return data
+    rows = torch.arange(len(ids), device=ids.device)
+    last_row = torch.zeros_like(rows).scatter_reduce(0, ids, rows, "amax", include_self=False)
+    return {**data, "ended": ended[last_row[ids]]}
 
 
 def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
@@ -76,8 +88,9 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
     The filter's ``scores`` are its metric's column; one that asks for other columns has no metric. A rollout of several
-    rows (``trajectory_ids``) counts once, by its first row; each of its rows may drop the group by how it ended.
+    rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
     """
+    data = _with_ends_of_rollouts(data)
     broken: dict[int, str] = {}
     reasons = algorithm.ended.reasons("drop_group")
     if reasons and "ended" in data:
