@@ -28,7 +28,7 @@ def prime(
 
     Where sources disagree: the authors' code has n/(n−1) p_it − Σ_j p̄_j / (n−1), i itself included, which adds
     (p_it − p̄_i) / (n−1) to each reward; over a whole response that is 0. Here a sample is no part of its own baseline,
-    as in RLOO. The formula of the paper is quoted from memory. A group of one has no baseline: 0.
+    as in RLOO. The formula was checked against that code, not against the paper. A group of one has no baseline: 0.
 
     The baseline is taken off every token, so a response pays for its length with it: with γ = 1 the expected gradient
     is that of E[s + w Σ_t (p_t − b)], b the policy's mean p̄, held fixed.
