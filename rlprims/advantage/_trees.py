@@ -98,10 +98,10 @@ def rtmc(
 
     :func:`gigpo` compares returns in a state one by one; here those of one action share their mean.
 
-    The formula was checked against a paper and an implementation that cite it (as eq. 11), not against the paper itself;
-    γ = 0.99 and n = 2 are what that implementation names as the paper's. μ is not discounted there, and not here, so
-    with γ < 1 early steps that few visit have a small disadvantage. The paper's optional division by the deviation of
-    the group is left out.
+    The formula was checked against a paper and an implementation that cite it (as eq. 11), not against the paper; γ =
+    0.99 and n = 2 are what that implementation names as the paper's. μ is not discounted there, and not here, so with
+    γ < 1 early steps that few visit have a small disadvantage. The paper's optional division by the deviation of the
+    group is left out.
 
     Args:
         rewards: float (B, T) or (N,), per token: each turn's reward anywhere in it.
