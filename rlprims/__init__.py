@@ -26,6 +26,7 @@ _MODULES = (
     "masking",
     "ratios",
     "rewards",
+    "routing",
     "scan",
     "testing",
     "trajectories",

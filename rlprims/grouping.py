@@ -5,14 +5,14 @@ device. :func:`dense_ids` makes them from any labels. A statistic is (B,): each 
 ``valid_rows`` (bool (B,)) excludes rows from the statistics; they still get the number of their group.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlprims.kernels import are_readable
@@ -31,67 +31,15 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     >>> dense_ids(["b", "a", "b", -1])
     tensor([0, 1, 0, 2])
     """
-    if isinstance(labels, Tensor):
-        labels = labels.numpy(force=True)
+    ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
-        if not isinstance(labels, np.ndarray) or labels.ndim != 1:
-            labels = np.fromiter(labels, object)
-        if labels.dtype.kind in "iu" and len(labels):
-            return torch.from_numpy(_ids_of_integers(labels))
-        return torch.from_numpy(_ids_of_names(labels))
+        names = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
+        dense = np.fromiter(map(ids.__getitem__, names), np.int64, len(names))
     except TypeError as error:
         raise ValueError(f"labels must be hashable, one per row (strings, numbers, tuples): {error}") from None
-
-
-def _ids_of_names(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """By a dictionary, which is asked once for each run of rows with one label."""
-    same = labels
-    if labels.dtype == object:  # one object has one name; that two objects may have it too is the dictionary's affair
-        same = np.ndarray(labels.shape, np.intp, np.ascontiguousarray(labels))
-    begins = _begins(same)
-    few = 2 * np.count_nonzero(begins) < len(labels)
-    names = (labels[begins] if few else labels).tolist()
-    ids: dict[Hashable, Any] = dict.fromkeys(names) if few else {}
-    codes = None  # if every run is a group
-    if len(ids) < len(names):
-        ids = defaultdict(count().__next__)
-        codes = np.fromiter(map(ids.__getitem__, names), np.int64, len(names))
-    if any(issubclass(kind, float) for kind in set(map(type, ids))) and any(name != name for name in ids):
+    if any(isinstance(name, float) and math.isnan(name) for name in ids):
         raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
-    if codes is not None and not few:
-        return codes
-    runs = begins.cumsum()
-    runs -= 1
-    return runs if codes is None else codes[runs]
-
-
-def _begins(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """True where a row's label is not that of the row before."""
-    begins = np.ones(len(labels), np.bool_)
-    np.not_equal(labels[1:], labels[:-1], out=begins[1:])
-    return begins
-
-
-def _ids_of_integers(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The same without asking for names: by steps if they ascend, as sampled, or by look-up if they are near 0."""
-    if np.logical_and.reduce(labels[1:] >= labels[:-1]):
-        ids = _begins(labels).cumsum()
-        ids -= 1
-        return ids
-    rows = labels.size
-    smallest, largest = int(np.minimum.reduce(labels)), int(np.maximum.reduce(labels))
-    if largest - smallest >= 4 * rows:
-        return _ids_of_names(labels)
-    if smallest < 0 or largest >= 4 * rows:
-        labels, largest = labels - smallest, largest - smallest
-    first = np.empty(largest + 1, np.int64)
-    first.fill(rows)
-    np.minimum.at(first, labels, np.arange(rows))
-    begins = np.zeros(rows + 1, np.bool_)  # one more, for numbers in between that no row has
-    begins[first] = True
-    firsts = begins[:-1].nonzero()[0]
-    first[labels[firsts]] = np.arange(firsts.size)
-    return first.take(labels)
+    return torch.from_numpy(dense)
 
 
 def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None) -> None:
@@ -126,6 +74,19 @@ def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tenso
     check_group_ids(group_ids, valid_rows)
     ones = torch.ones_like(group_ids) if valid_rows is None else valid_rows.long()
     return _sum_by_group(ones, group_ids)
+
+
+def first_rows(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
+    """The first (valid) row of group 0, 1, ...: int64 (B,), and B for an id that no row has.
+
+    >>> first_rows(torch.tensor([1, 0, 1]))
+    tensor([1, 0, 3])
+    """
+    check_group_ids(group_ids, valid_rows)
+    row = torch.arange(group_ids.shape[0], device=group_ids.device)
+    none = torch.full_like(row, group_ids.shape[0])
+    candidates = row if valid_rows is None else torch.where(valid_rows, row, none)
+    return none.scatter_reduce(0, group_ids, candidates, "amin")
 
 
 def group_sum(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
@@ -223,8 +184,19 @@ def group_variance(
     >>> group_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    squares = group_sum(group_centred(x, group_ids, valid_rows).square(), group_ids, valid_rows)
+    return variance_of_centred(group_centred(x, group_ids, valid_rows), group_ids, valid_rows, ddof=ddof)
+
+
+def variance_of_centred(
+    centred: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
+) -> PerSequence:
+    """:func:`group_variance` of what is centred already: Σ centred² / (n − ddof).
+
+    >>> variance_of_centred(torch.tensor([0.75, -0.25, -0.25, -0.25]), torch.zeros(4, dtype=torch.int64))
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
     divisor = group_count(group_ids, valid_rows) - ddof
+    squares = group_sum(centred.square(), group_ids, valid_rows)
     return zero_outside(squares / divisor.clamp(min=1), divisor > 0)
 
 

@@ -110,7 +110,7 @@ def last_token(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMas
 
 
 def pack(x: PerToken, cu_seqlens: CuSeqlens) -> PerToken:
-    """Padded ``(B, T)`` to packed ``(N,)``: the first ``cu_seqlens[i+1] - cu_seqlens[i]`` tokens of each row.
+    """Padded ``(B, T, ...)`` to packed ``(N, ...)``: the first ``cu_seqlens[i+1] - cu_seqlens[i]`` tokens of each row.
 
     >>> pack(torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([0, 2, 3]))
     tensor([1, 2, 3])
@@ -120,7 +120,7 @@ def pack(x: PerToken, cu_seqlens: CuSeqlens) -> PerToken:
 
 
 def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> PerToken:
-    """Packed ``(N,)`` to padded ``(B, width)``, ``fill`` after each sequence's end. The inverse of :func:`pack`.
+    """Packed ``(N, ...)`` to padded ``(B, width, ...)``, ``fill`` elsewhere. The inverse of :func:`pack`.
 
     >>> unpack(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 3)
     tensor([[1, 2, 0],
@@ -128,7 +128,7 @@ def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> P
     """
     rows = sequence_ids(cu_seqlens, x.shape[0])
     columns = torch.arange(x.shape[0], device=x.device) - cu_seqlens[rows]
-    padded = torch.full((cu_seqlens.shape[0] - 1, width), fill, dtype=x.dtype, device=x.device)
+    padded = x.new_full((cu_seqlens.shape[0] - 1, width, *x.shape[1:]), fill)
     return padded.index_put((rows, columns), x)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from rlprims.grouping import check_group_ids
+from rlprims.grouping import check_group_ids, first_rows
 from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import check_sequences, check_tokens
@@ -82,10 +82,8 @@ def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: Cu
     check_group_ids(trajectory_ids)
     owner = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()
     tokens = torch.zeros_like(trajectory_ids).index_add(0, owner, torch.ones_like(owner))
-    row = torch.arange(trajectory_ids.shape[0], device=trajectory_ids.device)
-    none = torch.full_like(row, row.shape[0])
-    first_row = none.scatter_reduce(0, trajectory_ids, row, "amin")
-    exists = first_row < row.shape[0]
+    first_row = first_rows(trajectory_ids)
+    exists = first_row < trajectory_ids.shape[0]
     return Trajectories(
         token_order=owner.argsort(stable=True),
         cu_seqlens=torch.nn.functional.pad(tokens.cumsum(0), (1, 0)),

@@ -25,7 +25,68 @@ EndedCodes: TypeAlias = Annotated[Tensor, "int8 (B,), codes of ended.Ended"]
 TrajectoryIds: TypeAlias = Annotated[Tensor, "int64 (B,), dense: see grouping.dense_ids"]
 TreeIds: TypeAlias = Annotated[Tensor, "int (B,)"]
 TurnIds: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
+Versions: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
+
+
+class Kept(NamedTuple):
+    """For each token the set of ids that it was sampled from, where the sampler truncated: top-k, top-p, min-p.
+
+    Token n of N, which are those of (B, T) row after row or packed, was drawn from ``ids[offsets[n]:offsets[n + 1]]``.
+    A token without entries was drawn from the whole vocabulary, or is no response token.
+
+    >>> kept = Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # a token of {0, 3}, and one of all
+    >>> kept.allowed(4).int()
+    tensor([[1, 0, 0, 1],
+            [1, 1, 1, 1]], dtype=torch.int32)
+    """
+
+    ids: Annotated[Tensor, "int (K,), the sets one after another"]
+    offsets: Annotated[Tensor, "int (N+1,), where each begins and ends"]
+
+    @classmethod
+    def from_counts(cls, ids: Tensor, counts: Tensor) -> "Kept":
+        """The sets of these sizes; ``counts`` is int (B, T) or (N,).
+
+        >>> Kept.from_counts(torch.tensor([0, 3]), torch.tensor([[2, 0]])).offsets
+        tensor([0, 2, 2])
+        """
+        sizes = counts.flatten().long()
+        return cls(ids, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+    @property
+    def token_of(self) -> Tensor:
+        """(K,): the token that each id belongs to."""
+        place = torch.arange(self.ids.shape[0], dtype=self.offsets.dtype, device=self.offsets.device)
+        return torch.searchsorted(self.offsets, place, right=True) - 1
+
+    def allowed(self, vocabulary: int) -> Annotated[Tensor, "bool (N, V)"]:
+        """Which tokens of the vocabulary each token could have been."""
+        nothing = torch.zeros(self.offsets.shape[0] - 1, vocabulary, dtype=torch.bool, device=self.ids.device)
+        listed = nothing.index_put((self.token_of, self.ids.long()), torch.ones_like(self.ids, dtype=torch.bool))
+        return listed | (self.offsets.diff() == 0)[:, None]
+
+    def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
+        """Whether each token is in its own set.
+
+        >>> Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2])).contains(torch.tensor([1, 1]))
+        tensor([False,  True])
+        """
+        token = self.token_of
+        found = torch.zeros_like(token_ids).index_add(0, token, (self.ids == token_ids[token]).to(token_ids.dtype))
+        return (found > 0) | (self.offsets.diff() == 0)
+
+    def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "Kept":
+        """The sets of these tokens, in their order. How many ids that are is read on the host.
+
+        >>> Kept(torch.tensor([0, 3, 5]), torch.tensor([0, 2, 3])).take(torch.tensor([1, 0])).ids
+        tensor([5, 0, 3])
+        """
+        sizes = self.offsets.diff()[tokens].long()
+        ends = sizes.cumsum(0)
+        shift = self.offsets[tokens] - (ends - sizes)  # from the place in the new list to that in the old one
+        place = torch.arange(int(sizes.sum()), device=self.ids.device) + shift.repeat_interleave(sizes)
+        return Kept.from_counts(self.ids[place], sizes)
 
 
 class Totals(NamedTuple):

@@ -61,6 +61,7 @@ RECORDS: list[dict[str, Any]] = [
 SELECTORS: list[dict[str, Any]] = [
     {"name": "filters.high_entropy", "matters": {"fraction": 0.5}},
     {"name": "filters.kl_cov", "matters": {"fraction": 0.5}},
+    {"name": "filters.finite_tokens"},
     {"name": "filters.m2po", "matters": {"tau": 1.0}},
     {
         "name": "filters.clip_cov",

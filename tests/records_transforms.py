@@ -62,6 +62,10 @@ def explained_variance(new_values, returns, response_mask):
     return values(diagnostics.explained_variance(new_values, returns, response_mask))
 
 
+def kept_mass(log_probs, whole_log_probs, response_mask):
+    return values(diagnostics.kept_mass(log_probs, whole_log_probs, response_mask))
+
+
 def length_correlation(scores, response_mask, cu_seqlens=None):
     return values(diagnostics.length_correlation(scores, response_mask, cu_seqlens))
 
@@ -98,6 +102,10 @@ def sampler_mismatch(old_log_probs, rollout_log_probs, response_mask, cu_seqlens
 
 def share(valid_rows):
     return values(diagnostics.share(valid_rows))
+
+
+def staleness(turn_ids, response_mask):
+    return values(diagnostics.staleness(turn_ids, 1000, response_mask))  # turn ids stand for versions
 
 
 def token_max(rewards, response_mask):
@@ -173,6 +181,7 @@ RECORDS: list[dict[str, Any]] = [
     record("diagnostics.dead_groups", dead_groups),
     record("diagnostics.divergences", divergences),
     record("diagnostics.explained_variance", explained_variance),
+    record("diagnostics.kept_mass", kept_mass),
     record("diagnostics.length_correlation", length_correlation),
     record("diagnostics.log_perplexity", log_perplexity),
     record("diagnostics.nonfinite", nonfinite),
@@ -182,6 +191,7 @@ RECORDS: list[dict[str, Any]] = [
     record("diagnostics.responses", responses),
     record("diagnostics.sampler_mismatch", sampler_mismatch),
     record("diagnostics.share", share),
+    record("diagnostics.staleness", staleness),
     record("diagnostics.token_max", token_max),
     record("diagnostics.token_mean", token_mean),
     record("diagnostics.weights", weights),

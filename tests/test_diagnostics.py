@@ -15,6 +15,7 @@ from rlprims.diagnostics import (
     dead_groups,
     divergences,
     explained_variance,
+    kept_mass,
     length_correlation,
     log_perplexity,
     nonfinite,
@@ -24,6 +25,7 @@ from rlprims.diagnostics import (
     responses,
     sampler_mismatch,
     share,
+    staleness,
     token_max,
     token_mean,
     weights,
@@ -44,6 +46,7 @@ METRICS: dict[str, Callable[[Batch], Metric | Metrics]] = {
     "dead_groups": lambda b: dead_groups(b["scores"], b["group_ids"]),
     "divergences": lambda b: divergences(b["new"], b["old"], b["mask"]),
     "explained_variance": lambda b: explained_variance(b["new"], b["old"], b["mask"]),
+    "kept_mass": lambda b: kept_mass(b["new"], b["old"], b["mask"]),
     "length_correlation": lambda b: length_correlation(b["scores"], b["mask"], b["cu"]),
     "log_perplexity": lambda b: log_perplexity(b["old"], b["mask"], b["cu"]),
     "nonfinite": lambda b: nonfinite(b["new"].log(), b["mask"]),
@@ -53,6 +56,7 @@ METRICS: dict[str, Callable[[Batch], Metric | Metrics]] = {
     "responses": lambda b: responses(b["scores"], b["mask"], b["cu"]),
     "sampler_mismatch": lambda b: sampler_mismatch(b["old"], b["new"], b["mask"], b["cu"]),
     "share": lambda b: share(b["scores"] > 1),
+    "staleness": lambda b: staleness((3 * b["new"]).nan_to_num().long(), 50, b["mask"]),
     "token_max": lambda b: token_max(b["new"].abs(), b["mask"]),
     "token_mean": lambda b: token_mean(b["new"], b["mask"]),
     "weights": lambda b: weights(b["new"].exp(), b["mask"]),
@@ -424,3 +428,20 @@ class TestMismatch:
         assert got["mismatch_k1"].value() == 50
         assert got["mismatch_max"].value() == 20
         assert all(metric.value().isfinite() for metric in got.values())
+
+
+class TestStaleness:
+    def test_by_token_and_not_by_response(self) -> None:
+        """A long fresh response and a short stale one: by token 4/10, by response 1."""
+        versions = torch.tensor([[7] * 8, [5] * 2 + [0] * 6])
+        mask = torch.arange(8) < torch.tensor([[8], [2]])
+        got = staleness(versions, 7, mask)
+        assert float(got["staleness"].value()) == pytest.approx(0.4)
+        assert float(got["staleness_max"].value()) == 2
+        assert float(got["stale_fraction"].value()) == pytest.approx(0.2)
+
+    def test_a_version_of_the_future(self) -> None:
+        with pytest.raises(ValueError, match="now=3, expected at least 4, the newest version"):
+            staleness(torch.tensor([[4, 9]]), 3, torch.tensor([[True, False]]))
+        with pytest.raises(ValueError, match=r"dtype torch\.float32, expected integers"):
+            staleness(torch.zeros(1, 2), 3, FULL)

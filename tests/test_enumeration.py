@@ -34,8 +34,10 @@ from rlprims.advantage import (
     vtrace,
     vtrace_returns,
 )
+from rlprims.logprobs import from_logits
 from rlprims.losses import clipped_surrogate, kl, reinforce, token_sum
 from rlprims.rewards import at_last_token, kl_penalty
+from rlprims.types import Kept
 
 VOCAB = 3
 RESPONSES = [(0,), *((a, b) for a in range(1, VOCAB) for b in range(VOCAB))]
@@ -322,6 +324,67 @@ class TestOffPolicy:
             probabilities(THETA) @ (STATES[:, 1:] == torch.arange(1, 3)).double()
         )
         torch.testing.assert_close(got[1:], came[:, None] * POLICY_GRADIENT[1:], **CLOSE)
+
+
+class TestTruncatedSampling:
+    """The sampler draws from the two likeliest tokens of each state: K is fixed, and π_K is the policy that acts."""
+
+    table = THETA / 4  # flatter: each set is some 0.7 of its state
+    kept_ids = table.topk(2, dim=-1).indices
+    inside = (kept_ids[STATES] == TOKENS[..., None]).any(-1) | ~MASK
+    possible = inside.all(-1)  # the responses that can be drawn
+    mask = MASK[possible]
+    kept = Kept.from_counts(kept_ids[STATES[possible]][mask].flatten(), 2 * mask)
+
+    def log_probs(self, theta: Tensor, kept: Kept | None) -> Tensor:
+        return from_logits(theta[STATES[self.possible]], TOKENS[self.possible], kept).where(self.mask, torch.nan)
+
+    def of(self, kept: Kept | None) -> Tensor:
+        """The expected gradient of REINFORCE over what is drawn, scored within these sets."""
+        advantages = at_last_token(SCORES[self.possible], self.mask)
+        advantages = discounted_returns(advantages, self.mask)
+
+        def objective(theta: Tensor) -> Tensor:
+            return -expected(
+                reinforce(self.log_probs(theta, kept), advantages, self.mask), self.probabilities(self.table)
+            )
+
+        return gradient(objective, self.table)
+
+    def probabilities(self, theta: Tensor) -> Tensor:
+        """Of each possible response under π_K, from the table and the sets by division."""
+        p = theta.softmax(-1)
+        mass = p.gather(-1, self.kept_ids).sum(-1, keepdim=True)
+        return (p / mass)[STATES[self.possible], TOKENS[self.possible]].where(self.mask, 1.0).prod(-1)
+
+    def test_the_possible_responses_are_all_that_is_drawn(self) -> None:
+        assert 1 < int(self.possible.sum()) < len(RESPONSES)
+        assert float(self.probabilities(self.table).sum()) == pytest.approx(1)
+
+    def test_reinforce_within_the_sets_is_unbiased(self) -> None:
+        want = gradient(lambda theta: self.probabilities(theta) @ SCORES[self.possible], self.table)
+        torch.testing.assert_close(self.of(self.kept), want, **CLOSE)
+
+    def test_over_the_whole_vocabulary_it_is_biased_by_the_gradient_of_the_kept_mass(self) -> None:
+        """log π = log π_K + log S, so what is added is E[score · Σ_t ∇ log S]."""
+
+        def log_mass(theta: Tensor) -> Tensor:
+            p = theta.softmax(-1).gather(-1, self.kept_ids).sum(-1)
+            per_response = p.log()[STATES[self.possible]].where(self.mask, 0.0).sum(-1)
+            return (self.probabilities(self.table) * SCORES[self.possible]).detach() @ per_response
+
+        bias = gradient(log_mass, self.table)
+        assert bias.abs().max() > 0.05
+        torch.testing.assert_close(self.of(None) - self.of(self.kept), bias, **CLOSE)
+
+    def test_the_mean_ratio_is_one_within_the_sets_alone(self) -> None:
+        """Of a policy that has moved since the draw: Σ_y μ_K(y) π_K(y) / μ_K(y) = 1, and less with π."""
+        moved = self.table + 0.3 * random_table(7)
+        drawn = self.probabilities(self.table)
+        old = self.log_probs(self.table, self.kept).where(self.mask, 0.0).sum(-1)
+        within, whole = (self.log_probs(moved, kept).where(self.mask, 0.0).sum(-1) for kept in (self.kept, None))
+        assert float(drawn @ (within - old).exp()) == pytest.approx(1, abs=1e-12)
+        assert float(drawn @ (whole - old).exp()) < 0.9
 
 
 class TestKL:

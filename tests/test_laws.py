@@ -114,6 +114,7 @@ RECORDS = [
         matters={"max_length": 4, "buffer_length": 2, "penalty_factor": 0.5},
     ),
     Record("rewards.overlong_penalty", check_reward, call={"max_length": 3, "buffer_length": 0}),
+    Record("corrections.replace_nonfinite", check_reward),
     Record(
         "filters.finite",
         check_filter,

@@ -9,16 +9,13 @@ import pytest
 import rlprims
 
 ROOT = Path(rlprims.__file__).parent
-MODULES = ("layout", "masking", "ratios", "scan", "grouping", "trajectories")
+MODULES = ("layout", "masking", "ratios", "scan", "grouping", "trajectories", "routing")
 PACKAGES = ("advantage", "batching", "corrections", "diagnostics", "filters", "logprobs", "losses", "rewards")
 FILES = [ROOT / f"{name}.py" for name in MODULES] + [f for p in PACKAGES for f in sorted((ROOT / p).glob("*.py"))]
 
 ON_THE_HOST = {
     "dense_ids": "ids of any labels",
     "_rows_of": "rows by name",
-    "_ids_of_names": "ids of any labels",
-    "_begins": "ids of any labels",
-    "_ids_of_integers": "ids of any labels",
     "RoleBaseline": "keeps numbers by name",
     "ValueTracker": "keeps numbers by name",
     "DifficultyPools": "keeps numbers by name",

@@ -19,6 +19,7 @@ from rlprims.grouping import (
     group_sum,
     is_constant,
     safe_sqrt,
+    variance_of_centred,
 )
 from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import check_choice, zero_outside
@@ -131,7 +132,8 @@ def standard_scores(
     a = centred * n / (n - 1).clamp(min=1) if baseline == "leave_one_out" else centred
     constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
     if normalize_std and std_over == "group":
-        a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
+        std = safe_sqrt(variance_of_centred(centred, group_ids, valid_rows, ddof=ddof))
+        a = divide_by_std(a, std, eps, constant)
     elif normalize_std:
         rows = torch.ones_like(constant) if valid_rows is None else valid_rows
         x = s if std_over == "batch" else centred

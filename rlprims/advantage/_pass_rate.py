@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._statistics import batch_moments, response_scores
-from rlprims.grouping import group_centred, group_mean
+from rlprims.grouping import first_rows, group_centred, group_mean
 from rlprims.layout import to_tokens
 from rlprims.ratios import clamp_log_ratio
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
@@ -99,7 +99,8 @@ def beta_normalized(
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     p = group_mean(s, group_ids, valid_rows)
-    moments = batch_moments(p, _first_of_group(group_ids, valid_rows), ddof=0, all_reduce=all_reduce)
+    is_first = first_rows(group_ids, valid_rows)[group_ids] == torch.arange(p.shape[0], device=p.device)
+    moments = batch_moments(p, is_first, ddof=0, all_reduce=all_reduce)  # each group once
     m, v = moments.mean, moments.variance
     can_be_fitted = v > tolerance**2
     c = torch.where(can_be_fitted, m * (1 - m) / torch.where(can_be_fitted, v, 1.0) - 1, 0.0).clamp(min=0)
@@ -111,11 +112,3 @@ def beta_normalized(
     log_f = (alpha - 1) * q.log() + (beta - 1) * torch.log1p(-q) - log_beta_function
     a = group_centred(s, group_ids, valid_rows) * (-clamp_log_ratio(log_f)).exp()
     return to_tokens(torch.where(all_equal, 0.0, a), mask, cu_seqlens)
-
-
-def _first_of_group(group_ids: GroupIds, valid_rows: RowMask | None) -> RowMask:
-    """True on the first valid row of each group."""
-    row = torch.arange(group_ids.shape[0], device=group_ids.device)
-    none = torch.full_like(row, group_ids.shape[0])
-    candidates = row if valid_rows is None else torch.where(valid_rows, row, none)
-    return row == none.scatter_reduce(0, group_ids, candidates, "amin")[group_ids]

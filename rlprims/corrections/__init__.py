@@ -6,7 +6,7 @@ what the policy's updates have done to those after them, and accounts for no gap
 """
 
 from rlprims.corrections._gates import opsm, rejection
-from rlprims.corrections._importance_weights import batch_normalized, importance_weights
+from rlprims.corrections._importance_weights import batch_normalized, importance_weights, replace_nonfinite
 from rlprims.corrections._influence import fipo
 from rlprims.corrections._presets import geometric, icepop, mis, seq_mask_tis, tis, veto
 from rlprims.corrections._weights import Weights
@@ -21,6 +21,7 @@ __all__ = [
     "mis",
     "opsm",
     "rejection",
+    "replace_nonfinite",
     "seq_mask_tis",
     "tis",
     "veto",

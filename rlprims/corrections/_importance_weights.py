@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import sequence_lengths, sequence_sum
-from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio, sequence_log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
@@ -141,3 +141,35 @@ def batch_normalized(
         total, count = all_reduce(torch.stack([total, count.to(total.dtype)]))
     mean = torch.where(total == 0, 1.0, total / count.clamp(min=1))
     return Weights(values / mean, weights.corrected)
+
+
+def replace_nonfinite(
+    rollout_log_probs: PerToken,
+    old_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """The sampler's log-probs, and the trainer's own where the sampler's is NaN or infinite: weight 1 there, as in TRL.
+
+    ``filters.finite_tokens`` is the other choice: such tokens are left out.
+
+    Args:
+        rollout_log_probs: float (B, T) or (N,): the sampler's own.
+        old_log_probs: float, like rollout_log_probs: the trainer's log-probs of the policy that sampled.
+        response_mask: bool, like rollout_log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+
+    Returns:
+        float, like rollout_log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> replace_nonfinite(torch.tensor([[-1.0, torch.nan]]), torch.tensor([[-1.1, -2.0]]), m)
+    tensor([[-1., -2.]])
+    """
+    check_tokens(response_mask, cu_seqlens, rollout_log_probs=rollout_log_probs, old_log_probs=old_log_probs)
+    known = rollout_log_probs.isfinite()
+    log_probs = torch.where(known, upcast(rollout_log_probs), upcast(old_log_probs))
+    return zero_outside(log_probs, response_mask).detach()

@@ -5,7 +5,7 @@ of the whole: see ``types.merge_metrics``. ``value()`` gives the number. The typ
 If nothing was counted the value is 0, and no metric carries a graph.
 """
 
-from rlprims.diagnostics._policy import divergences, policy_update, sampler_mismatch
+from rlprims.diagnostics._policy import divergences, kept_mass, policy_update, sampler_mismatch, staleness
 from rlprims.diagnostics._responses import (
     best_at_k,
     dead_groups,
@@ -22,6 +22,7 @@ __all__ = [
     "dead_groups",
     "divergences",
     "explained_variance",
+    "kept_mass",
     "length_correlation",
     "log_perplexity",
     "nonfinite",
@@ -31,6 +32,7 @@ __all__ = [
     "responses",
     "sampler_mismatch",
     "share",
+    "staleness",
     "token_max",
     "token_mean",
     "weights",

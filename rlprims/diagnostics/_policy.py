@@ -1,10 +1,14 @@
 """Metrics of two policies on the same tokens: before and during an update, reference, sampler."""
 
-from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, weights
+import torch
+from torch import Tensor
+
+from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, token_share, weights
+from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import clamp_log_ratio, estimate_kl, log_ratio
-from rlprims.types import CuSeqlens, Mean, Metrics, PerToken, TokenMask
+from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask, Versions
 
 
 def policy_update(
@@ -41,12 +45,12 @@ def policy_update(
     if clip_low is None or clip_high is None:
         return metrics
     below, above = response_mask & (ratio < 1 - clip_low), response_mask & (ratio > 1 + clip_high)
-    tokens = response_mask.sum()
+    negative, positive = advantages < 0, advantages > 0
     return metrics | {
-        "clip_fraction_low": Mean((below & (advantages < 0)).sum(), tokens),
-        "clip_fraction_high": Mean((above & (advantages > 0)).sum(), tokens),
-        "outside_fraction_low": Mean((below & (advantages > 0)).sum(), tokens),
-        "outside_fraction_high": Mean((above & (advantages < 0)).sum(), tokens),
+        "clip_fraction_low": token_share(below & negative, response_mask),
+        "clip_fraction_high": token_share(above & positive, response_mask),
+        "outside_fraction_low": token_share(below & positive, response_mask),
+        "outside_fraction_high": token_share(above & negative, response_mask),
     }
 
 
@@ -100,4 +104,65 @@ def sampler_mismatch(
         "mismatch_chi2": of_tokens["weight_chi2"],
         "mismatch_ess_sequence": of_sequences["weight_ess"],
         "mismatch_chi2_sequence": of_sequences["weight_chi2"],
+    }
+
+
+def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -> Metrics:
+    """How many updates old the weights were that drew each token: now − version, over the valid tokens.
+
+    ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. By
+    token, as in verl since its pull request 7569: a response that was drawn over several updates has several versions,
+    and one number per response would weigh short and long ones alike.
+
+    Args:
+        versions: int (B, T) or (N,): which weights drew the token.
+        now: the version that is trained, int.
+        response_mask: bool, like versions.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; on a CPU a version that is newer than ``now``.
+
+    >>> m = torch.tensor([[True, True, True, False]])
+    >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)
+    >>> {name: round(float(metric.value()), 4) for name, metric in metrics.items()}
+    {'staleness': 0.6667, 'staleness_max': 1.0, 'stale_fraction': 0.6667}
+    """
+    check_like_mask(response_mask, versions=versions)
+    if versions.is_floating_point() or versions.dtype is torch.bool:
+        raise ValueError(f"versions has dtype {versions.dtype}, expected integers: the number of updates before")
+    age = torch.where(response_mask, now - versions, 0)
+    if are_readable(age) and (age < 0).any():
+        newest = int(torch.where(response_mask, versions, 0).amax())
+        raise ValueError(f"now={int(now)}, expected at least {newest}, the newest version among the valid tokens")
+    return {
+        "staleness": token_mean(age, response_mask),
+        "staleness_max": token_max(age, response_mask),
+        "stale_fraction": token_share(age > 0, response_mask),
+    }
+
+
+def kept_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
+    """How much of the policy the sampler's truncation left: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
+
+    ``kept_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept.
+    ``outside_kept``: share of tokens that are not in their own set, which must be 0; they have no part in the mean.
+
+    Args:
+        log_probs: float (B, T) or (N,), within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
+        whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
+        response_mask: bool, like log_probs.
+
+    Source: S is the bias of a trainer that does not know the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+
+    >>> import torch
+    >>> metrics = kept_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))
+    >>> metrics["kept_mass"].value()
+    tensor(0.8000)
+    """
+    check_like_mask(response_mask, log_probs=log_probs, whole_log_probs=whole_log_probs)
+    inside = response_mask & (log_probs > -torch.inf)
+    log_mass = zero_outside(whole_log_probs.detach(), inside) - zero_outside(log_probs.detach(), inside)
+    return {
+        "kept_mass": token_mean(log_mass.exp(), inside),
+        "outside_kept": token_share(~inside, response_mask),
     }

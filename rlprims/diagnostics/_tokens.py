@@ -31,7 +31,12 @@ def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
     tensor(1.)
     """
     check_like_mask(response_mask, x=x)
-    return Mean(zero_outside(x.detach(), response_mask).sum(), response_mask.sum())
+    return Mean(zero_outside(x.detach(), response_mask).sum(), response_mask.count_nonzero())
+
+
+def token_share(tokens: TokenMask, response_mask: TokenMask) -> Mean:
+    """The share of valid tokens that are among ``tokens``, a mask."""
+    return Mean((response_mask & tokens).count_nonzero(), response_mask.count_nonzero())
 
 
 def token_max(x: PerToken, response_mask: TokenMask) -> Max:
@@ -41,8 +46,8 @@ def token_max(x: PerToken, response_mask: TokenMask) -> Max:
     tensor(1.)
     """
     check_like_mask(response_mask, x=x)
-    kept = zero_outside(x.detach(), response_mask).flatten()
-    return Max(pad(kept, (0, 1)).amax())  # the 0 at the end is the maximum of an empty batch
+    valid = zero_outside(x.detach(), response_mask)
+    return Max(valid.amax() if valid.numel() else valid.sum())  # amax of an empty batch raises, its sum is 0
 
 
 def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
@@ -52,7 +57,7 @@ def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
     tensor(0.5000)
     """
     check_like_mask(response_mask, x=x)
-    return Mean((response_mask & ~x.isfinite()).sum(), response_mask.sum())
+    return token_share(~x.isfinite(), response_mask)
 
 
 def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
@@ -71,15 +76,14 @@ def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqle
     for cause, mask in kept.items():
         if mask.dtype is not torch.bool:
             raise ValueError(f"{cause} has dtype {mask.dtype}, expected torch.bool: True where the token is kept")
-    tokens, remaining = response_mask.sum(), response_mask
-    metrics: Metrics = {}
-    for cause, mask in kept.items():
-        metrics[f"rejected_{cause}"] = Mean((response_mask & ~mask).sum(), tokens)
+    metrics: Metrics = {f"rejected_{cause}": token_share(~mask, response_mask) for cause, mask in kept.items()}
+    remaining = response_mask
+    for mask in kept.values():
         remaining = remaining & mask
     before, after = sequence_lengths(response_mask, cu_seqlens) > 0, sequence_lengths(remaining, cu_seqlens) > 0
     return {
         **metrics,
-        "rejected": Mean((response_mask & ~remaining).sum(), tokens),
+        "rejected": token_share(~remaining, response_mask),
         "rejected_sequences": Mean((before & ~after).sum(), before.sum()),
     }
 

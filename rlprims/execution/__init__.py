@@ -4,6 +4,7 @@
 """
 
 from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.execution._kept import kept_columns, kept_of
 from rlprims.execution._meter import Work, WorkerReport
 from rlprims.execution._profile import Profile, Profiler
 from rlprims.execution._protocol import Execution, ExecutionError, UpdateReport
@@ -22,4 +23,6 @@ __all__ = [
     "UpdateReport",
     "Work",
     "WorkerReport",
+    "kept_columns",
+    "kept_of",
 ]

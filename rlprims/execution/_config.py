@@ -14,16 +14,24 @@ class Sampling(_Config):
 
     max_new_tokens: int = Field(default=512, ge=1, description="response length limit, tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    top_k: int = Field(default=0, ge=0, description="this many of the likeliest tokens; 0: all")
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="nucleus; below 1 the sampler is not the policy that is trained"
+        default=1.0, gt=0, le=1, description="nucleus: the fewest of the likeliest whose probabilities reach this sum"
     )
-    top_k: int = Field(default=0, ge=0, description="0: all tokens")
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="tokens of at least this share of the likeliest's probability; 0: all"
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="texts that end a response, beside the end-of-sequence token"
     )
 
     def greedy(self) -> "Sampling":
-        return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0})
+        return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a token is drawn from some of the vocabulary: these sets are recorded with the responses."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class LoraConfig(_Config):

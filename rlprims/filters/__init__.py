@@ -6,7 +6,7 @@ A selection of tokens is a bool per token, of the whole step: ``losses * selecti
 from rlprims.filters._dynamic_sampling import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.filters._groups import completed, finite, max_variance, nonzero_range, solve_rate, varied_components
 from rlprims.filters._policy_filtration import policy_filtration
-from rlprims.filters._tokens import clip_cov, high_entropy, kl_cov, m2po
+from rlprims.filters._tokens import clip_cov, finite_tokens, high_entropy, kl_cov, m2po
 
 __all__ = [
     "DifficultyPools",
@@ -15,6 +15,7 @@ __all__ = [
     "clip_cov",
     "completed",
     "finite",
+    "finite_tokens",
     "high_entropy",
     "kl_cov",
     "m2po",

@@ -193,6 +193,34 @@ def m2po(
     return response_mask & (squares < smallest_dropped)
 
 
+def finite_tokens(
+    rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
+) -> TokenMask:
+    """The valid tokens whose sampler's log-prob is a number: not NaN, and not infinite.
+
+    Engines report NaN when their own numerics fail, and −inf for a token that their mask forbids. Use the result in the
+    place of ``response_mask``, before anything is computed: then such a token is in no loss and in no denominator, as
+    in torchtitan. TRL keeps the token with importance weight 1: that is
+    ``corrections.replace_nonfinite(rollout_log_probs, old_log_probs, response_mask)``.
+
+    Args:
+        rollout_log_probs: float (B, T) or (N,): the sampler's own.
+        response_mask: bool, like rollout_log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+
+    Returns:
+        bool, like rollout_log_probs; False outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
+    [[True, False, False]]
+    """
+    check_tokens(response_mask, cu_seqlens, rollout_log_probs=rollout_log_probs)
+    return response_mask & rollout_log_probs.isfinite()
+
+
 def _check_fraction(fraction: float) -> None:
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}, expected above 0 and at most 1: a share of the tokens")

@@ -46,7 +46,9 @@ class Accelerated(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return self.formula(*args, **kwargs)
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        values = (*args, *kwargs.values())
+        parts = (x for value in values for x in (value if isinstance(value, tuple) else (value,)))
+        tensors = [x for x in parts if isinstance(x, Tensor)]
         module = self.modules.get(tensors[0].device.type)
         if module is None or not is_enabled(module) or not are_plain(*tensors):
             return self.formula(*args, **kwargs)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import ACCELERATED, without_autocast
-from rlprims.kernels.log_probs import differentiable_gradients, row_blocks, weighted_sum, write_gradient
+from rlprims.kernels.log_probs import differentiable_gradients, kept_of, row_blocks, weighted_sum, write_gradient
+from rlprims.types import Kept
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**24, 2**28
 """Elements of one tile: 64 MiB of float32 are enough for a full-speed product on a CPU; a GPU needs a thousand rows."""
@@ -24,11 +25,16 @@ Total = Callable[[Tensor, slice], Tensor]
 
 
 def linear_log_probs(
-    hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
+    hidden: Tensor,
+    head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, like ``token_ids``."""
     states = hidden.reshape(-1, hidden.shape[-1])
-    scores = _LinearLogProbs.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap)
+    scores = _LinearLogProbs.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap, kept)
     log_probs, entropies = (x.reshape(token_ids.shape) for x in scores)
     return log_probs, entropies
 
@@ -36,33 +42,38 @@ def linear_log_probs(
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
+        ctx: Any,
+        hidden: Tensor,
+        head_weight: Tensor,
+        token_ids: Tensor,
+        temperature: float,
+        soft_cap: float | None,
+        kept: Kept | None,
     ) -> tuple[Tensor, Tensor]:
-        score = _scorer(hidden, token_ids, temperature, soft_cap)
+        score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
         parts = [score(logits, tokens) for logits, tokens in _logits_in_blocks(hidden, head_weight)]
         log_probs, entropies = (torch.cat(x) for x in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, head_weight, token_ids)
-        ctx.options = temperature, soft_cap
+        ctx.options = temperature, soft_cap, kept
         ctx.set_materialize_grads(False)
         return log_probs, entropies
 
     @staticmethod
     def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         if of_log_probs is None and of_entropies is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         hidden, head_weight, token_ids = ctx.saved_tensors
         weights = of_log_probs, of_entropies
         if torch.is_grad_enabled():  # create_graph=True
             hidden, head_weight = _aliases(hidden, head_weight)
             scores = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
-            return *_if_needed(scores, weights, (hidden, head_weight), ctx.needs_input_grad), None, None, None
-        temperature, soft_cap = ctx.options
-        score = _scorer(hidden, token_ids, temperature, soft_cap, with_entropies=of_entropies is not None)
+            return *_if_needed(scores, weights, (hidden, head_weight), ctx.needs_input_grad), None, None, None, None
+        score = _scorer(hidden, token_ids, *ctx.options, with_entropies=of_entropies is not None)
 
         def total(logits: Tensor, tokens: slice) -> Tensor:
             return weighted_sum(score(logits, tokens), weights, tokens)
 
-        return *_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None, None
+        return *_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None, None, None
 
 
 def linear_token_loss(
@@ -74,12 +85,14 @@ def linear_token_loss(
     total_loss: Callable[..., Tensor],
     temperature: float,
     soft_cap: float | None,
+    kept: Kept | None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, log-probs and entropies; tokens outside the mask meet no head."""
     valid = mask.nonzero()[:, 0]
     weights, ids = weights[valid], token_ids[valid]
+    kept = None if kept is None else kept.take(valid)
     data = {name: x[valid] for name, x in data.items()}
 
     def total(log_probs: Tensor, tokens: slice) -> Tensor:
@@ -88,7 +101,7 @@ def linear_token_loss(
 
     if not torch.is_grad_enabled():
         hidden, head_weight = hidden.detach(), head_weight.detach()
-    loss, *scores = _LinearTokenLoss.apply(hidden[valid], head_weight, ids, total, temperature, soft_cap)
+    loss, *scores = _LinearTokenLoss.apply(hidden[valid], head_weight, ids, total, temperature, soft_cap, kept)
     log_probs, entropies = (x.new_zeros(mask.shape).index_put((valid,), x) for x in scores)
     return loss, log_probs, entropies
 
@@ -105,8 +118,9 @@ class _LinearTokenLoss(torch.autograd.Function):
         total: Total,
         temperature: float,
         soft_cap: float | None,
+        kept: Kept | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        score = _scorer(hidden, token_ids, temperature, soft_cap)
+        score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
         losses, log_probs, entropies = [], [], []
 
         def total_of_logits(logits: Tensor, tokens: slice) -> Tensor:
@@ -124,7 +138,7 @@ class _LinearTokenLoss(torch.autograd.Function):
                 total_of_logits(logits, tokens)
         scores = torch.cat(log_probs), torch.cat(entropies)
         ctx.save_for_backward(hidden, head_weight, token_ids)
-        ctx.total, ctx.options = total, (temperature, soft_cap)
+        ctx.total, ctx.options = total, (temperature, soft_cap, kept)
         ctx.mark_non_differentiable(*scores)
         return torch.stack(losses).sum(), *scores
 
@@ -135,17 +149,23 @@ class _LinearTokenLoss(torch.autograd.Function):
             hidden, head_weight = _aliases(hidden, head_weight)
             log_probs, _ = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
             total = ctx.total(log_probs, slice(None))
-            return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 4
+            return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 5
         if ctx.gradients is None:
             raise RuntimeError(
                 "backward of fused_loss runs once: its gradients were handed over. Call fused_loss again"
             )
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if x is None else x.mul_(grad) for x in gradients), *[None] * 4
+        return *(None if x is None else x.mul_(grad) for x in gradients), *[None] * 5
 
 
 def _scorer(
-    hidden: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None, *, with_entropies: bool = True
+    hidden: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    kept: Kept | None,
+    *,
+    with_entropies: bool = True,
 ) -> Callable[[Tensor, slice], tuple[Tensor, Any]]:
     """From the logits of some tokens to their log-probs and entropies, by the formula; NaN where it says NaN."""
     finite = hidden.isfinite().all(-1)
@@ -153,7 +173,7 @@ def _scorer(
 
     def score(logits: Tensor, tokens: slice) -> tuple[Tensor, Tensor | None]:
         ids = token_ids[tokens, None]
-        log_probs, entropies = formula(logits, ids, temperature, soft_cap, with_entropies)
+        log_probs, entropies = formula(logits, ids, temperature, soft_cap, with_entropies, kept=kept_of(tokens, kept))
         log_probs = torch.where(finite[tokens], log_probs[:, 0], torch.nan)
         return log_probs, None if entropies is None else torch.where(finite[tokens], entropies, torch.nan)
 

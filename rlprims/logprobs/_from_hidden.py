@@ -6,13 +6,19 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import accelerated, without_autocast
-from rlprims.logprobs._from_logits import LogProbs, log_probs_and_entropies
+from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
 from rlprims.masking import check_temperature, upcast
+from rlprims.types import Kept
 
 
 @accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
 def linear_log_probs(
-    hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
+    hidden: Tensor,
+    head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c).
 
@@ -22,7 +28,9 @@ def linear_log_probs(
     states = torch.where(finite[..., None], hidden, 0.0)
     with without_autocast(hidden):
         logits = upcast(states) @ upcast(head_weight).T
-        log_probs, entropies = log_probs_and_entropies.formula(logits, token_ids[..., None], temperature, soft_cap)
+        log_probs, entropies = log_probs_and_entropies.formula(
+            logits, token_ids[..., None], temperature, soft_cap, kept=kept
+        )
     assert entropies is not None
     return torch.where(finite, log_probs[..., 0], torch.nan), torch.where(finite, entropies, torch.nan)
 
@@ -31,6 +39,7 @@ def from_hidden(
     hidden: Annotated[Tensor, "float (..., H)"],
     head_weight: Annotated[Tensor, "float (V, H)"],
     token_ids: Tensor,
+    kept: Kept | None = None,
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
@@ -51,6 +60,8 @@ def from_hidden(
         hidden: float (..., H), the last hidden states, of the positions that predict the tokens.
         head_weight: float (V, H), the weight of the head, in the dtype of hidden.
         token_ids: int64 (...), in [0, V).
+        kept: the ids that each token was sampled from, which both are of; None: from the whole vocabulary. See
+            :func:`from_logits`. The kernel makes their mask for a tile at a time.
         temperature: above 0.
         soft_cap: c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z.
 
@@ -58,14 +69,17 @@ def from_hidden(
         log_probs, entropies: float32 (or float64 if given) in nats, (...).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature or soft_cap <= 0.
+        ValueError: shapes or dtypes that do not fit; temperature or soft_cap <= 0; on a CPU, outside transforms, a
+            token that is not in its kept set.
 
     >>> hidden, head = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 1.0]])
     >>> from_hidden(hidden, head, torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     check_head(hidden, head_weight, token_ids, temperature, soft_cap)
-    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap))
+    if kept is not None:
+        check_kept(kept, token_ids.shape, head_weight.shape[0], token_ids)
+    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept))
 
 
 def check_head(

@@ -1,13 +1,14 @@
 """Log-probs of tokens, and entropies, from logits that are there."""
 
+import math
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlprims.kernels import accelerated
+from rlprims.kernels import accelerated, are_readable
 from rlprims.masking import check_logits, upcast
-from rlprims.types import PerToken
+from rlprims.types import Kept, PerToken
 
 LEAST_Z = -1000.0
 """exp of it is 0 even in float64: below, 0 · z is 0 in the entropy, also for a banned token, whose z is −inf."""
@@ -28,6 +29,7 @@ def log_probs_and_entropies(
     soft_cap: float | None = None,
     with_entropies: bool = True,
     overwrite: bool = False,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) unless not asked for.
 
@@ -40,6 +42,8 @@ def log_probs_and_entropies(
     logits = upcast(logits)
     if soft_cap is not None:
         logits = soft_cap * torch.tanh(logits / soft_cap)
+    if kept is not None:
+        logits = torch.where(kept.allowed(logits.shape[-1]).reshape(logits.shape), logits, -torch.inf)
     largest = logits.detach().amax(-1, keepdim=True)
     z = torch.where(largest.isfinite(), (logits - largest) / temperature, torch.nan)
     weights = z.exp()
@@ -52,9 +56,18 @@ def log_probs_and_entropies(
 
 
 def from_logits(
-    logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, inplace_backward: bool = False
+    logits: Tensor,
+    token_ids: Tensor,
+    kept: Kept | None = None,
+    *,
+    temperature: float = 1.0,
+    inplace_backward: bool = False,
 ) -> Annotated[Tensor, "float, like token_ids"]:
     """Log-probability of the given tokens: log softmax(logits / temperature)[token].
+
+    With ``kept`` it is that of the truncated policy that the sampler drew from, log π_K(a) = z_a − logsumexp_{v∈K} z_v
+    with z = logits / temperature (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, "Keep Sampling Mask"). Without it a
+    sampler with top-k, top-p or min-p and a trainer of the same weights differ by log S, S = Σ_{v∈K} π_v.
 
     Computed in float32 whatever the logits' dtype. Banned tokens (logit −inf) are legal. Divide by the temperature that
     the sampler used, or the ratio to its log-probs is not 1 on policy. A row with NaN, or without a finite logit, gives
@@ -63,6 +76,8 @@ def from_logits(
     Args:
         logits: float (..., V).
         token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row, as ``losses.topk_kl`` reads.
+        kept: the ids that each token was sampled from, for the N = B·T rows of logits; None: from the whole vocabulary.
+            A token outside its set has log-prob −inf.
         temperature: above 0.
         inplace_backward: where a kernel computes, the gradient overwrites the logits, and no second (..., V) is made.
             They must not be read after backward; where another function's backward would, torch raises.
@@ -71,24 +86,30 @@ def from_logits(
         float32 (or float64 if given) in nats, like token_ids.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf.
+        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+            transforms, a token (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
+    >>> from_logits(torch.zeros(1, 3), torch.tensor([1]), Kept(torch.tensor([0, 1]), torch.tensor([0, 2])))
+    tensor([-0.6931])
     """
-    ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward)
+    ids = _check(logits, token_ids, kept, temperature, inplace_backward)
+    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward, kept)
     return log_probs.reshape(token_ids.shape)
 
 
-def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken:
+def entropy_from_logits(logits: Tensor, kept: Kept | None = None, *, temperature: float = 1.0) -> PerToken:
     """Entropy of softmax(logits / temperature): H = −Σ_j p_j log p_j, with 0 log 0 = 0.
+
+    With ``kept`` it is that of the truncated policy: p = π_K, and the sum is over K.
 
     Computed in float32 whatever the logits' dtype. A row with NaN, or without a finite logit, gives NaN and gets
     gradient 0.
 
     Args:
         logits: float (..., V); −inf bans a token.
+        kept: the ids that each token was sampled from; None: from the whole vocabulary. See :func:`from_logits`.
         temperature: above 0.
 
     Returns:
@@ -101,14 +122,21 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> PerToken
     tensor([0.6931])
     """
     check_logits(logits, temperature)
+    if kept is not None:
+        check_kept(kept, logits.shape[:-1], logits.shape[-1])
     no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
-    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature)
+    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature, kept=kept)
     assert entropies is not None
     return entropies
 
 
 def from_logits_with_entropy(
-    logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, inplace_backward: bool = False
+    logits: Tensor,
+    token_ids: Tensor,
+    kept: Kept | None = None,
+    *,
+    temperature: float = 1.0,
+    inplace_backward: bool = False,
 ) -> LogProbs:
     """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
 
@@ -118,6 +146,8 @@ def from_logits_with_entropy(
     Args:
         logits: float (..., V); −inf bans a token.
         token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row.
+        kept: the ids that each token was sampled from, which both are of; None: from the whole vocabulary. See
+            :func:`from_logits`.
         temperature: above 0.
         inplace_backward: where a kernel computes, the gradient overwrites the logits; see :func:`from_logits`.
 
@@ -125,18 +155,65 @@ def from_logits_with_entropy(
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf.
+        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+            transforms, a token (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
-    ids = _check(logits, token_ids, temperature, inplace_backward)
-    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward)
+    ids = _check(logits, token_ids, kept, temperature, inplace_backward)
+    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward, kept)
     assert entropies is not None
     return LogProbs(log_probs.reshape(token_ids.shape), entropies)
 
 
-def _check(logits: Tensor, token_ids: Tensor, temperature: float, inplace_backward: bool) -> Tensor:
+def check_kept(
+    kept: Kept,
+    leading: torch.Size,
+    vocabulary: int,
+    token_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> None:
+    """Raise ``ValueError`` unless there is a set for each token (...), with that token in it where the mask is True.
+
+    On an accelerator and in transforms only the shapes are read.
+    """
+    ids, offsets = kept
+    tokens = math.prod(leading)
+    is_integer = not (ids.is_floating_point() or offsets.is_floating_point())
+    if ids.dim() != 1 or offsets.shape != (tokens + 1,) or not is_integer:
+        raise ValueError(
+            f"kept has ids of shape {tuple(ids.shape)} and {ids.dtype}, offsets of {tuple(offsets.shape)} and "
+            f"{offsets.dtype}, expected integers (K,) and ({tokens + 1},): a set for each of the "
+            f"{tokens} tokens {tuple(leading)}, empty where it is the whole vocabulary"
+        )
+    if not are_readable(*(x for x in (ids, offsets, token_ids, mask) if x is not None)):
+        return
+    if offsets[0] != 0 or offsets[-1] != ids.shape[0] or (offsets.diff() < 0).any():
+        raise ValueError(
+            f"kept.offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected 0 to {ids.shape[0]}, the number "
+            "of kept.ids, and never to decrease; use Kept.from_counts"
+        )
+    if ids.numel() and (ids.min() < 0 or ids.max() >= vocabulary):
+        raise ValueError(
+            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {vocabulary} logits: [0, "
+            f"{vocabulary - 1}]"
+        )
+    if token_ids is None:
+        return
+    inside = kept.contains(token_ids.flatten())
+    if mask is not None:
+        inside = inside | ~mask.flatten()
+    if not inside.all():
+        token = int(inside.int().argmin())
+        raise ValueError(
+            f"token {token} of {tokens} is {int(token_ids.flatten()[token])}, expected one of the "
+            f"{int(offsets.diff()[token])} ids in its kept set; {int((~inside).sum())} tokens are outside theirs. Use "
+            "the sets that the sampler drew from: what another forward pass would keep differs by rounding"
+        )
+
+
+def _check(logits: Tensor, token_ids: Tensor, kept: Kept | None, temperature: float, inplace_backward: bool) -> Tensor:
     """The tokens as (..., K), or ``ValueError``."""
     check_logits(logits, temperature)
     leading = logits.shape[:-1]
@@ -147,4 +224,6 @@ def _check(logits: Tensor, token_ids: Tensor, temperature: float, inplace_backwa
         )
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")
+    if kept is not None:
+        check_kept(kept, leading, logits.shape[-1], token_ids if token_ids.shape == leading else None)
     return token_ids if token_ids.dim() == logits.dim() else token_ids[..., None]

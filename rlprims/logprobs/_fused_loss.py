@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rlprims.kernels import accelerated
 from rlprims.logprobs._from_hidden import check_head, linear_log_probs
+from rlprims.logprobs._from_logits import check_kept
 from rlprims.masking import zero_outside
-from rlprims.types import PerToken, Scalar, TokenMask
+from rlprims.types import Kept, PerToken, Scalar, TokenMask
 
 
 class FusedLoss(NamedTuple):
@@ -31,12 +32,13 @@ def linear_token_loss(
     total_loss: Callable[..., Tensor],
     temperature: float,
     soft_cap: float | None,
+    kept: Kept | None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total_loss(log_probs, weights, mask, **data)``, a sum over valid ones of N tokens; log-probs and entropies."""
     states = torch.where(mask[:, None], hidden, 0.0)
-    log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap)
+    log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap, kept)
     total = total_loss(log_probs, weights, mask, **data)
     return total, zero_outside(log_probs.detach(), mask), zero_outside(entropies.detach(), mask)
 
@@ -49,6 +51,7 @@ def fused_loss(
     response_mask: TokenMask,
     loss: Callable[..., Tensor],
     data: Mapping[str, Tensor],
+    kept: Kept | None = None,
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
@@ -81,6 +84,8 @@ def fused_loss(
         response_mask: bool, like token_ids.
         loss: see above: per token, like log_probs.
         data: what the loss reads beside log_probs, by name; each like token_ids. Constants.
+        kept: the ids that each token was sampled from, for the B·T or N tokens; None: from the whole vocabulary. See
+            :func:`from_logits`.
         temperature: above 0, of the logits.
         soft_cap: c > 0 for logits c · tanh(z / c), or None.
 
@@ -90,7 +95,7 @@ def fused_loss(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a loss that is not declared token-wise; temperature or
-            soft_cap <= 0.
+            soft_cap <= 0; on a CPU, outside transforms, a token that is not in its kept set.
 
     >>> from rlprims.types import token_wise
     >>> hidden, head = torch.ones(1, 2, 1), torch.tensor([[0.0], [0.0]])
@@ -110,6 +115,8 @@ def fused_loss(
         raise ValueError(
             f"response_mask has dtype {response_mask.dtype}, expected torch.bool: pass response_mask.bool()"
         )
+    if kept is not None:
+        check_kept(kept, token_ids.shape, head_weight.shape[0], token_ids, response_mask)
     _check_token_wise(loss)
     total, *per_token = linear_token_loss(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -120,6 +127,7 @@ def fused_loss(
         partial(_total_loss, loss),
         temperature,
         soft_cap,
+        kept,
         **{name: x.detach().flatten() for name, x in data.items()},
     )
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))

@@ -25,8 +25,8 @@ from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
 Effort = Literal["quick", "usual", "thorough"]
-"""``quick``: a second. ``usual``: the compiler too, two seconds. ``thorough``: export, DTensors and packed graphs of
-every size too, half a minute."""
+"""``quick``: a second. ``usual``: FakeTensors and the compiler too, two seconds. ``thorough``: export, DTensors and
+packed graphs of every size too, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
@@ -115,11 +115,10 @@ _LOGITS: tuple[Law, ...] = (
 TRANSFORMS = Laws(
     quick=(
         _laws_transforms.vmap_is_a_loop,
-        _laws_compile.fake_tensors_are_enough,
         _laws_tensors.subclasses_pass_through,
         _laws_tensors.settings_of_torch_change_nothing,
     ),
-    usual=(_laws_compile.one_graph_for_all_batch_sizes,),
+    usual=(_laws_compile.fake_tensors_are_enough, _laws_compile.one_graph_for_all_batch_sizes),
     thorough=(
         _laws_compile.exports_with_a_dynamic_batch,
         _laws_tensors.replicated_tensors_work,

@@ -22,6 +22,7 @@ VOCABULARY: Mapping[str, Layout] = {
     "old_log_probs": "token",
     "rollout_log_probs": "token",
     "ref_log_probs": "token",
+    "whole_log_probs": "token",
     "entropies": "token",
     "rewards": "token",
     "values": "token",
@@ -143,11 +144,8 @@ class Batch:
 
 
 def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
-    return (
-        torch.cat([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)])
-        if len(x)
-        else x.flatten(0, 1)
-    )
+    """The first ``lengths`` columns of each row, end to end."""
+    return x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
 
 
 def merge(first: Batch, second: Batch) -> Batch:
@@ -250,6 +248,7 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "row_cotangent": normal(rows),
         "lengths": needed + spare.long(),
     }
+    data["whole_log_probs"] = data["log_probs"] - data["entropies"]  # at most those within the kept sets
     pi = old.exp()
     data |= {
         "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),

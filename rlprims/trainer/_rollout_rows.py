@@ -130,6 +130,7 @@ def _row(record: Any, step: int) -> Row:
     for key, values in per_token.items():
         if values is not None and len(_list(values, key)) != len(tokens):
             raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
+    record.pop("kept", None)  # for a replay; nobody reads thousands of ids
     advantages = per_token["advantages"]
     return Row(
         **text,

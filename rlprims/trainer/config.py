@@ -147,13 +147,12 @@ class Config(_Section):
             raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
         if self.model.reward is None and "reward_model_scores" in self.weights:
             raise ValueError("score_weights names reward_model_scores, and there is no reward model: set model.reward")
-        if self.recompute_log_probs > 1:
-            filtered = self.sampling.top_p < 1 or self.sampling.top_k > 0
-            if filtered or self.execution != "local" or self.staleness or self.replay is not None:
-                raise ValueError(
-                    f"recompute_log_probs={self.recompute_log_probs} takes the sampler's log-probs for the trainer's: "
-                    "it needs execution: local, staleness: 0, no replay, and sampling without top_p and top_k; use 1"
-                )
+        differ = self.execution != "local" or self.staleness or self.replay is not None
+        if self.recompute_log_probs > 1 and differ:
+            raise ValueError(
+                f"recompute_log_probs={self.recompute_log_probs} takes the sampler's log-probs for the trainer's: it "
+                "needs execution: local, staleness: 0 and no replay; use 1"
+            )
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -205,8 +204,6 @@ class Config(_Section):
             )
         if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
-        if self.sampling.top_p < 1 or self.sampling.top_k:
-            found.append("top_p and top_k make the sampler another policy than the one trained: see mismatch_max")
         return found
 
     def to_yaml(self) -> str:

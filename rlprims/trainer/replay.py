@@ -11,7 +11,15 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import Execution, Profile, ProfileConfig, Sampling, UpdateReport, WorkerReport
+from rlprims.execution import (
+    Execution,
+    Profile,
+    ProfileConfig,
+    Sampling,
+    UpdateReport,
+    WorkerReport,
+    kept_columns,
+)
 
 
 class Replay:
@@ -47,6 +55,7 @@ class Replay:
         responses = torch.full((size, limit), self.pad_token_id)
         attention = torch.zeros(size, prompt_width + limit, dtype=torch.bool)
         log_probs = torch.zeros(size, limit)
+        kept_ids, kept_counts = list[int](), torch.zeros(size, limit, dtype=torch.int32)
         for i, row in enumerate(rows):
             prompt, response = row["prompt_ids"], row["response_ids"]
             if len(response) > limit:
@@ -57,6 +66,9 @@ class Replay:
             responses[i, : len(response)] = torch.tensor(response)
             attention[i, prompt_width - len(prompt) : prompt_width + len(response)] = True
             log_probs[i, : len(response)] = torch.tensor(row["rollout_log_probs"])
+            sets = row.get("kept") or [[]] * len(response)
+            kept_counts[i, : len(response)] = torch.tensor([len(ids) for ids in sets])
+            kept_ids += [token for ids in sets for token in ids]
         recorded = DataProto.from_dict(
             tensors={
                 "prompts": padded,
@@ -70,6 +82,8 @@ class Replay:
                 ),
             }
         )
+        if any("kept" in row for row in rows):
+            recorded = recorded.union(DataProto.from_dict(kept_columns(torch.tensor(kept_ids), kept_counts)))
         if self.scores:
             recorded["rm_scores"] = torch.tensor([_score(row) for row in rows])
         return prompts.union(recorded)

@@ -18,7 +18,7 @@ from rlprims.algorithms import (
     with_stand_ins,
 )
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, Sampling
+from rlprims.execution import Execution, Sampling, kept_columns
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
@@ -172,10 +172,16 @@ def split_groups(
 
 
 def join(groups: Sequence[DataProto]) -> DataProto:
-    """Groups as one batch; a column of the verifier that some do not have is NaN there."""
+    """Groups as one batch; a column of the verifier that some do not have is NaN there.
+
+    A group without kept sets was sampled before truncation was set, or after, so it gets sets of the whole vocabulary.
+    """
     names = {name: column.dtype for group in groups for name, column in group.batch.items() if column.dim() == 1}
+    truncated = any("kept_ids" in group for group in groups)
     whole = []
     for group in groups:
         lacking = {n: torch.full((len(group),), torch.nan, dtype=t) for n, t in names.items() if n not in group}
+        if truncated and "kept_ids" not in group:
+            lacking |= kept_columns(torch.zeros(0), torch.zeros(group["response_mask"].shape))
         whole.append(group.union(DataProto.from_dict(tensors=lacking)) if lacking else group)
     return DataProto.concat(whole)

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch import Tensor
+
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.trainer.config import Config, load_config
@@ -131,6 +133,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
         mask = rows["response_mask"][i]
         ids = rows["responses"][i][mask].tolist()
         advantages = rows["advantages"][i][mask].tolist() if "advantages" in rows else None
+        kept = {"kept": _sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
         values = {name: float(rows[name][i]) for name in numbers}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         yield {
@@ -147,7 +150,13 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
             "response_tokens": [tokenizer.decode([token]) for token in ids],
             "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
             "advantages": advantages,
+            **kept,
         }
+
+
+def _sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
+    """For each response token the ids that it was drawn from, empty for the whole vocabulary."""
+    return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]
 
 
 def environment() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rlprims import losses
 from rlprims.kernels.linear_log_probs import linear_log_probs, linear_token_loss
 from rlprims.kernels.log_probs import log_probs_and_entropies
 from rlprims.logprobs import from_hidden
+from rlprims.types import Kept
 
 
 class Largest(TorchDispatchMode):
@@ -49,6 +50,21 @@ def plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Tens
     return softmax.log_prob(token_ids), softmax.entropy()
 
 
+def test_the_mask_of_kept_sets_is_made_a_tile_at_a_time() -> None:
+    """400 tokens of 50,000 ids would be 20 million elements of a mask; the sets have 8,000."""
+    vocab, tokens = 50_000, 400
+    hidden, head, token_ids = inputs(tokens, vocab, 4)
+    ids = (token_ids[:, None] + 7 * torch.arange(20)) % vocab
+    kept = Kept(ids.flatten(), 20 * torch.arange(tokens + 1))
+    with Largest() as seen:
+        got = linear_log_probs(hidden, head, token_ids, 1.0, None, kept)
+        torch.autograd.grad(got[0].sum() + got[1].sum(), (hidden, head))
+    assert seen.elements <= 2**24 < vocab * tokens
+    within = (hidden[:, None] * head[ids]).sum(-1).log_softmax(-1)
+    torch.testing.assert_close(got[0], within[:, 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_many_tiles_equal_one_and_nothing_is_as_large_as_the_logits() -> None:
     """2^24 elements a tile: at a vocabulary of 152,064 that is 110 tokens, and here are 230."""
     vocab, tokens = 152_064, 230

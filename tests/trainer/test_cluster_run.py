@@ -24,15 +24,22 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"execution": "ray", "ray": CLUSTER, "optimizer": {"lr": 1e-4, "eps": 1e-4}}
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("staleness=0",),
+        ("staleness=1",),
+        ("sampling.top_p=0.8", "sampling.top_k=20", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+    ],
+    ids=["in turn", "one ahead", "truncated sampling in vLLM"],
+)
 def test_the_metrics_are_those_of_one_process(
-    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, staleness: int
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]
 ) -> None:
-    config = write_config(settings | {"staleness": staleness})
+    config = write_config(settings)
     for name in ("ray", "local"):
-        subprocess.run(
-            command("train", config, f"run_dir={tmp_path / name}", f"execution={name}"), cwd=ROOT, check=True
-        )
+        where = (f"run_dir={tmp_path / name}", f"execution={name}")
+        subprocess.run(command("train", config, *where, *changes), cwd=ROOT, check=True)
     pairs = zip(metrics_of(tmp_path / "ray"), metrics_of(tmp_path / "local"), strict=True)
     for ours, theirs in pairs:
         assert ours.pop("kind") == theirs.pop("kind")

@@ -102,6 +102,7 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
     assert load(settings, "staleness=1").warnings()[0].endswith("or take a loss that reads rollout_log_probs")
     corrected = ("staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
     assert load(settings, *corrected).warnings() == []
+    assert load(settings, "sampling.top_p=0.9").warnings() == []
     assert "responses end at" in load(settings, "sampling.max_new_tokens=6").warnings()[0]
 
 

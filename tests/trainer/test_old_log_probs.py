@@ -51,7 +51,7 @@ def test_a_gap_ends_the_run_and_old_samples_are_computed_again(trainer: Trainer)
     assert torch.equal(old_log_probs(execution, batch, step=4, every=1), expected)
 
 
-@pytest.mark.parametrize("other", ["sampling.top_p=0.9", "sampling.top_k=5", "execution=ray", "staleness=1"])
+@pytest.mark.parametrize("other", ["execution=ray", "staleness=1", "replay=somewhere"])
 def test_where_they_are_not_the_same_numbers_it_is_refused(
     load: Callable[..., Config], settings: dict[str, Any], other: str
 ) -> None:

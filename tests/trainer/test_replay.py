@@ -14,10 +14,20 @@ from tests.trainer.runs import metrics_of
 MASKED = {"preset": "rloo", "group_size": 3, "ended": {"length": "mask_turn"}}
 
 
-@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}, MASKED])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=["whole", "truncated"])
+@pytest.mark.parametrize(
+    "algorithm", [None, {"preset": "remax", "group_size": 2}, MASKED], ids=["dapo", "remax", "masked"]
+)
 def test_a_replay_trains_as_the_recorded_run_did(
-    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, algorithm: Any
+    load: Callable[..., Config],
+    settings: dict[str, Any],
+    console: Console,
+    tmp_path: Path,
+    algorithm: Any,
+    sampling: dict[str, float],
 ) -> None:
+    """Truncated sampling too: the recording has the sets that each token was drawn from."""
+    settings["sampling"] |= sampling
     if algorithm:
         settings["algorithm"] = algorithm
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"

@@ -29,7 +29,11 @@ ALGORITHMS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("name", "lora"),
-    [*((name, None) for name in ALGORITHMS), pytest.param("ppo", {"rank": 4}, marks=pytest.mark.slow)],
+    [
+        ("dapo", None),
+        pytest.param("ppo", None, marks=pytest.mark.slow),
+        pytest.param("ppo", {"rank": 4}, marks=pytest.mark.slow),
+    ],
 )
 def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
     load: Callable[..., Config],

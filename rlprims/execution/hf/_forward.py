@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlprims.algorithms import Algorithm, policy_losses
 from rlprims.execution.hf._packed import layout, packed_inputs
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
-from rlprims.types import token_wise
+from rlprims.types import Kept, token_wise
 
 FUSED_HEAD_MODELS = (
     "gemma",
@@ -111,19 +111,24 @@ def token_scores(
     fused_head: bool,
     entropy_gradient: bool = False,
 ) -> dict[str, Tensor]:
-    """``log_probs`` and ``entropies``, (B, T), those that are wanted."""
+    """``log_probs`` and ``entropies``, (B, T), those that are wanted: within the kept sets if the batch has them.
+
+    Also ``whole_log_probs``, of the whole vocabulary and without gradient, unless the head is fused.
+    """
     output, attended = _before_responses(model, batch, packing=packing, hidden=fused_head)
-    ids, found = batch["responses"][attended], dict[str, Tensor]()
+    ids, kept, found = batch["responses"][attended], _kept_of(batch, attended), dict[str, Tensor]()
     if fused_head:
         head = head_of(model)
-        both = from_hidden(output, head.weight, ids, temperature=temperature, soft_cap=head.soft_cap)
+        both = from_hidden(output, head.weight, ids, kept, temperature=temperature, soft_cap=head.soft_cap)
         found = {name: x for name, x in both._asdict().items() if name in wanted}
     else:
         if "log_probs" in wanted:
-            found["log_probs"] = from_logits(output, ids, temperature=temperature)
+            found["log_probs"] = from_logits(output, ids, kept, temperature=temperature)
         if "entropies" in wanted:
             with torch.set_grad_enabled(entropy_gradient):
-                found["entropies"] = entropy_from_logits(output, temperature=temperature)
+                found["entropies"] = entropy_from_logits(output, kept, temperature=temperature)
+        if "whole_log_probs" in wanted:
+            found["whole_log_probs"] = from_logits(output.detach(), ids, temperature=temperature)
     return {name: _to_rows(x, attended) for name, x in found.items()}
 
 
@@ -142,7 +147,16 @@ def fused_objective(
         return policy_losses(algorithm, data)
 
     loss, log_probs, entropies = fused_loss(
-        hidden, head.weight, ids, weights, mask, losses, tokens, temperature=temperature, soft_cap=head.soft_cap
+        hidden,
+        head.weight,
+        ids,
+        weights,
+        mask,
+        losses,
+        tokens,
+        _kept_of(batch, attended),
+        temperature=temperature,
+        soft_cap=head.soft_cap,
     )
     return loss, {"log_probs": _to_rows(log_probs, attended), "entropies": _to_rows(entropies, attended)}
 
@@ -190,13 +204,19 @@ def _columns_before_responses(batch: dict[str, Tensor]) -> Tensor:
     return torch.arange(responses.shape[1], device=responses.device) + prompts.shape[1] - 1
 
 
+def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> Kept | None:
+    """The kept sets of the attended response tokens."""
+    kept: Kept | None = batch.get("kept")  # type: ignore[assignment]
+    return None if kept is None else kept.take(attended.flatten().nonzero()[:, 0])
+
+
 def _to_rows(x: Tensor, attended: Tensor) -> Tensor:
     """(M,) to (B, T), 0 elsewhere."""
     return x.new_zeros(attended.shape).masked_scatter(attended, x)
 
 
-def trimmed(batch: dict[str, Tensor], rows: Iterable[int]) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them."""
+def trimmed(batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None) -> dict[str, Tensor]:
+    """Some rows without the columns that are padding in all of them; of the batch's kept sets theirs, as ``kept``."""
     index = torch.tensor(list(rows), device=batch["responses"].device)
     part = {name: tensor[index] for name, tensor in batch.items()}
     width = part["prompts"].shape[1]
@@ -204,7 +224,12 @@ def trimmed(batch: dict[str, Tensor], rows: Iterable[int]) -> dict[str, Tensor]:
     prompt = int(attention[:, :width].sum(-1).max())
     response = max(1, int(attention[:, width:].sum(-1).max()))
     columns = {"prompts": slice(width - prompt, None), "attention_mask": slice(width - prompt, width + response)}
-    return {
+    found = {
         name: tensor[:, columns.get(name, slice(response))] if tensor.dim() == 2 else tensor
         for name, tensor in part.items()
     }
+    if kept is None:
+        return found
+    tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)
+    ids, offsets = kept.take(tokens.flatten())
+    return {**found, "kept": Kept(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]

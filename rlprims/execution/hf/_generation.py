@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
+from rlprims.execution._kept import kept_columns
 from rlprims.execution.hf._sampler import Responses, sample, uniforms
 
 
@@ -25,7 +26,8 @@ class Generation:
         u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
         starts = range(0, max(1, len(ids)), self.max_rows)
         parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
-        responses = Responses(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+        columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+        responses = Responses(*columns)  # type: ignore[arg-type]
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
     def _sample(self, ids: list[list[int]], u: Tensor, sampling: Sampling) -> Responses:
@@ -83,6 +85,9 @@ def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> 
 
 def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: int, pad_token_id: int) -> DataProto:
     """The prompts' rows with their responses, in the columns that :class:`rlprims.execution.Execution` names."""
+    kept = {}
+    if responses.kept_ids is not None and responses.kept_counts is not None:
+        kept = kept_columns(responses.kept_ids, responses.kept_counts)
     padded, mask = left_padded(prompt_ids(prompts, prompt_width), prompt_width, pad_token_id)
     sampled = DataProto.from_dict(
         tensors={
@@ -92,6 +97,7 @@ def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: in
             "response_mask": responses.mask,
             "rollout_log_probs": responses.log_probs,
             "ended": responses.ended,
+            **kept,
         }
     )
     return prompts.union(sampled)

@@ -6,10 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    DynamicCache,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from rlprims.ended import Ended
 from rlprims.execution._config import Sampling
+from rlprims.execution._kept import KeptSets
 from rlprims.logprobs import from_logits
 
 _COMPACT_BELOW = 7 / 8
@@ -21,6 +28,8 @@ class Responses(NamedTuple):
     mask: Tensor  # bool (B, T)
     log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
     ended: Tensor  # int8 (B,), why: codes of Ended
+    kept_ids: Tensor | None = None  # int32 (K,), row after row: what top-k, top-p or min-p left; None: they are off
+    kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
 
 
 def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
@@ -33,7 +42,7 @@ def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
 
 
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
-    """The function from a model's logits to the logits that are sampled from: temperature, top-k, top-p."""
+    """The function from a model's logits to the logits that are sampled from: temperature, top-k, top-p, min-p."""
     steps: list[Any] = []
     if sampling.temperature not in (0.0, 1.0):
         steps.append(TemperatureLogitsWarper(sampling.temperature))
@@ -41,6 +50,8 @@ def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
         steps.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:
         steps.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
 
     def process(logits: Tensor) -> Tensor:
         for step in steps:
@@ -82,6 +93,7 @@ def sample(
     mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
     reasons = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
+    kept_sets = KeptSets(rows, limit) if sampling.truncates else None
 
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
@@ -107,6 +119,8 @@ def sample(
         tokens[active_rows, t] = chosen[active]
         mask[active_rows, t] = True
         log_probs[active_rows, t] = from_logits(logits, chosen)[active]
+        if kept_sets is not None:
+            kept_sets.add(t, active_rows, logits[active])
         ended = torch.isin(chosen, end_ids)
         if ends_text is not None:
             texts = [ends_text(row) for row in tokens[row_of, : t + 1].tolist()]
@@ -123,4 +137,4 @@ def sample(
             active = active[kept]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
-    return Responses(tokens, mask, log_probs, reasons)
+    return Responses(tokens, mask, log_probs, reasons, *([] if kept_sets is None else kept_sets.by_row()))

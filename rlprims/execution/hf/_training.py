@@ -13,6 +13,7 @@ from rlprims.algorithms import Algorithm, policy_objective, value_objective
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution._kept import kept_of
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf._adapters import adapt, adapters_off
 from rlprims.execution.hf._forward import (
@@ -146,7 +147,7 @@ class Training:
                     module,
                     part,
                     temperature=self.temperature,
-                    wanted=["log_probs", "entropies"],
+                    wanted=["log_probs", "entropies", *(["whole_log_probs"] if "kept" in part else [])],
                     packing=self.model.packing,
                     fused_head=False,
                     entropy_gradient="entropies" in algorithm.loss_needs,
@@ -154,6 +155,8 @@ class Training:
                 loss = policy_objective(algorithm, {**part, **scores})
             mask = part["response_mask"]
             metrics: Metrics = {"entropy": diagnostics.token_mean(scores["entropies"], mask)}
+            if "whole_log_probs" in scores:
+                metrics |= diagnostics.kept_mass(scores["log_probs"], scores["whole_log_probs"], mask)
             if "old_log_probs" in part:
                 old, advantages = part["old_log_probs"], part["advantages"]
                 metrics |= diagnostics.policy_update(scores["log_probs"], old, advantages, mask, **bounds)
@@ -197,7 +200,8 @@ class Training:
 
         A rank with fewer micro-batches also gives some without row numbers and without valid tokens.
         """
-        tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items()}
+        tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items() if not tensor.is_nested}
+        kept = kept_of(batch)
         width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
         prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
         budget = token_budget(self.model, max(map(operator.add, prompts, responses), default=1))
@@ -210,9 +214,9 @@ class Training:
         # Before the first forward pass, in which the ranks wait for each other.
         missing = self.ranks.largest(len(parts)) - len(parts)
         for rows in parts:
-            yield rows, trimmed(tensors, rows)
+            yield rows, trimmed(tensors, rows, kept)
         for _ in range(missing):
-            part = trimmed(tensors, [0])
+            part = trimmed(tensors, [0], kept)
             yield [], {**part, "response_mask": torch.zeros_like(part["response_mask"])}
 
     @torch.no_grad()

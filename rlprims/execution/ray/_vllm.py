@@ -21,18 +21,20 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
+from rlprims.execution._kept import ids_left
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._sampler import Responses, choose, processed, uniforms
 
 
 class _Draw:
-    """One response: which logits become which distribution, its uniforms, and the log-probs of what was drawn."""
+    """One response: which logits become which distribution, its uniforms, what was drawn: its log-probs and sets."""
 
     def __init__(self, sampling: Sampling, u: Tensor) -> None:
         self.process = processed(sampling)
         self.u = u if sampling.temperature > 0 else None
         self.log_probs: list[float] = []
+        self.kept: list[Tensor] | None = [] if sampling.truncates else None
 
     def __call__(self, output_ids: list[int], logits: Tensor) -> Tensor:
         """Logits that leave one token: the one at this position's quantile."""
@@ -42,6 +44,9 @@ class _Draw:
         # A preempted request is computed again from its first token.
         del self.log_probs[position:]
         self.log_probs.append(float(torch.log_softmax(scores, -1)[0, chosen[0]]))
+        if self.kept is not None:
+            del self.kept[position:]
+            self.kept.append(ids_left(scores)[0])
         return torch.full_like(logits, -math.inf).index_fill_(0, chosen, 0.0)
 
 
@@ -175,6 +180,8 @@ class VllmEngine:
         mask = torch.zeros(rows, limit, dtype=torch.bool)
         log_probs = torch.zeros(rows, limit)
         ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
+        kept_ids = [torch.zeros(0, dtype=torch.int32)]
+        kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
         for i, (output, draw) in enumerate(zip(outputs, draws.values(), strict=True)):
             response = output.outputs[0]
             length = len(response.token_ids)
@@ -184,7 +191,11 @@ class VllmEngine:
             # The engine says "length" for a full window, too.
             full = response.finish_reason == "length" and length < limit
             ended[i] = Ended.CONTEXT if full else _ENDED.get(response.finish_reason, Ended.ERROR)
-        responses = Responses(tokens, mask, log_probs, ended)
+            if draw.kept is not None:
+                kept_ids += draw.kept[:length]
+                kept_counts[i, :length] = torch.tensor([len(ids) for ids in draw.kept[:length]])
+        kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
+        responses = Responses(tokens, mask, log_probs, ended, *kept)
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
     def sleep(self, level: int) -> None:
