@@ -17,6 +17,7 @@ _MODULES = (
     "controllers",
     "corrections",
     "diagnostics",
+    "ended",
     "filters",
     "grouping",
     "layout",

@@ -9,8 +9,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from rlprims.ended import LABELS, EndedName
 from rlprims.kernels import are_readable
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.types import CuSeqlens, EndedCodes, PerToken, RowMask, TokenMask
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -80,6 +81,25 @@ def check_sequences(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = Non
     for name, tensor in per_sequence.items():
         if tensor.shape != (sequences,):
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected ({sequences},): one entry per sequence")
+
+
+def ended_by(ended: EndedCodes, reasons: tuple[EndedName, ...]) -> RowMask:
+    """True where a response ended for one of these reasons; raises ``ValueError`` unless ``ended`` is integers (B,).
+
+    >>> from rlprims.ended import Ended
+    >>> ended_by(torch.tensor([Ended.STOP, Ended.LENGTH, Ended.ERROR]), ("length", "context")).tolist()
+    [False, True, False]
+    """
+    if ended.dim() != 1 or ended.is_floating_point() or ended.dtype is torch.bool:
+        raise ValueError(
+            f"ended has shape {tuple(ended.shape)} and dtype {ended.dtype}, expected integers (B,): codes of Ended, "
+            "such as Ended.LENGTH where a response was truncated and Ended.STOP elsewhere"
+        )
+    found = torch.zeros_like(ended, dtype=torch.bool)
+    for reason in reasons:
+        check_choice("reasons", reason, EndedName)
+        found = found | (ended == LABELS.index(reason))
+    return found
 
 
 def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:

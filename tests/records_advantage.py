@@ -127,6 +127,15 @@ RECORDS: list[dict[str, Any]] = [
     ),
     record("advantage.positive_negative", matters={"positive": 0.0, "negative": 0.5}),
     record(
+        "advantage.prime",
+        matters={"gamma": 0.9, "process_weight": 0.5},
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "process rewards differ where outcomes are equal",
+            "a scale passes or cancels": "process rewards are not scaled with the outcome",
+        },
+    ),
+    record(
         "advantage.quantile",
         matters={"level": 0.9, "normalize_std": False, "ddof": 0, "eps": 0.1, "tolerance": 10.0},
     ),
@@ -140,8 +149,38 @@ RECORDS: list[dict[str, Any]] = [
         matters={"singleton": "raw", "ddof": 0, "eps": 0.1, "all_reduce": doubled},
         exempt=STATISTICS_OF_THE_BATCH,
     ),
+    record(
+        "advantage.rtmc",
+        matters={"gamma": 0.5, "prior": 0.0},
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "steps that end sooner have a higher return",
+            "a shift of a group cancels": "steps that end sooner have more of it",
+        },
+    ),
+    record("advantage.rtmc", {"gamma": 1.0, "prior": 1.0}, exempt=BY_TOKEN),
     record("advantage.td_lambda", matters={"gamma": 0.9, "lam": 0.5}),
     record("advantage.td_lambda", {"gamma": 0.99, "lam": 0.0}),
+    record("advantage.tree", matters={"normalize_std": False, "ddof": 0, "eps": 0.1, "tolerance": 10.0}),
+    record("advantage.tree", {"normalize_std": False}),
+    record(
+        "advantage.turn_grpo",
+        matters={
+            "turn_weight": 0.5,
+            "gamma": 0.5,
+            "normalize_std": False,
+            "ddof": 0,
+            "eps": 0.1,
+            "tolerance": 10.0,
+        },
+        exempt=BY_TOKEN,
+    ),
+    record(
+        "advantage.turn_grpo",
+        {"normalize_std": False},
+        exempt={**BY_TOKEN, "a scale passes or cancels": "rewards of turns are not scaled with the outcome"},
+    ),
+    record("advantage.vine", matters={"gamma": 0.5}),
     record(
         "advantage.vtrace",
         matters={"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "clip_pg_rho": 0.8},

@@ -44,6 +44,12 @@ RECORDS: list[dict[str, Any]] = [
         "exempt": BY_SEGMENT,
     },
     {"name": "corrections.opsm", "call": {"delta": 0.1}, "matters": {"delta": 0.5}},
+    {
+        "name": "corrections.fipo",
+        "call": {"w_min": 0.5, "w_max": 2.0},
+        "matters": {"half_life": 1.0, "w_min": 0.9, "w_max": 1.1, "max_ratio": 1.5, "safe_ratio": 0.5},
+    },
+    {"name": "corrections.fipo"},
     {"name": "corrections.tis", "matters": {"high": 1.01}},
     {"name": "corrections.icepop", "matters": {"low": 0.95, "high": 1.01}},
     {"name": "corrections.mis", "matters": {"high": 1.01}},

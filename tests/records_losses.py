@@ -133,6 +133,7 @@ RECORDS: list[dict[str, Any]] = [
         },
     },
     {"name": "losses.dpo", "call": {}, "matters": {"beta": 0.2, "label_smoothing": 0.1}, "exempt": {}},
+    {"name": "losses.implicit_reward", "call": {}, "matters": {"beta": 0.2}, "exempt": {}},
     {"name": "losses.ipo", "call": {}, "matters": {"tau": 0.2}, "exempt": {}},
     {"name": "losses.simpo", "call": {}, "matters": {"beta": 1.0, "margin": 0.5}, "exempt": {}},
     {"name": "losses.orpo", "call": {}, "matters": {"odds_coef": 1.0}, "exempt": {}},

@@ -27,6 +27,8 @@ SHAPING: list[dict[str, Any]] = [
             "correct_above": 0.0,
         },
     ),
+    record("rewards.implicit_process", matters={"beta": 0.5}),
+    record("rewards.linear_cost", matters={"output": 0.5, "context": 0.0, "turns": 0.5}),
     record("rewards.potential_shaping", matters={"gamma": 0.9}),
     record("rewards.potential_shaping", {"gamma": 0.0}),
     record("rewards.relative_length", matters={"weight": 0.5, "correct_above": 0.0}),
@@ -39,14 +41,18 @@ SHAPING: list[dict[str, Any]] = [
         {"max_length": 6},
         {"max_length": 5, "coefficient": 0.1, "correct_above": 0.0},
     ),
-    record("rewards.truncation_penalty", {"scale": 0.5, "penalty": 0.2}, {"scale": 0.3, "penalty": 1.0}),
+    record(
+        "rewards.truncation_penalty",
+        {"scale": 0.5, "penalty": 0.2},
+        {"scale": 0.3, "penalty": 1.0, "reasons": ("context",)},
+    ),
     # Rows, and not whole groups: a filter's laws do not bind it.
     record("filters.max_variance", {"keep": 2}, {"keep": 3}),
 ]
 FILTERS: list[dict[str, Any]] = [
     record(
         "filters.completed",
-        matters={"max_share": 0.5},
+        matters={"max_share": 0.5, "reasons": ("length",)},
         exempt=dict.fromkeys(("equal scores are dropped", "unknown scores are dropped"), "reads no scores"),
     ),
     record(

@@ -124,12 +124,13 @@ WITHOUT_A_RULE = {
     "aten.scatter_reduce.two": (
         *("advantage.beta_normalized", "advantage.gdpo", "advantage.gigpo", "advantage.gpg", "advantage.grpo"),
         *("advantage.maxrl", "advantage.opo", "advantage.optimal_token_baseline", "advantage.optimal_value"),
-        *("advantage.pass_at_k", "advantage.quantile", "advantage.reinforce_pp_baseline", "advantage.rloo"),
+        *("advantage.pass_at_k", "advantage.prime", "advantage.quantile", "advantage.reinforce_pp_baseline"),
+        *("advantage.rloo", "advantage.rtmc", "advantage.tree", "advantage.turn_grpo"),
         *("filters.max_variance", "filters.nonzero_range", "filters.solve_rate", "filters.varied_components"),
-        *("rewards.relative_length", "diagnostics.dead_groups"),
+        *("rewards.linear_cost", "rewards.relative_length", "diagnostics.dead_groups"),
     ),
-    "aten.searchsorted.Tensor": ("advantage.pkpo",),
-    "aten.log_sigmoid_backward.default": ("losses.dpo", "losses.orpo", "losses.simpo"),
+    "aten.searchsorted.Tensor": ("advantage.pkpo", "advantage.vine"),
+    "aten.log_sigmoid_backward.default": ("losses.dpo", "losses.implicit_reward", "losses.orpo", "losses.simpo"),
 }
 """Operations for which torch 2.13 has no rule of DTensor, and what calls them."""
 
@@ -142,7 +143,8 @@ SCANS_OF_TOKENS = (
         "advantage.td_lambda",
         "advantage.vtrace",
     ),
-    *("advantage.vtrace_returns", "rewards.potential_shaping"),
+    *("advantage.prime", "advantage.rtmc", "advantage.turn_grpo", "advantage.vine", "advantage.vtrace_returns"),
+    *("corrections.fipo", "rewards.potential_shaping"),
 )
 OF_DTENSORS = ("replicated tensors work", "row sharded tensors work")
 OF_PACKED_SIZES = ("one graph for all packed batches", "exports packed with a dynamic batch")

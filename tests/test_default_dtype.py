@@ -31,6 +31,7 @@ def batch(dtype: torch.dtype) -> Batch:
         "scores": scores.to(dtype),
         "components": torch.stack([scores, scores.flip(0), torch.where(scores < 0.2, torch.nan, scores)], 1).to(dtype),
         "solved": scores > 0.5,
+        "ended": (scores > 0.5).to(torch.int8),
         "group_ids": torch.arange(B) // 4,
         "turn_ids": torch.arange(T).expand(B, T) // 9,
         "responses": torch.randint(0, 9, (B, T), generator=generator),
@@ -45,7 +46,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "filters.clip_cov": lambda b: filters.clip_cov(
         b["new"], b["a"], b["mask"], fraction=0.1, low=0.1, high=2.0, generator=generator()
     ),
-    "filters.completed": lambda b: filters.completed(b["solved"], b["group_ids"], max_share=0.5),
+    "filters.completed": lambda b: filters.completed(b["ended"], b["group_ids"], max_share=0.5),
     "filters.finite": lambda b: filters.finite(b["scores"], b["group_ids"]),
     "filters.finite_tokens": lambda b: filters.finite_tokens(b["rollout"], b["mask"]),
     "filters.high_entropy": lambda b: filters.high_entropy(b["new"], b["mask"], fraction=0.3),
@@ -61,6 +62,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "corrections.batch_normalized": lambda b: (
         corrections.batch_normalized(corrections.tis(b["old"], b["rollout"], b["mask"]), b["mask"]).values
     ),
+    "corrections.fipo": lambda b: corrections.fipo(b["new"], b["old"], b["a"], b["mask"], half_life=3.0).values,
     "corrections.geometric": lambda b: corrections.geometric(b["old"], b["rollout"], b["mask"]).values,
     "corrections.icepop": lambda b: corrections.icepop(b["old"], b["rollout"], b["mask"]).values,
     "corrections.importance_weights": lambda b: (
@@ -98,6 +100,10 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "rewards.at_last_token": lambda b: rewards.at_last_token(b["scores"], b["mask"]),
     "rewards.combine": lambda b: rewards.combine(b["components"], weights=(1.0, 0.1, 0.3)),
     "rewards.cosine_length": lambda b: rewards.cosine_length(b["scores"], b["mask"], max_length=30),
+    "rewards.implicit_process": lambda b: rewards.implicit_process(b["new"], b["ref"], b["mask"]),
+    "rewards.linear_cost": lambda b: rewards.linear_cost(
+        b["scores"], b["group_ids"], b["mask"], context_lengths=b["responses"].sum(-1), turn_ids=b["turn_ids"]
+    ),
     "rewards.kl_penalty": lambda b: rewards.kl_penalty(
         b["a"], b["old"], b["ref"], b["mask"], kl_coef=0.1, estimator="k3"
     ),
@@ -109,9 +115,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "rewards.solve_rate_length": lambda b: rewards.solve_rate_length(
         b["scores"], b["group_ids"], b["mask"], max_length=T
     ),
-    "rewards.truncation_penalty": lambda b: rewards.truncation_penalty(
-        b["scores"], b["solved"], scale=0.3, penalty=0.1
-    ),
+    "rewards.truncation_penalty": lambda b: rewards.truncation_penalty(b["scores"], b["ended"], scale=0.3, penalty=0.1),
 }
 
 

@@ -19,9 +19,12 @@ from rlprims.advantage._gigpo import gigpo
 from rlprims.advantage._group import gpg, grpo, opo, quantile, rloo
 from rlprims.advantage._pass_at_k import pass_at_k, pkpo
 from rlprims.advantage._pass_rate import beta_normalized, maxrl
+from rlprims.advantage._prime import prime
 from rlprims.advantage._returns import discounted_returns, gae, length_adaptive_gae, td_lambda
 from rlprims.advantage._token_baseline import optimal_token_baseline
 from rlprims.advantage._transforms import clip, positive_negative, reinforce_pp, reinforce_pp_baseline, whiten
+from rlprims.advantage._trees import rtmc, tree
+from rlprims.advantage._turn_credit import turn_grpo, vine
 from rlprims.advantage._vtrace import vtrace, vtrace_returns
 
 __all__ = [
@@ -43,12 +46,17 @@ __all__ = [
     "pass_at_k",
     "pkpo",
     "positive_negative",
+    "prime",
     "quantile",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",
     "rloo",
+    "rtmc",
     "td_lambda",
+    "tree",
+    "turn_grpo",
+    "vine",
     "vtrace",
     "vtrace_returns",
     "whiten",

@@ -2,14 +2,13 @@
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from rlprims.advantage._group import standard_scores
-from rlprims.advantage._returns import discounted_returns
 from rlprims.advantage._statistics import response_scores
-from rlprims.layout import expand_to_tokens, last_of_turn, sequence_sum, to_tokens, turn_boundaries
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.advantage._turns import check_ids, pair_ids, turn_returns
+from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
+from rlprims.masking import zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 
@@ -63,6 +62,7 @@ def gigpo(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
+    >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
     >>> turns, states = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[5, 7], [5, 8]])  # they part after the first turn
     >>> gigpo(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 0]), turns, states, m)
@@ -70,7 +70,7 @@ def gigpo(
             [-1.4142, -0.7071]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    _check_state_ids(state_ids, mask, cu_seqlens)
+    check_ids(mask, cu_seqlens, state_ids=state_ids)
     scored = partial(
         standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
     )
@@ -78,39 +78,7 @@ def gigpo(
 
     # Every token gets its turn's return, which its group counts once: on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
-    returns = _turn_returns(rewards, turn_ids, last, mask, cu_seqlens, gamma)
-    visits = _ids_of_visits(group_ids, state_ids, mask, cu_seqlens)
+    returns = turn_returns(rewards, turn_ids, mask, cu_seqlens, gamma=gamma)
+    visits = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), state_ids)
     step_advantages = scored(returns.flatten(), visits.flatten(), last.flatten()).reshape(mask.shape)
     return episode_advantages + omega * zero_outside(step_advantages, mask)
-
-
-def _turn_returns(
-    rewards: PerToken,
-    turn_ids: TurnIds,
-    last: TokenMask,
-    mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    gamma: float,
-) -> PerToken:
-    """R_k = Σ_{l≥k} γ^{l−k} r_l on each token of turn k: its rewards, and from its last token on what follows."""
-    to_go = discounted_returns(rewards, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
-    parts = torch.where(last, to_go, zero_outside(rewards, mask)).flatten()
-    turns = turn_boundaries(turn_ids, mask, cu_seqlens)
-    return to_tokens(sequence_sum(parts, mask.flatten(), turns), mask.flatten(), turns).reshape(mask.shape)
-
-
-def _ids_of_visits(group_ids: GroupIds, state_ids: Tensor, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
-    """A number for each pair of prompt and state: int64, like the mask, dense, and found without reading a value."""
-    prompt, state = expand_to_tokens(group_ids, mask, cu_seqlens).flatten(), state_ids.flatten()
-    order = state.argsort(stable=True)
-    order = order[prompt[order].argsort(stable=True)]
-    prompt, state = prompt[order], state[order]
-    is_new = (prompt[1:] != prompt[:-1]) | (state[1:] != state[:-1])
-    ids = torch.cat([torch.zeros_like(order[:1]), is_new.long().cumsum(0)])
-    return torch.zeros_like(order).index_put((order,), ids).reshape(mask.shape)
-
-
-def _check_state_ids(state_ids: Tensor, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> None:
-    check_tokens(mask, cu_seqlens, state_ids=state_ids)
-    if state_ids.is_floating_point() or state_ids.dtype is torch.bool:
-        raise ValueError(f"state_ids has dtype {state_ids.dtype}, expected integers: a number for each state")

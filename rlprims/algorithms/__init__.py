@@ -17,7 +17,17 @@ from collections.abc import Callable
 
 from rlprims.algorithms import presets
 from rlprims.algorithms._adapters import kl_to_old, solved
-from rlprims.algorithms._algorithm import Algorithm, GroupFilter, KLInReward, LossTerm, diff, knobs, merge, parse
+from rlprims.algorithms._algorithm import (
+    Algorithm,
+    Endings,
+    GroupFilter,
+    KLInReward,
+    LossTerm,
+    diff,
+    knobs,
+    merge,
+    parse,
+)
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims.algorithms._objective import (
@@ -33,8 +43,11 @@ from rlprims.algorithms._stages import (
     assess_groups,
     component_scores,
     estimate_advantages,
+    leave_out_rows,
+    mask_turns,
     shape_scores,
     weigh_tokens,
+    with_stand_ins,
 )
 from rlprims.algorithms._use import Use, import_path, use
 from rlprims.algorithms.presets import *  # noqa: F403
@@ -47,6 +60,7 @@ __all__ = [
     "DIALECTS",
     "PRESETS",
     "Algorithm",
+    "Endings",
     "Finding",
     "GroupFilter",
     "KLInReward",
@@ -62,6 +76,8 @@ __all__ = [
     "import_path",
     "kl_to_old",
     "knobs",
+    "leave_out_rows",
+    "mask_turns",
     "merge",
     "mixture_advantages",
     "mixture_counts",
@@ -77,5 +93,6 @@ __all__ = [
     "use",
     "value_objective",
     "weigh_tokens",
+    "with_stand_ins",
     *presets.__all__,
 ]

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims import controllers, filters, losses
 from rlprims.algorithms._use import Use, use
+from rlprims.ended import EndedName
 
 
 class _Spec(BaseModel):
@@ -42,6 +43,34 @@ class KLInReward(_Spec):
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     controller: Use = Field(default=use(controllers.FixedKL), description="the coefficient, fixed or adaptive")
+
+
+Policy: TypeAlias = Literal["score", "leave_out", "mask_turn", "drop_group"]
+
+
+class Endings(_Spec):
+    """What becomes of a response, by why it ended.
+
+    ``score``: it counts as any other. ``leave_out``: it is False in ``valid_rows``, in no statistic, with advantage 0.
+    ``mask_turn``: its score counts, and the tokens of its last turn (all, without ``turn_ids``) are in no loss and in
+    no mean. ``drop_group``: its group is dropped as by a filter.
+
+    >>> Endings(length="mask_turn").reasons("drop_group")
+    ('timeout', 'error', 'aborted')
+    """
+
+    stop: Policy = "score"
+    length: Policy = "score"
+    turns: Policy = "score"
+    context: Policy = "score"
+    parse_error: Policy = "score"
+    timeout: Policy = "drop_group"
+    error: Policy = "drop_group"
+    aborted: Policy = "drop_group"
+
+    def reasons(self, policy: Policy) -> tuple[EndedName, ...]:
+        """Those that have this policy."""
+        return tuple(name for name in get_args(EndedName) if getattr(self, name) == policy)
 
 
 class LossTerm(_Spec):
@@ -86,6 +115,7 @@ class Algorithm(_Spec):
     name: str
     group_size: int = Field(default=1, ge=1, description="samples per prompt, G")
     filter: GroupFilter | None = None
+    ended: Endings = Field(default=Endings(), description="what becomes of a response, by why it ended")
     components: tuple[str, ...] = Field(
         default=(), description="columns of the verifier that make component_scores, in order"
     )

@@ -1,6 +1,7 @@
 """Lints: combinations that run and do not mean what they seem to."""
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Literal, NamedTuple
 
 from rlprims import advantage, corrections, filters, losses, rewards
@@ -84,6 +85,13 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
             f"{_short(a.policy_loss.path)} has its ratio to the policy that sampled, and {_short(weights[0].path)} "
             "corrects for the same gap again: remove the correction, or use clipped_surrogate"
         )
+    if a.ended.reasons("leave_out"):
+        for part in (a.advantage, a.normalization):
+            if part is not None and "valid_rows" not in signature(part.fn).parameters:
+                yield error(
+                    f"ended leaves responses out, and {_short(part.path)} does not take valid_rows: use mask_turn or "
+                    "drop_group"
+                )
     if a.token_selection and a.token_selection.fn is filters.kl_cov:
         yield error(
             "filters.kl_cov chooses the tokens to hold back, and token_selection those to train on: give it to the "
@@ -113,6 +121,11 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
                 f"loss_terms.{i} is the distance to the old policy, which in the only update of a batch is the policy "
                 "itself: it does nothing before a second one"
             )
+    if a.updates_per_batch == 1 and any(part.fn is corrections.fipo for part in a.corrections):
+        yield warning(
+            "corrections.fipo weighs by how far the policy has moved since the batch was sampled, and a batch has a "
+            "single update: every weight is 1"
+        )
     scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
     if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
         yield warning("the advantages are divided by a std and normalized over the batch again")

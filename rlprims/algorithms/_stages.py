@@ -14,11 +14,13 @@ from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._objective import tokens_of
 from rlprims.algorithms._use import Use, use
 from rlprims.corrections import Weights
+from rlprims.ended import Ended
 from rlprims.filters import finite
-from rlprims.grouping import is_constant
-from rlprims.layout import expand_to_tokens
-from rlprims.masking import check_sequences, zero_outside
+from rlprims.grouping import group_count, group_mean, is_constant
+from rlprims.layout import expand_to_tokens, last_of_turn
+from rlprims.masking import check_sequences, ended_by, zero_outside
 from rlprims.rewards import at_last_token, kl_penalty
+from rlprims.scan import sum_from_right
 from rlprims.trajectories import join
 
 Data = Mapping[str, Tensor]
@@ -30,6 +32,7 @@ def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 
     A function that fills two terms gives one column, their sum.
     """
+    data = _with_ends_of_rollouts(data)
     terms: dict[str, Tensor] = {}
     for part in algorithm.score_shaping:
         name, term = part.fn.__name__, part(data)
@@ -46,19 +49,69 @@ def component_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     return {"component_scores": torch.stack(columns, 1)} if columns else {}
 
 
+def leave_out_rows(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+    """``valid_rows`` without the responses that ``algorithm.ended`` leaves out; nothing if it leaves out none."""
+    reasons = algorithm.ended.reasons("leave_out")
+    if not reasons or "ended" not in data:
+        return {}
+    data = _with_ends_of_rollouts(data)
+    counted = ~ended_by(data["ended"], reasons)
+    return {"valid_rows": counted & data["valid_rows"] if "valid_rows" in data else counted}
+
+
+def _with_ends_of_rollouts(data: Data) -> Data:
+    """Every row with the ``ended`` of its rollout's last row: an earlier one may have met a limit, and gone on."""
+    ids, ended = data.get("trajectory_ids"), data.get("ended")
+    if ids is None or ended is None:
+        return data
+    rows = torch.arange(len(ids), device=ids.device)
+    last_row = torch.zeros_like(rows).scatter_reduce(0, ids, rows, "amax", include_self=False)
+    return {**data, "ended": ended[last_row[ids]]}
+
+
+def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+    """The data as filters see them: a row that is not valid has the mean score of the others of its group.
+
+    That changes neither their range nor their mean. NaN if no row of the group is valid.
+    """
+    columns = dict(data)
+    if "valid_rows" not in data:
+        return columns
+    group_ids, valid = data["group_ids"], data["valid_rows"]
+    some = group_count(group_ids, valid) > 0
+    for name in {"scores", algorithm.filter.metric if algorithm.filter else "scores"} & columns.keys():
+        others = torch.where(some, group_mean(columns[name], group_ids, valid), torch.nan)
+        columns[name] = torch.where(valid, columns[name], others)
+    return columns
+
+
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
-    """For each row, why its group is dropped, or None: a score that is not finite, or the algorithm's filter.
+    """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
     The filter's ``scores`` are its metric's column; one that asks for other columns has no metric. A rollout of several
-    rows (``trajectory_ids``) counts once, by its first row.
+    rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
     """
+    data = _with_ends_of_rollouts(data)
+    broken: dict[int, str] = {}
+    reasons = algorithm.ended.reasons("drop_group")
+    if reasons and "ended" in data:
+        dropping = ended_by(data["ended"], reasons)
+        for group, code in zip(data["group_ids"][dropping].tolist(), data["ended"][dropping].tolist(), strict=True):
+            broken.setdefault(group, f"a response ended by {Ended(code).label}")
+    if not broken:
+        return _assess_scores(algorithm, data)
+    found = zip(data["group_ids"].tolist(), _assess_scores(algorithm, data), strict=True)
+    return [broken.get(group, reason) for group, reason in found]
+
+
+def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     ids = data.get("trajectory_ids")
     if ids is not None:
         rollouts = join(ids, data["response_mask"])
         one_row_each = {name: x[rollouts.first_row[rollouts.exists]] for name, x in data.items() if x.dim()}
         one_row_each.pop("trajectory_ids")
         reasons_of = dict(
-            zip(rollouts.exists.nonzero()[:, 0].tolist(), assess_groups(algorithm, one_row_each), strict=True)
+            zip(rollouts.exists.nonzero()[:, 0].tolist(), _assess_scores(algorithm, one_row_each), strict=True)
         )
         return [reasons_of[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
@@ -106,6 +159,24 @@ def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.
         if algorithm.normalization is not None:
             estimated["advantages"] = algorithm.normalization({**data, "advantages": advantages})
         return estimated
+
+
+def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+    """``response_mask`` and ``advantages`` without the turns that ``algorithm.ended`` masks; nothing if it masks none.
+
+    After :func:`estimate_advantages`, so that the score of the response counts in its group. A turn that is masked is
+    the last of its row: the one that ended so. Without ``turn_ids`` it is the whole response.
+    """
+    reasons = algorithm.ended.reasons("mask_turn")
+    if not reasons or "ended" not in data:
+        return {}
+    mask, cu_seqlens = data["response_mask"], data.get("cu_seqlens")
+    masked = expand_to_tokens(ended_by(data["ended"], reasons), mask, cu_seqlens)
+    if "turn_ids" in data:
+        turns_to_come = sum_from_right(last_of_turn(data["turn_ids"], mask, cu_seqlens), mask, cu_seqlens)
+        masked = masked & (turns_to_come == 1)
+    kept = mask & ~masked
+    return {"response_mask": kept, "advantages": torch.where(kept, data["advantages"], 0.0)}
 
 
 def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:

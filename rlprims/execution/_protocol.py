@@ -34,9 +34,10 @@ class Execution(Protocol):
     Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
     a function of the run's seed and its id, whatever batch it is in and however often it is asked for.
     A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
-    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``truncated`` (B,) and ``weights_version`` (B,),
-    of the weights that made it. Where ``sampling`` truncates it also has the set that each token was drawn from, in
-    ``kept_counts`` int32 (B, T) and ``kept_ids`` int32, ragged (B, *): log-probs, entropies and updates are within it.
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), why (codes of
+    :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), of the weights that made it. Where ``sampling``
+    truncates it also has the set that each token was drawn from, in ``kept_counts`` int32 (B, T) and ``kept_ids``
+    int32, ragged (B, *): log-probs, entropies and updates are within it.
     """
 
     pad_token_id: int

@@ -2,9 +2,10 @@
 
 import torch
 
+from rlprims.ended import CUT_OFF, EndedName
 from rlprims.grouping import check_group_ids, group_centred, group_count, group_mean, group_ranks, is_varied
-from rlprims.masking import upcast
-from rlprims.types import ComponentScores, GroupIds, PerSequence, RowMask
+from rlprims.masking import ended_by, upcast
+from rlprims.types import ComponentScores, EndedCodes, GroupIds, PerSequence, RowMask
 
 
 def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 1e-6) -> RowMask:
@@ -116,35 +117,43 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     return (low < mean) & (mean < high)
 
 
-def completed(truncated: RowMask, group_ids: GroupIds, *, max_share: float = 0.0) -> RowMask:
+def completed(
+    ended: EndedCodes,
+    group_ids: GroupIds,
+    *,
+    max_share: float = 0.0,
+    reasons: tuple[EndedName, ...] = CUT_OFF,
+) -> RowMask:
     """Keep the groups in which at most a share of the responses was cut off: truncated, aborted or failed.
 
-    To drop such responses and not their groups, take them out of the loss (``response_mask & ~truncated[:, None]``) and
-    leave them in the group's baseline, or out of both (``valid_rows=~truncated``).
+    To drop such responses and not their groups, leave them out or mask their turns: an algorithm's ``ended``.
 
     Args:
-        truncated: bool (B,), True if the response did not end by itself; or any other flag of an unwanted response.
+        ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         max_share: of the group's responses, from 0 (none may be cut off) to below 1.
+        reasons: which count as cut off; all but ``stop``.
 
     Returns:
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_share outside [0, 1).
+        ValueError: shapes or dtypes that do not fit; max_share outside [0, 1); an unknown reason.
 
-    >>> completed(torch.tensor([False, True, False, False]), torch.tensor([0, 0, 1, 1])).tolist()
+    >>> from rlprims.ended import Ended
+    >>> ended = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.STOP, Ended.STOP])
+    >>> completed(ended, torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
     """
-    if truncated.shape != group_ids.shape or truncated.dtype is not torch.bool:
+    cut_off = ended_by(ended, reasons)
+    if cut_off.shape != group_ids.shape:
         raise ValueError(
-            f"truncated has shape {tuple(truncated.shape)} and dtype {truncated.dtype}, group_ids has shape "
-            f"{tuple(group_ids.shape)}: expected bool (B,) and int64 (B,)"
+            f"ended has shape {tuple(ended.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) both"
         )
     if not 0 <= max_share < 1:
         raise ValueError(f"max_share={max_share}, expected a number in [0, 1): at 1 every group is kept")
     # The quotient of two integers is the float64 nearest to the fraction, and so is the literal: 29/100 equals 0.29.
-    share = group_count(group_ids, truncated).double() / group_count(group_ids)
+    share = group_count(group_ids, cut_off).double() / group_count(group_ids)
     return share <= max_share
 
 

@@ -11,8 +11,11 @@ from rlprims.algorithms import (
     assess_groups,
     component_scores,
     estimate_advantages,
+    leave_out_rows,
+    mask_turns,
     shape_scores,
     weigh_tokens,
+    with_stand_ins,
 )
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
@@ -63,13 +66,17 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
     if "group_ids" not in data:
         raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
     data = {**data, "group_ids": dense_ids(data["group_ids"])}
-    data = {**data, **component_scores(algorithm, data), **shape_scores(algorithm, data)}
+    data |= leave_out_rows(algorithm, data)
+    data |= with_stand_ins(algorithm, data)
+    data |= component_scores(algorithm, data)
+    data |= shape_scores(algorithm, data)
     reasons = assess_groups(algorithm, data)
     kept = torch.tensor([reason is None for reason in reasons])
     data = {name: column[kept] for name, column in data.items()}
     if kept.any():
         data["group_ids"] = dense_ids(data["group_ids"])
         data |= estimate_advantages(algorithm, data, kl_coef=kl_coef)
+        data |= mask_turns(algorithm, data)
     return Prepared(kept, reasons, data)
 
 

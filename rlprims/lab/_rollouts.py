@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.trainer._rollout_rows import Row, read_rollouts
 
 Tokenize = Callable[[str], list[str]]
@@ -120,7 +121,7 @@ def _record(row: Row) -> dict[str, Any]:
         **per_token,
         **numbers,
         "score": math.nan if row.score is None else row.score,
-        "truncated": row.truncated,
+        **({"ended": int(Ended.of(row.ended))} if row.ended else {}),
         **({} if row.group is None else {"group": row.group}),
         **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
     }

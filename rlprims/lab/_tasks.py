@@ -88,7 +88,10 @@ class TabularTask:
             return {**batch, "baseline_scores": self._greedy_scores(logits).repeat_interleave(group_size)}
 
     def batch(self, logits: Tensor, prompts: Tensor, indices: Tensor) -> dict[str, Tensor]:
-        """The listed responses ``indices`` to ``prompts``, sampled by this policy, which is the reference too."""
+        """The listed responses ``indices`` to ``prompts``, sampled by this policy, which is the reference too.
+
+        Every token is a turn: an action in the state that the table is looked up by, its position and the token before.
+        """
         with torch.no_grad():
             responses, mask = self.responses[indices], self.masks[indices]
             log_probs = self.log_probs(logits, prompts, responses, mask)
@@ -100,11 +103,12 @@ class TabularTask:
                 **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), log_probs),
                 **self.moments(logits, prompts, responses, mask),
                 **dict.fromkeys(("observation_mask", "expert_mask"), torch.zeros_like(mask)),
+                **self._steps(responses),
                 "acc": scores,
                 **columns,
                 "scores": scores,
                 "group_ids": prompts,
-                "truncated": self._unfinished(responses, mask),
+                "ended": self._unfinished(responses, mask).to(torch.int8),  # LENGTH or STOP
             }
 
     def moments(self, logits: Tensor, prompts: Tensor, responses: Tensor, mask: TokenMask) -> dict[str, PerToken]:
@@ -113,6 +117,12 @@ class TabularTask:
         p = log_p.exp()
         found = {"entropies": -(p * log_p).sum(-1), "sum_pi_squared": p.square().sum(-1)}
         return {name: torch.where(mask, x, 0.0) for name, x in found.items()}
+
+    def _steps(self, responses: Tensor) -> dict[str, Tensor]:
+        """``turn_ids``, ``state_ids`` and ``action_ids``, (B, T)."""
+        turns = torch.arange(self.length).expand(responses.shape)
+        before = torch.cat([torch.full_like(responses[:, :1], self.vocabulary), responses[:, :-1]], 1)
+        return {"turn_ids": turns, "state_ids": turns * (self.vocabulary + 1) + before, "action_ids": responses}
 
     def _unfinished(self, responses: Tensor, mask: TokenMask) -> Tensor:
         if self.stop is None:

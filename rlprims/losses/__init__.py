@@ -9,8 +9,8 @@ A policy loss whose ratio is to the policy at the start of the step asks for ``o
 ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.
 
-Preference losses (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) read one log-prob for each
-response and return one number for each pair or response, whose mean is the loss.
+Preference losses (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) and :func:`implicit_reward` read
+one log-prob for each response and return one number for each pair or response, whose mean is the loss.
 """
 
 from rlprims.losses._aggregation import (
@@ -26,7 +26,7 @@ from rlprims.losses._aggregation import (
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
 from rlprims.losses._distillation import full_kl, jsd, topk_kl
 from rlprims.losses._kl import kl, sampled_reverse_kl, weighted_kl
-from rlprims.losses._preference import dpo, ipo, kto, orpo, simpo
+from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._sequence import gmpo, gspo, gspo_token, opmd
 from rlprims.losses._supervised import chord_phi, dft, entropy, luffy, nll
 from rlprims.losses._trust_region import dppo, tv_symmetric
@@ -50,6 +50,7 @@ __all__ = [
     "gppo",
     "gspo",
     "gspo_token",
+    "implicit_reward",
     "ipo",
     "jsd",
     "kl",

@@ -158,11 +158,7 @@ def kto(
         ref_sequence_log_probs=ref_sequence_log_probs,
         baseline_kl=baseline_kl,
     )
-    if desirable.shape != sequence_log_probs.shape or desirable.dtype is not torch.bool:
-        raise ValueError(
-            f"desirable has shape {tuple(desirable.shape)} and dtype {desirable.dtype}, "
-            f"expected bool {tuple(sequence_log_probs.shape)}: one entry for each response"
-        )
+    _check_desirable(desirable, sequence_log_probs)
     if beta <= 0 or desirable_weight < 0 or undesirable_weight < 0:
         raise ValueError(
             f"beta={beta}, desirable_weight={desirable_weight} and undesirable_weight={undesirable_weight}, "
@@ -173,6 +169,43 @@ def kto(
     desirable_loss = desirable_weight * torch.sigmoid(-beta * rewards)  # 1 − σ(x) = σ(−x)
     undesirable_loss = undesirable_weight * torch.sigmoid(beta * rewards)
     return torch.where(desirable, desirable_loss, undesirable_loss)
+
+
+def implicit_reward(
+    sequence_log_probs: PerSequence,
+    ref_sequence_log_probs: PerSequence,
+    desirable: RowMask,
+    *,
+    beta: float = 0.05,
+) -> PerSequence:
+    """Cross-entropy of an implicit reward model, Yuan et al. 2024 (arXiv:2412.01981): right or wrong from log-ratios.
+
+    r = β (log π − log π_ref) of the whole response: −log σ(r) for right and −log σ(−r) for wrong ones. Trained so, what
+    a single token adds to r is its process reward (:func:`rlprims.rewards.implicit_process`), which is what PRIME
+    (arXiv:2502.01456) uses it for.
+
+    Args:
+        sequence_log_probs: float (B,), sums over each response's tokens (``layout.sequence_sum``) under the model that
+            is trained; the only gradients.
+        ref_sequence_log_probs: float (B,), the same under the frozen reference.
+        desirable: bool (B,), right responses.
+        beta: β > 0.
+
+    Returns:
+        float (B,), one loss for each response: the paper takes the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> implicit_reward(torch.tensor([20.0, 20.0]), torch.zeros(2), torch.tensor([True, False]))  # r is 1
+    tensor([0.3133, 1.3133])
+    """
+    _check_responses(sequence_log_probs=sequence_log_probs, ref_sequence_log_probs=ref_sequence_log_probs)
+    _check_desirable(desirable, sequence_log_probs)
+    if beta <= 0:
+        raise ValueError(f"beta={beta}, expected a number above 0")
+    rewards = beta * _log_ratio(sequence_log_probs, ref_sequence_log_probs)
+    return -logsigmoid(torch.where(desirable, rewards, -rewards))
 
 
 def orpo(
@@ -260,6 +293,15 @@ def _check_responses(**log_probs: Tensor) -> None:
                 f"expected floats (P,) of one length, one number for each response; "
                 f"got {shapes}, and {name} has dtype {x.dtype}"
             )
+
+
+def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
+    """Raise ``ValueError`` unless it is bool, one entry for each response."""
+    if desirable.shape != sequence_log_probs.shape or desirable.dtype is not torch.bool:
+        raise ValueError(
+            f"desirable has shape {tuple(desirable.shape)} and dtype {desirable.dtype}, "
+            f"expected bool {tuple(sequence_log_probs.shape)}: one entry for each response"
+        )
 
 
 def _log_ratio(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

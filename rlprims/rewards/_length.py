@@ -7,10 +7,11 @@ import math
 
 import torch
 
-from rlprims.grouping import check_group_ids, group_bounds, group_count
-from rlprims.layout import sequence_lengths
-from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask, TokenMask
+from rlprims.ended import EndedName
+from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims.layout import last_of_turn, sequence_lengths
+from rlprims.masking import check_sequences, check_tokens, ended_by, upcast, zero_outside
+from rlprims.types import CuSeqlens, EndedCodes, GroupIds, PerSequence, TokenMask, TurnIds
 
 
 def overlong_penalty(
@@ -206,8 +207,79 @@ def solve_rate_length(
     return -coefficient * rate * lengths / max_length
 
 
+def linear_cost(
+    scores: PerSequence,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    context_lengths: PerSequence | None = None,
+    turn_ids: TurnIds | None = None,
+    *,
+    output: float = 0.25,
+    context: float = 0.1,
+    turns: float = 0.1,
+) -> PerSequence:
+    """Linear cost of output, context and turns, as prime-rl's (pull request 2901), to be added to the score.
+
+    −s̄ (a out / max out + b in / max in + c turns / max turns): out are the tokens that the policy sampled, in those
+    that it read besides, and turns its calls; each is measured by the largest of the group. s̄ is the mean score of the
+    group, the share that is right: where nothing succeeds nothing costs, and where all do the longest pays a + b + c.
+    All responses of a group pay by the same price, right or wrong.
+
+    A mean below 0, of scores that are no share of right answers, costs nothing: else length would be paid for.
+
+    Args:
+        scores: float (B,).
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed.
+        context_lengths: int or float (B,), tokens that the policy read and did not sample: the prompt, tool output.
+            None: no cost of the context.
+        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. None: no cost of turns.
+        output, context, turns: a, b and c, in units of the score.
+
+    Returns:
+        float (B,), at most 0. A response without a token counts in its group as wrong, and costs nothing.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a negative coefficient.
+
+    >>> m = torch.arange(8) < torch.tensor([[4], [8]])
+    >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
+    >>> linear_cost(scores, group, m, context_lengths=read)  # half are right: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
+    tensor([-0.1125, -0.1417])
+    """
+    check_tokens(response_mask, cu_seqlens)
+    check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
+    check_group_ids(group_ids)
+    if min(output, context, turns) < 0:
+        raise ValueError(f"output={output}, context={context} and turns={turns} must not be negative: they are costs")
+    dtype = upcast(scores).dtype
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)
+    has_tokens = lengths > 0
+
+    def share(x: PerSequence) -> PerSequence:
+        _, largest = group_bounds(x, group_ids, has_tokens)
+        return x / largest.clamp(min=1)
+
+    cost = output * share(lengths)
+    if context_lengths is not None:
+        check_sequences(response_mask, cu_seqlens, context_lengths=context_lengths)
+        cost = cost + context * share(context_lengths.to(dtype))
+    if turn_ids is not None:
+        ends = last_of_turn(turn_ids, response_mask, cu_seqlens)
+        cost = cost + turns * share(sequence_lengths(ends, cu_seqlens).to(dtype))
+    rate = group_sum(zero_outside(scores, has_tokens), group_ids) / group_count(group_ids)
+    return zero_outside(-rate.clamp(min=0.0) * cost, has_tokens)
+
+
 def truncation_penalty(
-    scores: PerSequence, truncated: RowMask, *, scale: float = 1.0, penalty: float = 0.0
+    scores: PerSequence,
+    ended: EndedCodes,
+    *,
+    scale: float = 1.0,
+    penalty: float = 0.0,
+    reasons: tuple[EndedName, ...] = ("length",),
 ) -> PerSequence:
     """What a response that did not end by itself loses, to be added to the score.
 
@@ -220,29 +292,30 @@ def truncation_penalty(
 
     Args:
         scores: float (B,).
-        truncated: bool (B,), True if the response reached the limit of its length and not its end.
+        ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         scale: c.
         penalty: p, in units of the score.
+        reasons: which responses lose it; those at the limit of their length.
 
     Returns:
-        float (B,), (c − 1) s − p where truncated, 0 elsewhere.
+        float (B,), (c − 1) s − p where a response ended for one of the reasons, 0 elsewhere.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given.
+        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given; an
+            unknown reason.
 
-    >>> scores, truncated = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, True, True])
-    >>> truncation_penalty(scores, truncated, penalty=0.5)
+    >>> from rlprims.ended import Ended
+    >>> scores, ended = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH])
+    >>> truncation_penalty(scores, ended, penalty=0.5)
     tensor([ 0.0000, -0.5000, -0.5000])
-    >>> scores + truncation_penalty(scores, truncated, scale=0.0, penalty=1.0)
+    >>> scores + truncation_penalty(scores, ended, scale=0.0, penalty=1.0)
     tensor([ 1., -1., -1.])
     """
-    if scores.dim() != 1 or truncated.shape != scores.shape or truncated.dtype is not torch.bool:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, truncated has {tuple(truncated.shape)} and dtype "
-            f"{truncated.dtype}: expected float (B,) and bool (B,)"
-        )
+    is_truncated = ended_by(ended, reasons)
+    if scores.shape != ended.shape:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,) both")
     if not 0 <= scale <= 1 or penalty < 0:
         raise ValueError(f"scale={scale} must be in [0, 1] and penalty={penalty} at least 0: it is subtracted")
     if scale == 1 and penalty == 0:
         raise ValueError("scale=1 and penalty=0 change nothing: give one of them another value")
-    return zero_outside((scale - 1) * upcast(scores) - penalty, truncated)
+    return zero_outside((scale - 1) * upcast(scores) - penalty, is_truncated)

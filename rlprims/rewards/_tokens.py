@@ -1,4 +1,4 @@
-"""Rewards of tokens: a response's score on its last token, a KL penalty, differences of potentials."""
+"""Rewards of tokens: a response's score on its last token, a KL penalty, potentials, an implicit process reward."""
 
 from rlprims.layout import last_token, to_tokens
 from rlprims.masking import check_choice, check_sequences, check_tokens, upcast, zero_outside
@@ -109,3 +109,43 @@ def potential_shaping(
         raise ValueError(f"gamma={gamma} must be in [0, 1]")
     next_potentials = next_values(potentials, response_mask, cu_seqlens=cu_seqlens)
     return zero_outside(gamma * next_potentials - upcast(potentials), response_mask)
+
+
+def implicit_process(
+    process_log_probs: PerToken,
+    ref_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 0.05,
+) -> PerToken:
+    """Implicit process rewards, Yuan et al. 2024 (arXiv:2412.01981): log-ratios of two language models, by token.
+
+    r_t = β (log π_φ,t − log π_ref,t) for a model φ that is trained on outcomes alone, so that σ(Σ_t r_t) is the chance
+    that the response is right: :func:`rlprims.losses.implicit_reward`. The sum up to a token is then what φ expects of
+    the outcome there, and r_t what the token adds to it. No token was labelled. In PRIME (arXiv:2502.01456) φ learns
+    from the rollouts of each step, and :func:`rlprims.advantage.prime` joins these rewards with the outcome.
+
+    Args:
+        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; a constant.
+        ref_log_probs: float, like process_log_probs: of what φ was initialized from.
+        response_mask: bool, like process_log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        beta: β, reward per nat; that of the loss that trains φ. PRIME has 0.05.
+
+    Returns:
+        float, like process_log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> import torch
+    >>> phi, ref = torch.tensor([[[-1.0, -2.0, 7.0]], [[-2.0, -1.0, 9.0]]])
+    >>> implicit_process(phi, ref, torch.tensor([[True, True, False]]))
+    tensor([[ 0.0500, -0.0500,  0.0000]])
+    """
+    check_tokens(response_mask, cu_seqlens, process_log_probs=process_log_probs, ref_log_probs=ref_log_probs)
+    if beta <= 0:
+        raise ValueError(f"beta={beta}, expected a number above 0: reward per nat")
+    d = zero_outside(process_log_probs, response_mask) - zero_outside(ref_log_probs, response_mask)
+    return beta * d.detach()

@@ -45,6 +45,11 @@ VOCABULARY: Mapping[str, Layout] = {
     "teacher_logits": "token",
     "topk_log_probs": "token",
     "teacher_topk_log_probs": "token",
+    "turn_rewards": "token",
+    "action_ids": "token",
+    "process_rewards": "token",
+    "process_log_probs": "token",
+    "continuation_values": "token",
     "scores": "row",
     "component_scores": "row",
     "baseline_scores": "row",
@@ -62,8 +67,10 @@ VOCABULARY: Mapping[str, Layout] = {
     "sequence_log_probs": "row",
     "ref_sequence_log_probs": "row",
     "baseline_kl": "row",
-    "truncated": "row",
+    "ended": "row",
     "desirable": "row",
+    "tree_ids": "row",
+    "context_lengths": "row",
 }
 """The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
 
@@ -274,7 +281,17 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     data |= {
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
-        "truncated": torch.rand(rows, generator=generator) < 0.4,
+        # Codes of Ended: 0, by itself, for six of ten.
+        "ended": (17.5 * torch.rand(rows, generator=generator) - 9.5).clamp(min=0).to(torch.int8),
+    }
+    data |= {
+        "turn_rewards": normal(*shape),
+        "action_ids": torch.randint(2, shape, generator=generator),
+        "process_rewards": normal(*shape),
+        "process_log_probs": old + normal(*shape),
+        "continuation_values": normal(*shape),
+        "tree_ids": torch.randint(2, (rows,), generator=generator),
+        "context_lengths": torch.randint(1, 40, (rows,), generator=generator),
     }
     # A group's rows are one or two rollouts.
     rollouts = dense_ids(2 * group_ids + torch.randint(2, (rows,), generator=generator))

@@ -20,7 +20,7 @@ DIFFERENTIABLE = (
 
 ESTIMATED_FROM = (
     *("rewards", "values", "new_values", "advantages", "scores", "component_scores", "baseline_scores"),
-    *("potentials", "bootstrap_values"),
+    *("potentials", "bootstrap_values", "turn_rewards", "process_rewards", "continuation_values"),
 )
 """What estimators and reward functions are differentiated by in the laws of transforms."""
 

@@ -87,7 +87,7 @@ def _response(row: Row) -> dict[str, Any]:
         "shaped": _short(row.shaped_score),
         "fate": visible(row.outcome),
         "leftOut": row.is_left_out,
-        "truncated": row.truncated,
+        "ended": visible(row.ended),
         "tokens": [visible(token) for token in row.tokens],
         "logProbs": [_short(value, digits=3) for value in row.log_probs],
         "advantages": advantages,

@@ -38,7 +38,7 @@ class Row:
     shaped_score: float | None
     baseline_score: float | None
     fate: str
-    truncated: bool
+    ended: str
     tokens: list[str]
     log_probs: list[float | None]
     advantages: list[float | None] | None
@@ -141,7 +141,7 @@ def _row(record: Any, step: int) -> Row:
         score=_float(record.pop("score", None)),
         shaped_score=_float(record.pop("shaped_scores", None)),
         baseline_score=_float(record.pop("baseline_scores", record.pop("baseline_score", None))),
-        truncated=bool(record.pop("truncated", False)),
+        ended=_ended(record),
         tokens=[str(token) for token in tokens],
         log_probs=[_float(value) for value in per_token["rollout_log_probs"] or []],
         advantages=None if advantages is None else [_float(value) for value in advantages],
@@ -149,6 +149,13 @@ def _row(record: Any, step: int) -> Row:
         response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
         columns={key: value for key, value in record.items() if key != "step"},
     )
+
+
+def _ended(record: dict[str, Any]) -> str:
+    """The name of the reason; of records that only know whether a response was truncated, "length" if it was."""
+    truncated = record.pop("truncated", None)
+    known = "" if truncated is None else "length" if truncated else "stop"
+    return str(record.pop("ended", None) or known)
 
 
 def _list(value: Any, key: str) -> list[Any]:

@@ -16,7 +16,7 @@ from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayCo
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
-    *("prompts", "responses", "attention_mask", "response_mask", "truncated", "component_scores"),
+    *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
 

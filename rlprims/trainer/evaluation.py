@@ -8,6 +8,7 @@ import torch
 
 from rlprims.algorithms import Use
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution import Execution, Sampling
 from rlprims.trainer.config import ScoringConfig
 from rlprims.trainer.data import Example
@@ -60,7 +61,7 @@ def _describe(rows: DataProto, samples: int) -> dict[str, float]:
         "acc": float(right.mean()),
         "pass": float((right.amax(1) > 0).float().mean()),
         "length": float(rows["response_mask"].sum(-1).float().mean()),
-        "truncated": float(rows["truncated"].float().mean()),
+        "truncated": float((rows["ended"] == Ended.LENGTH).float().mean()),
     }
     if len(by_source) > 1:
         metrics |= {f"acc/{source}": float(torch.stack(part).mean()) for source, part in sorted(by_source.items())}

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from rlprims import diagnostics
-from rlprims.algorithms import estimate_advantages, weigh_tokens
+from rlprims.algorithms import estimate_advantages, mask_turns, weigh_tokens
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution import Execution, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
@@ -98,12 +99,20 @@ class Trainer:
             metrics["kl_coef"] = controller.value
             drift = estimate_kl(batch["old_log_probs"] - batch["ref_log_probs"], "k1")
             controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
+        estimated |= {
+            name: column
+            for name, column in mask_turns(self.algorithm, {**data, **estimated}).items()
+            if name != "response_mask"  # what was sampled stays on record: the updates alone are made without it
+        }
         return batch.union(DataProto.from_dict(tensors=estimated)), metrics
 
     def _update(self, batch: DataProto, clock: Clock) -> dict[str, float]:
         """Epochs of mini-batches of whole groups; during the critic's warm-up the critic alone."""
         policy: list[UpdateReport] = []
         critic: list[UpdateReport] = []
+        batch = batch[:]
+        for name, column in mask_turns(self.algorithm, dict(batch.batch.items())).items():
+            batch[name] = column
         with clock("update"):
             for epoch in range(self.algorithm.epochs):
                 for mini in self._mini_batches(batch, epoch):
@@ -149,7 +158,9 @@ class Trainer:
         scored = batch["scores"].isfinite()
         metrics = diagnostics.responses(batch["scores"][scored], mask[scored])
         metrics["trained_score"] = metrics.pop("score")
-        metrics["truncated"] = diagnostics.share(batch["truncated"])
+        metrics["truncated"] = diagnostics.share(batch["ended"] == Ended.LENGTH)
+        for code in set(batch["ended"].tolist()) - {Ended.STOP, Ended.LENGTH}:
+            metrics[f"ended/{Ended(code).label}"] = diagnostics.share(batch["ended"] == code)
         metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
         if "old_log_probs" in batch:
             metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution import (
     Execution,
     Profile,
@@ -75,7 +76,7 @@ class Replay:
                 "attention_mask": attention,
                 "response_mask": attention[:, prompt_width:].clone(),
                 "rollout_log_probs": log_probs,
-                "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
+                "ended": torch.tensor([Ended.of(row["ended"]) for row in rows], dtype=torch.int8),
                 "weights_version": torch.tensor(
                     [int(row.get("weights_version", self.weights_version)) for row in rows]
                 ),

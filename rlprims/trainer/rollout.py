@@ -8,10 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm, Use, assess_groups, component_scores, shape_scores
+from rlprims.algorithms import (
+    Algorithm,
+    Use,
+    assess_groups,
+    component_scores,
+    leave_out_rows,
+    shape_scores,
+    with_stand_ins,
+)
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, Sampling, kept_columns
-from rlprims.grouping import dense_ids, group_count, group_mean
+from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
 from rlprims.rewards.pool import Pool
@@ -145,8 +153,8 @@ def split_groups(
 ) -> tuple[list[DataProto], list[str | None]]:
     """The rows with shaped scores, as whole groups, and for each why it is dropped or None.
 
-    With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, and the filter sees the
-    others' mean in its place, which changes neither their range nor their mean.
+    With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, as are those that
+    ``algorithm.ended`` leaves out, and the filter sees the others' mean in its place.
     """
     group_ids = dense_ids(rows["group"])
     columns = {**dict(rows.batch.items()), "group_ids": group_ids}
@@ -154,11 +162,9 @@ def split_groups(
     if "baseline_scores" in columns:  # without a baseline there is nothing to compare with
         columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)
     if leave_out:
-        valid = made["valid_rows"] = columns["scores"].isfinite()
-        some = group_count(group_ids, valid) > 0
-        for name in {"scores", algorithm.filter.metric if algorithm.filter else "scores"} & columns.keys():
-            others = torch.where(some, group_mean(columns[name], group_ids, valid), torch.nan)
-            columns[name] = torch.where(valid, columns[name], others)
+        made["valid_rows"] = columns["scores"].isfinite()
+    made |= leave_out_rows(algorithm, {**columns, **made})
+    columns = with_stand_ins(algorithm, {**columns, **made})
     made |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
     reasons = assess_groups(algorithm, {**columns, **made})
     rows = rows.union(DataProto.from_dict(tensors=made))

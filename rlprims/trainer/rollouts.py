@@ -91,7 +91,7 @@ def _heading(row: Row) -> Text:
     for key, value in row.columns.items():
         if value not in (None, ""):
             parts.append(f"{key} {value + 0.0:g}" if isinstance(value, int | float) else f"{key} {value}")
-    parts += [f"{len(row.tokens)} tokens", "truncated" if row.truncated else "", row.outcome]
+    parts += [f"{len(row.tokens)} tokens", f"ended: {row.ended}" if row.ended not in ("", "stop") else "", row.outcome]
     text = Text("▸ ", style="dim" if row.is_left_out else "")
     return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_left_out else "bold")
 

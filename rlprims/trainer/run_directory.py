@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.trainer.config import Config, load_config
 from rlprims.trainer.loop import Step
 from rlprims.trainer.writing import writing
@@ -123,7 +124,7 @@ class RunDirectory:
 
 
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")
-_INTERNAL = {"sample_id", "group", "group_ids", "truncated"}
+_INTERNAL = {"sample_id", "group", "group_ids", "ended"}
 
 
 def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[dict[str, Any]]:
@@ -143,7 +144,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
             "score": finite.pop("scores"),
             **finite,
             "fate": fate,
-            "truncated": bool(rows["truncated"][i]),
+            "ended": Ended(int(rows["ended"][i])).label,
             "prompt_ids": list(rows["prompt_ids"][i]),
             "response_ids": ids,
             "response_tokens": [tokenizer.decode([token]) for token in ids],

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlprims.ended import Ended
 from rlprims.grouping import dense_ids
 from rlprims.turns._turn import Row
 
@@ -24,7 +25,7 @@ _COLUMNS = {
     "turn_ids": torch.int64,
     "versions": torch.int64,
 }
-_NAMES = {"prompts", "responses", "attention_mask", "trajectory_ids", "group_ids", "truncated", "agent", *_COLUMNS}
+_NAMES = {"prompts", "responses", "attention_mask", "trajectory_ids", "group_ids", "ended", "agent", *_COLUMNS}
 
 
 def to_batch(
@@ -42,7 +43,7 @@ def to_batch(
     - ``observation_mask`` bool (B, T): the tokens that came with a later turn's prompt, such as a tool's answer.
     - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
-    - ``truncated`` bool (B,): the last turn of the row has ``finish="length"``. ``agent``: objects (B,).
+    - ``ended`` int8 (B,): the code of ``finish`` of the row's last turn. ``agent``: objects (B,).
     - Each of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an extra
       for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
 
@@ -110,7 +111,7 @@ def to_batch(
     counts = torch.tensor([len(rollout) for rollout in rollouts])
     columns["trajectory_ids"] = torch.arange(len(rollouts)).repeat_interleave(counts)
     columns["group_ids"] = dense_ids(group_labels).repeat_interleave(counts)
-    columns["truncated"] = torch.tensor([row.finish == "length" for row in rows])
+    columns["ended"] = torch.tensor([Ended.of(row.finish) for row in rows], dtype=torch.int8)
     return DataProto.from_dict(tensors=columns, non_tensors={"agent": [row.agent for row in rows]})
 
 

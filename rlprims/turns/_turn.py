@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any, NamedTuple
 
+from rlprims.ended import Ended, EndedName
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -18,7 +20,8 @@ class Turn:
         sampled_ids: what the sampler drew, with the end token if it was drawn. May be empty.
         log_probs: the sampler's log-prob of each sampled id, nats.
         version: of the weights: one number, or one per sampled id if the weights changed during the turn.
-        finish: why sampling ended. "length" and "abort" say that the end token is missing.
+        finish: why sampling ended, a name of :class:`rlprims.ended.Ended`. All but "stop" say that the end token is
+            missing.
         reward: of this turn. It will be on the last sampled token.
         trainable: False if no token of the turn is to be trained; or one bool per sampled id, for example False on
             tokens that were forced and not drawn.
@@ -27,7 +30,7 @@ class Turn:
             sampled ids together.
 
     Raises:
-        ValueError: lengths differ, or ids are not integers.
+        ValueError: lengths differ, ids are not integers, or ``finish`` is no reason to end.
 
     >>> turn = Turn([1, 2], [3, 4], [-0.5, -0.1], version=7)
     >>> turn.token_ids
@@ -42,7 +45,7 @@ class Turn:
     sampled_ids: Sequence[int]
     log_probs: Sequence[float]
     version: int | Sequence[int] = 0
-    finish: str = "stop"
+    finish: EndedName = "stop"
     reward: float = 0.0
     trainable: bool | Sequence[bool] = True
     agent: str = "main"
@@ -54,6 +57,7 @@ class Turn:
             store(self, name, _ids(name, getattr(self, name)))
         for name in ("log_probs", "version", "trainable"):
             store(self, name, _plain(getattr(self, name)))
+        Ended.of(self.finish)
         sampled, whole = len(self.sampled_ids), len(self.prompt_ids) + len(self.sampled_ids)
         for name in ("log_probs", "version", "trainable"):
             value = getattr(self, name)
@@ -102,7 +106,7 @@ class Row:
     spans: tuple[Span, ...]
     """Where each turn's sampled tokens are, in order."""
     agent: str
-    finish: str
+    finish: EndedName
     """Of the last turn."""
 
     @property

@@ -34,10 +34,16 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("pkpo", {"k": 1, "baseline": "leave_one_out"}),
     ("pkpo", {"k": 2, "baseline": "leave_one_out"}),
     ("pkpo", {"k": 2, "baseline": "none"}),
+    ("prime", {}),
     ("quantile", {}),
     ("quantile", {"level": 0.7, "normalize_std": False}),
     ("reinforce_pp_baseline", {}),
     ("rloo", {}),
+    ("rtmc", {}),
+    ("rtmc", {"gamma": 1.0, "prior": 0.0}),
+    ("tree", {}),
+    ("turn_grpo", {}),
+    ("turn_grpo", {"normalize_std": False, "gamma": 0.5}),
 ]
 NAMES = [name for name, _ in CALLS]
 

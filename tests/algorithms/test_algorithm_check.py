@@ -60,6 +60,12 @@ CASES = {
         kl_term(value="k3", gradient="k1"),
         kl_term(value="k3"),
     ),
+    "weights that are 1 in the only update": (
+        "warning",
+        "every weight is 1",
+        algorithms.fipo().replace(mini_batches=1),
+        algorithms.fipo(),
+    ),
     "normalized twice": (
         "warning",
         "normalized over the batch again",

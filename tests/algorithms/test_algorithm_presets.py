@@ -36,6 +36,9 @@ def best_of_both(rewards, values, baseline_scores, response_mask, rollout_log_pr
         (algorithms.kl_cov(), {"old_log_probs"}),
         (algorithms.m2po(), {"old_log_probs"}),
         (algorithms.high_entropy(), {"old_log_probs", "entropies"}),
+        (algorithms.fipo(), {"old_log_probs"}),
+        (algorithms.turn_grpo(), {"old_log_probs"}),
+        (algorithms.prime(), {"old_log_probs"}),
         (algorithms.reinforce().replace(corrections=[corrections.tis]), {"old_log_probs"}),
     ],
     ids=lambda value: value.name if hasattr(value, "name") else "",
@@ -111,6 +114,29 @@ def test_the_presets_that_choose_tokens_as_published():
     assert algorithms.high_entropy().replace(name="dapo", token_selection=None) == algorithms.dapo()
     assert algorithms.high_entropy().token_selection == use(filters.high_entropy, fraction=0.2)
     assert algorithms.m2po().token_selection == use(filters.m2po, tau=0.04)
+
+
+def test_credit_finer_than_a_response_asks_for_its_columns():
+    """What the caller's environment, sampler or process reward model gives; fipo needs none of it."""
+    columns = {"turn_ids", "turn_rewards", "tree_ids", "process_rewards"}
+    assert algorithms.turn_grpo().needs & columns == {"turn_ids", "turn_rewards"}
+    assert algorithms.tree_grpo().needs & columns == {"tree_ids"}
+    assert algorithms.prime().needs & columns == {"process_rewards"}
+    assert not algorithms.fipo().needs & columns
+
+
+def test_fipo_is_dapo_with_influence_weights():
+    """arXiv:2603.19835: DAPO, weights up to 1.2, half-life 32, and the dual clip of the script for 32B."""
+    fipo = algorithms.fipo()
+    assert algorithms.diff(algorithms.dapo(), fipo.replace(name="dapo", corrections=[])) == {
+        "policy_loss.dual_clip": (None, 10.0),
+        "mini_batches": (1, 4),
+    }
+    (weights,) = fipo.corrections
+    assert weights.fn is corrections.fipo
+    assert weights.hyperparameters["w_max"] == 1.2
+    assert weights.hyperparameters["half_life"] == 32.0
+    assert weights.hyperparameters["max_ratio"] == fipo.policy_loss.hyperparameters["dual_clip"]
 
 
 @pytest.mark.parametrize("name", PRESETS)

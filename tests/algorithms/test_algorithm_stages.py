@@ -18,6 +18,7 @@ from rlprims.algorithms import (
     use,
     weigh_tokens,
 )
+from rlprims.ended import Ended
 from rlprims.types import Totals
 
 MASK = torch.tensor([[True, True], [True, False]])
@@ -330,7 +331,7 @@ class TestAssessGroups:
             None, *["does not pass filters.varied_components"] * 2, None
         ]  # fmt: skip
         complete = algorithms.dapo().replace(filter={"keep": filters.completed})
-        data["truncated"] = torch.tensor([False] * 5 + [True] + [False] * 2)
+        data["ended"] = torch.tensor([Ended.STOP] * 5 + [Ended.LENGTH] + [Ended.STOP] * 2)
         assert assess_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
 
     def test_a_missing_metric_names_the_columns(self):

@@ -8,6 +8,7 @@ from execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WID
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
+from rlprims.ended import Ended
 from tests import tiny
 
 
@@ -73,5 +74,5 @@ def sampled(execution):
     batch = execution.generate(prompts(), SAMPLING, seed=0, prompt_width=WIDTH)
     lengths = batch["response_mask"].sum(-1)
     assert lengths.min() < LIMIT // 2, "the fixture needs a response that ends early"
-    assert batch["truncated"].any(), "and one that does not end"
+    assert (batch["ended"] == Ended.LENGTH).any(), "and one that does not end"
     return batch

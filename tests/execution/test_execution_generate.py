@@ -6,6 +6,7 @@ from execution_contract import LIMIT, QUESTIONS, SAMPLING, WIDTH, plain_logits, 
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlprims import algorithms
+from rlprims.ended import Ended
 from rlprims.execution import Sampling
 from tests import tiny
 
@@ -28,7 +29,7 @@ class TestASampleIsAFunctionOfSeedAndId:
         self.assert_same(generate(execution, prompts()), sampled, [*ROWS])
 
     def assert_same(self, again, sampled, rows):
-        for name in ("responses", "response_mask", "truncated", "prompts", "attention_mask"):
+        for name in ("responses", "response_mask", "ended", "prompts", "attention_mask"):
             assert torch.equal(again[name], sampled[name][rows]), name
         torch.testing.assert_close(again["rollout_log_probs"], sampled["rollout_log_probs"][rows], rtol=1e-5, atol=1e-5)
 
@@ -46,12 +47,12 @@ class TestASampleIsAFunctionOfSeedAndId:
         assert cut["responses"].shape == (len(QUESTIONS), limit)
         assert responses(cut) == [row[:limit] for row in responses(sampled)]
         lengths = sampled["response_mask"].sum(-1)
-        assert torch.equal(cut["truncated"], sampled["truncated"] | (lengths > limit))
+        assert torch.equal(cut["ended"] == Ended.LENGTH, (sampled["ended"] == Ended.LENGTH) | (lengths > limit))
 
 
 class TestEnds:
     def test_a_response_ends_at_its_first_end_of_sequence(self, sampled):
-        for tokens, truncated in zip(responses(sampled), sampled["truncated"].tolist(), strict=True):
+        for tokens, truncated in zip(responses(sampled), (sampled["ended"] == Ended.LENGTH).tolist(), strict=True):
             assert tiny.EOS_ID not in tokens[:-1]
             assert truncated == (tokens[-1] != tiny.EOS_ID)
             assert len(tokens) == LIMIT or not truncated
@@ -68,7 +69,9 @@ class TestEnds:
         stop = decode(max(before, key=len)[part])[:-1]  # of several tokens; a tag is left by its middle
         stopped = generate(execution, prompts(), Sampling(max_new_tokens=LIMIT, stop=("never said", stop)))
         found = 0
-        for row, cut, truncated in zip(before, responses(stopped), stopped["truncated"].tolist(), strict=True):
+        for row, cut, truncated in zip(
+            before, responses(stopped), (stopped["ended"] == Ended.LENGTH).tolist(), strict=True
+        ):
             ends = [end for end in range(1, len(row) + 1) if stop in decode(row[:end])]
             assert cut == row[: ends[0] if ends else None]
             assert not (ends and truncated)
@@ -194,7 +197,7 @@ class TestShape:
             "attention_mask": "torch.bool",
             "response_mask": "torch.bool",
             "rollout_log_probs": "torch.float32",
-            "truncated": "torch.bool",
+            "ended": "torch.int8",
             "weights_version": "torch.int64",
         }
 

@@ -55,7 +55,7 @@ class TestTheSameNumbers:
         for step in range(4):
             mine, theirs = sample(one, seed=step), sample(many, seed=step)
             assert torch.equal(mine["responses"], theirs["responses"])
-            assert torch.equal(mine["truncated"], theirs["truncated"])
+            assert torch.equal(mine["ended"], theirs["ended"])
             assert (theirs["weights_version"] == step + 1).all()
             torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
             batch = training_batch(one, seed=step)

@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_named(tmp_path, rows, message):
 
 
 def test_a_run_directory(tmp_path):
-    line = {"prompt": "2+2", "answer": "4", "data_source": "sums", "truncated": False, "prompt_ids": [1, 2], "step": 3}
+    line = {"prompt": "2+2", "answer": "4", "data_source": "sums", "ended": "stop", "prompt_ids": [1, 2], "step": 3}
     line |= {"response": "4.", "response_tokens": ["4", "."], "response_ids": [4, 5], "rollout_log_probs": [-0.5, -0.1]}
     rows = [
         {**line, "group": 8, "score": 1.0, "acc": 1.0, "fate": "trained", "advantages": [1, 1]},

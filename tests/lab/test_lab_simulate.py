@@ -30,6 +30,7 @@ def batch() -> dict[str, torch.Tensor]:
     sampled = task.sample(task.uniform(), 8, generator)
     moved = 0.3 * torch.randn(sampled["old_log_probs"].shape, generator=generator, dtype=torch.float64)
     extra = {"values": torch.zeros_like(moved), "correct": sampled["scores"], "format": 1 - sampled["scores"] / 2}
+    extra |= {"turn_rewards": moved.abs(), "process_rewards": moved, "tree_ids": sampled["responses"][:, 1]}
     return {**sampled, **extra, "log_probs": sampled["old_log_probs"] + moved}
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from rlprims import algorithms, controllers, lab
+from rlprims import advantage, algorithms, controllers, lab
 from rlprims.algorithms import KLInReward, use
+from rlprims.ended import Ended
 
 
 def test_a_bandit_s_expectation_by_hand():
@@ -50,12 +51,16 @@ def test_samples_have_the_numbers_of_the_policy_that_drew_them():
     torch.testing.assert_close(sample["old_log_probs"], -math.log(2.0) * mask.double())
     torch.testing.assert_close(sample["entropies"], math.log(2.0) * mask.double())
     torch.testing.assert_close(sample["sum_pi_squared"], 0.5 * mask.double())
-    right = (mask.sum(-1) == sample["group_ids"] + 2) & ~sample["truncated"]
+    right = (mask.sum(-1) == sample["group_ids"] + 2) & (sample["ended"] == Ended.STOP)
     assert torch.equal(sample["scores"] == 1, right)
-    assert sample["truncated"].any()
+    assert (sample["ended"] == Ended.LENGTH).any()
 
 
-@pytest.mark.parametrize("name", sorted(set(algorithms.PRESETS) - {"gdpo"}))
+OWN_COLUMNS = {"gdpo", "prime", "tree_grpo", "turn_grpo"}
+"""Presets that read what only a task with more to tell can give; their tests are below."""
+
+
+@pytest.mark.parametrize("name", sorted(set(algorithms.PRESETS) - OWN_COLUMNS))
 def test_every_preset_learns_the_bandit(name):
     task = lab.bandit([[0.0, 0.0, 1.0, 0.0]])
     algorithm = algorithms.PRESETS[name]().replace(group_size=16)
@@ -72,6 +77,52 @@ def test_gdpo_learns_two_columns():
     )
     run = lab.train(task, algorithms.gdpo().replace(group_size=16), steps=30, learning_rate=0.2)
     assert run.expected["correct"][-1] > 0.9
+
+
+class TwoSteps(lab.TabularTask):
+    """Two tokens of three kinds. Only 2, 1 is right; a reward for the first step alone is earned by a 2."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda prompt, response: {"score": float(response == (2, 1)), "first": float(response[0] == 2)},
+            vocabulary=3,
+            length=2,
+        )
+
+    def batch(self, logits, prompts, indices):
+        batch = super().batch(logits, prompts, indices)
+        first = (batch["responses"][:, :1] == 2).double()
+        earned = torch.cat([first, torch.zeros_like(first)], 1)
+        return {**batch, "turn_rewards": earned, "process_rewards": earned, "tree_ids": batch["responses"][:, 0]}
+
+
+@pytest.mark.parametrize("name", ["prime", "tree_grpo", "turn_grpo"])
+def test_credit_finer_than_a_response_learns_both_steps(name):
+    algorithm = algorithms.PRESETS[name]().replace(group_size=16, filter=None)
+    run = lab.train(TwoSteps(), algorithm, steps=60, learning_rate=0.2)
+    assert run.expected_scores[0] == pytest.approx(1 / 9)
+    assert run.expected_scores[-1] > 0.8
+
+
+def test_a_reward_for_the_first_turn_is_learned_where_the_outcome_says_nothing():
+    """No response is right: the outcome's advantage is 0, and GRPO stands still."""
+    task = TwoSteps()
+    task.columns["score"] = torch.zeros_like(task.columns["score"])
+    runs = [
+        lab.train(task, algorithm.replace(group_size=16), steps=30, learning_rate=0.2)
+        for algorithm in (algorithms.turn_grpo(), algorithms.grpo(kl_coef=0.0))
+    ]
+    assert runs[0].expected["first"][-1] > 0.9
+    assert runs[1].expected["first"][-1] == pytest.approx(1 / 3)
+    second = runs[0].logits[0, 1].softmax(-1)  # the second step earned nothing, and was not moved
+    torch.testing.assert_close(second, torch.full_like(second, 1 / 3))
+
+
+@pytest.mark.parametrize("estimator", [advantage.rtmc, advantage.gigpo])
+def test_states_and_actions_of_a_task_are_compared(estimator):
+    algorithm = algorithms.dr_grpo(max_length=6).replace(advantage=estimator, group_size=32)
+    run = lab.train(lab.stop_after(length=4), algorithm, steps=60, learning_rate=0.2)
+    assert run.expected_scores[-1] > run.expected_scores[0] + 0.3
 
 
 def test_a_critic_learns_what_it_is_to_foretell():

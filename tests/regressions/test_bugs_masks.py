@@ -3,6 +3,7 @@
 import torch
 
 from rlprims.advantage import discounted_returns, grpo, whiten
+from rlprims.corrections import fipo
 from rlprims.diagnostics import token_mean
 from rlprims.losses import cispo, gspo, seq_mean_token_mean
 from rlprims.rewards import kl_penalty
@@ -79,3 +80,20 @@ def test_b29_a_nan_reward_in_the_padding_poisons_no_group() -> None:
     got = grpo(rewards, torch.tensor([0, 0]), M)
     torch.testing.assert_close(got[:, 0], torch.tensor([0.7071, -0.7071]), rtol=0, atol=1e-4)
     assert rewards.sum(-1).isnan().any()
+
+
+def test_m19_tool_output_is_no_distance_into_the_future() -> None:
+    """ms-swift PR 9328: FIPO's γ^(k − t) counts columns, so what follows a tool call of 64 tokens counts a quarter."""
+    d = torch.zeros(1, 66, dtype=torch.float64)
+    d[0, -1] = 0.1
+    mask = torch.ones_like(d, dtype=torch.bool)
+    mask[0, 1:-1] = False
+    old, a = torch.zeros_like(d), torch.ones_like(d)
+    f = fipo(torch.where(mask, d, NAN), old, a, mask).values
+    gamma = 2 ** (-1 / 32)
+    torch.testing.assert_close(f[0, 0].log(), d.new_tensor(0.1 * gamma))
+    without_tool = fipo(d[:, [0, -1]], old[:, :2], a[:, :2], mask[:, [0, -1]]).values
+    assert torch.equal(f[:, [0, -1]], without_tool)
+    columns = torch.arange(66)
+    peer = (torch.where(mask, d, 0.0) * gamma**columns).sum().exp()
+    assert peer.log() < 0.026

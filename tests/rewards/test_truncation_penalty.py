@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from rlprims.ended import Ended
 from rlprims.rewards import truncation_penalty
 
 SCORES = torch.tensor([1.0, 1.0, 0.0, -2.0])
-TRUNCATED = torch.tensor([False, True, True, True])
+ENDED = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH, Ended.LENGTH])
 
 
 def shaped(**hyperparameters: float) -> list[float]:
-    return (SCORES + truncation_penalty(SCORES, TRUNCATED, **hyperparameters)).tolist()
+    return (SCORES + truncation_penalty(SCORES, ENDED, **hyperparameters)).tolist()
 
 
 def test_a_constant_for_the_missing_end() -> None:
@@ -26,7 +27,7 @@ def test_an_override() -> None:
 
 
 def test_an_unknown_score_stays_unknown_only_where_it_is() -> None:
-    got = truncation_penalty(torch.tensor([torch.nan, torch.nan]), TRUNCATED[:2], scale=0.5)
+    got = truncation_penalty(torch.tensor([torch.nan, torch.nan]), ENDED[:2], scale=0.5)
     assert got.isnan().tolist() == [False, True]
 
 
@@ -44,6 +45,12 @@ def test_values_that_make_no_sense_are_refused(wrong: dict[str, float], blamed: 
         shaped(**wrong)
 
 
-def test_a_flag_must_be_bool() -> None:
-    with pytest.raises(ValueError, match="truncated"):
-        truncation_penalty(SCORES, TRUNCATED.float(), penalty=1.0)
+def test_other_reasons_lose_it_if_they_are_named() -> None:
+    ended = torch.tensor([Ended.STOP, Ended.CONTEXT, Ended.LENGTH, Ended.PARSE_ERROR])
+    got = truncation_penalty(SCORES, ended, penalty=1.0, reasons=("context", "parse_error"))
+    assert got.tolist() == [0, -1, 0, -1]
+
+
+def test_a_flag_is_no_reason() -> None:
+    with pytest.raises(ValueError, match=r"ended has shape .* expected integers"):
+        truncation_penalty(SCORES, ENDED.bool(), penalty=1.0)

@@ -1,5 +1,6 @@
 """What every step keeps: whole groups, no sample lost, the same run from the same seed."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,13 @@ from rich.console import Console
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.grouping import dense_ids
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Step, Trainer, train
-from rlprims.trainer.session import build
+from rlprims.trainer.session import build, start
 
 
 def trainer_of(config: Config, console: Console) -> Trainer:
@@ -277,6 +279,88 @@ def test_what_weighs_an_update_is_of_the_policy_before_it(
         expected = old if number == 1 else asked[number - 1]
         torch.testing.assert_close(now, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(seen[-1][1], seen[-1][2], atol=1e-3), "the policy has moved by the last update"
+
+
+def test_fipo_weighs_from_the_second_update_on_and_cost_shapes_the_score(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    """Before the first update no token has an influence; then they weigh up to 1.2."""
+    algorithm = {
+        "preset": "fipo",
+        "group_size": 3,
+        "max_length": 8,
+        "buffer_length": 4,
+        "filter": {"max_generation_batches": 50},
+        "score_shaping": ["rlprims.rewards.linear_cost"],
+        "mini_batches": 2,
+    }
+    trainer = trainer_of(load(settings | {"algorithm": algorithm}, "optimizer.lr=0.05"), console)
+    weights = list[torch.Tensor]()
+    update = trainer.execution.update
+
+    def seen(batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        weights.append(batch["loss_weights"][batch["response_mask"]])
+        return update(batch, algorithm)
+
+    trainer.execution.update = seen  # type: ignore[method-assign]
+    step = trainer.step()
+    assert bool((weights[0] == 1).all())
+    assert bool(((weights[1] >= 1) & (weights[1] <= 1.2)).all())
+    assert bool((weights[1] > 1).any())
+    assert bool((step.batch["linear_cost"] < 0).any())
+    torch.testing.assert_close(step.batch["shaped_scores"], step.batch["scores"] + step.batch["linear_cost"])
+
+
+def ended_by_length(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, policy: str
+) -> tuple[DataProto, Step]:
+    """The step, and the batch that the policy was updated on."""
+    algorithm = settings["algorithm"] | {"ended": {"length": policy}}
+    trainer = trainer_of(load(settings | {"algorithm": algorithm}, "steps=1"), console)
+    updated = list[DataProto]()
+    update = trainer.execution.update
+    trainer.execution.update = lambda batch, a: updated.append(batch) or update(batch, a)  # type: ignore[method-assign, assignment, func-returns-value]
+    step = trainer.step()
+    return updated[0], step
+
+
+def test_responses_at_their_limit_are_masked_and_count_in_their_group(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    updated, step = ended_by_length(load, settings, console, "mask_turn")
+    _, scored = ended_by_length(load, settings, console, "score")
+    cut = step.batch["ended"] == Ended.LENGTH
+    assert 0 < int(cut.sum()) < len(cut)
+    assert torch.equal(updated["response_mask"].any(-1), ~cut)
+    assert torch.equal(step.batch["response_mask"], scored.batch["response_mask"])  # on record as it was sampled
+    assert not step.batch["advantages"][cut].any()
+    torch.testing.assert_close(step.batch["advantages"][~cut], scored.batch["advantages"][~cut])
+    assert step.metrics["grad_norm"] > 0
+    assert step.metrics["grad_norm"] != scored.metrics["grad_norm"]
+
+
+def test_responses_at_their_limit_are_left_out(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    _, step = ended_by_length(load, settings, console, "leave_out")
+    cut = step.batch["ended"] == Ended.LENGTH
+    assert 0 < int(cut.sum()) < len(cut)
+    assert torch.equal(step.batch["valid_rows"], ~cut)
+    assert not step.batch["advantages"][cut].any()
+    assert step.batch["shaped_scores"].isfinite().all()
+
+
+def test_groups_with_a_response_at_its_limit_are_dropped_and_recorded(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    algorithm = settings["algorithm"] | {"ended": {"length": "drop_group"}}
+    sampling = {"max_new_tokens": 60}  # most random responses have ended by then
+    config = load(settings | {"algorithm": algorithm, "sampling": sampling}, "steps=1")
+    start(config, console)
+    lines = [json.loads(line) for path in config.run_dir.glob("rollouts/*.jsonl") for line in path.open()]
+    assert {line["ended"] for line in lines} == {"stop", "length"}
+    assert {line["ended"] for line in lines if line["fate"] == "trained"} == {"stop"}
+    assert {line["fate"] for line in lines if line["ended"] == "length"} == {"a response ended by length"}
 
 
 def test_without_a_selection_by_log_probs_none_are_measured_before_an_update(

@@ -11,9 +11,13 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
 
+MASKED = {"preset": "rloo", "group_size": 3, "ended": {"length": "mask_turn"}}
+
 
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=["whole", "truncated"])
-@pytest.mark.parametrize("algorithm", [None, {"preset": "remax", "group_size": 2}], ids=["dapo", "remax"])
+@pytest.mark.parametrize(
+    "algorithm", [None, {"preset": "remax", "group_size": 2}, MASKED], ids=["dapo", "remax", "masked"]
+)
 def test_a_replay_trains_as_the_recorded_run_did(
     load: Callable[..., Config],
     settings: dict[str, Any],

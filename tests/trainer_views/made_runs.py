@@ -30,7 +30,7 @@ def sample(sample_id: int, **changes: Any) -> dict[str, Any]:
         "acc": 1.0,
         "failure": None,
         "fate": "trained",
-        "truncated": False,
+        "ended": "stop",
         "prompt_ids": [1, 2],
         "response_ids": [3, 4, 5],
         "response_tokens": ["<answer>", "4", "</answer>"],

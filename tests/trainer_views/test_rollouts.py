@@ -68,13 +68,13 @@ def test_groups_are_printed_together_with_their_numbers(make_run: MakeRun) -> No
     rows = [
         sample(0),
         sample(2, shaped_scores=1.0),
-        sample(1, advantages=[-0.5] * 3, truncated=True, failure="raised", acc=-0.0),
+        sample(1, advantages=[-0.5] * 3, ended="length", failure="raised", acc=-0.0),
     ]
     text = printed(make_run(rollouts={1: rows}))
     first, second = text.split("group 1")
     assert first.count("▸") == 2
     assert "score 1 · shaped 0.5 · advantage -0.75 to +1.50 · acc 1 · 3 tokens · trained" in first
-    assert "advantage -0.50 · acc 0 · failure raised · 3 tokens · truncated · trained" in first
+    assert "advantage -0.50 · acc 0 · failure raised · 3 tokens · ended: length · trained" in " ".join(first.split())
     assert "shaped" not in second
     assert "What is 0 + 1?\nanswer: 4" in first
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from rlprims import advantage, algorithms, corrections
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.local import LocalExecution
 from rlprims.turns import Row, Turn, merge, to_batch
@@ -48,7 +49,7 @@ def test_columns_are_those_of_the_rows(turns: list[Turn]) -> None:
         if "prompt_at" in data:
             expected = [[-1, -1] if entry is None else list(entry) for entry in row.extras["at"][: row.prompt_length]]
             assert data["prompt_at"][i][attended[:width]].tolist() == expected
-        assert data["truncated"][i] == (row.finish == "length")
+        assert Ended(int(data["ended"][i])).label == row.finish
         assert data["agent"][i] == row.agent
 
 
@@ -112,7 +113,7 @@ def test_dtypes() -> None:
         "rewards": "torch.float32",
         "rollout_log_probs": "torch.float32",
         "trajectory_ids": "torch.int64",
-        "truncated": "torch.bool",
+        "ended": "torch.int8",
         "turn_ids": "torch.int64",
         "versions": "torch.int64",
     }

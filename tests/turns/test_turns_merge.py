@@ -233,7 +233,7 @@ def test_forced_tokens_inside_a_turn_are_not_trained() -> None:
 
 def test_a_turn_that_was_resumed_has_the_versions_of_both_halves() -> None:
     """Sampling stopped for new weights, and went on from its own tokens: one row, no token twice."""
-    [row] = merge([Turn([1], [2, 3], [0.0, 0.0], version=1, finish="abort"), Turn([1, 2, 3], [4], [0.0], version=2)])
+    [row] = merge([Turn([1], [2, 3], [0.0, 0.0], version=1, finish="aborted"), Turn([1, 2, 3], [4], [0.0], version=2)])
     assert row.versions == (0, 1, 1, 2)
     assert row.response_mask == (False, True, True, True)
     [row] = merge([Turn([1], [2, 3, 4], [0.0] * 3, version=[1, 1, 2])])

@@ -35,7 +35,7 @@ def rollouts(draw: st.DrawFn, *, max_turns: int = 7, agents: Sequence[str] = ("m
                 sampled,
                 [-(number + 1) - i / 8 for i in range(count)],
                 version=draw(st.one_of(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=count, max_size=count))),
-                finish=draw(st.sampled_from(["stop", "length"])),
+                finish=draw(st.sampled_from(["stop", "length", "parse_error"])),
                 reward=float(draw(st.integers(-2, 2))) if count else 0.0,
                 trainable=draw(
                     st.one_of(st.just(True), st.booleans(), st.lists(st.booleans(), min_size=count, max_size=count))

@@ -4,6 +4,7 @@ What a paper leaves open, or a run decides (group size, learning rate), is a par
 numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS`` says which has which.
 """
 
+from rlprims.algorithms.presets._credit import fipo, prime, tree_grpo, turn_grpo
 from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline, vapo
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
 from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
@@ -37,6 +38,7 @@ __all__ = [
     "dppo",
     "dr_grpo",
     "echo",
+    "fipo",
     "gdpo",
     "gmpo",
     "gpg",
@@ -55,6 +57,7 @@ __all__ = [
     "pass_at_k",
     "pkpo",
     "ppo",
+    "prime",
     "quantile",
     "reinforce",
     "reinforce_pp",
@@ -64,6 +67,8 @@ __all__ = [
     "sapo",
     "sft",
     "topr",
+    "tree_grpo",
+    "turn_grpo",
     "vapo",
     "vespo",
     "w_reinforce",

@@ -96,7 +96,7 @@ def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: in
             "attention_mask": torch.cat([mask, responses.mask], 1),
             "response_mask": responses.mask,
             "rollout_log_probs": responses.log_probs,
-            "truncated": responses.truncated,
+            "ended": responses.ended,
             **kept,
         }
     )

@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from rlprims.ended import Ended
 from rlprims.execution._config import Sampling
 from rlprims.execution._kept import KeptSets
 from rlprims.logprobs import from_logits
@@ -26,7 +27,7 @@ class Responses(NamedTuple):
     tokens: Tensor  # int64 (B, T), padded right
     mask: Tensor  # bool (B, T)
     log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
-    truncated: Tensor  # bool (B,), whether the length limit ended the response
+    ended: Tensor  # int8 (B,), why: codes of Ended
     kept_ids: Tensor | None = None  # int32 (K,), row after row: what top-k, top-p or min-p left; None: they are off
     kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
 
@@ -91,7 +92,7 @@ def sample(
     tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
     mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
-    truncated = torch.ones(rows, dtype=torch.bool, device=device)
+    reasons = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
     kept_sets = KeptSets(rows, limit) if sampling.truncates else None
 
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
@@ -124,7 +125,7 @@ def sample(
         if ends_text is not None:
             texts = [ends_text(row) for row in tokens[row_of, : t + 1].tolist()]
             ended |= torch.tensor(texts, dtype=torch.bool, device=device)
-        truncated[row_of[ended & active]] = False
+        reasons[row_of[ended & active]] = Ended.STOP
         active &= ~ended
         number_active = int(active.sum())
         if not number_active:
@@ -136,4 +137,4 @@ def sample(
             active = active[kept]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
-    return Responses(tokens, mask, log_probs, truncated, *([] if kept_sets is None else kept_sets.by_row()))
+    return Responses(tokens, mask, log_probs, reasons, *([] if kept_sets is None else kept_sets.by_row()))

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
 from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
 from rlprims.execution._kept import ids_left
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
@@ -52,6 +53,14 @@ class _Draw:
 _DRAWS: dict[int, _Draw] = {}
 """Of the requests that the engine of this process works on."""
 _NUMBERS = itertools.count()
+_ENDED = {
+    "stop": Ended.STOP,
+    "length": Ended.LENGTH,
+    "abort": Ended.ABORTED,
+    "repetition": Ended.ABORTED,
+    "error": Ended.ERROR,
+}
+"""What vLLM calls the reasons."""
 
 
 class Quantiles(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM is not there when types are checked
@@ -170,7 +179,7 @@ class VllmEngine:
         tokens = torch.full((rows, limit), self.pad_token_id, dtype=torch.int64)
         mask = torch.zeros(rows, limit, dtype=torch.bool)
         log_probs = torch.zeros(rows, limit)
-        truncated = torch.zeros(rows, dtype=torch.bool)
+        ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
         kept_ids = [torch.zeros(0, dtype=torch.int32)]
         kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
         for i, (output, draw) in enumerate(zip(outputs, draws.values(), strict=True)):
@@ -179,12 +188,14 @@ class VllmEngine:
             tokens[i, :length] = torch.tensor(response.token_ids, dtype=torch.int64)
             mask[i, :length] = True
             log_probs[i, :length] = torch.tensor(draw.log_probs[:length])
-            truncated[i] = response.finish_reason == "length"
+            # The engine says "length" for a full window, too.
+            full = response.finish_reason == "length" and length < limit
+            ended[i] = Ended.CONTEXT if full else _ENDED.get(response.finish_reason, Ended.ERROR)
             if draw.kept is not None:
                 kept_ids += draw.kept[:length]
                 kept_counts[i, :length] = torch.tensor([len(ids) for ids in draw.kept[:length]])
         kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
-        responses = Responses(tokens, mask, log_probs, truncated, *kept)
+        responses = Responses(tokens, mask, log_probs, ended, *kept)
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
     def sleep(self, level: int) -> None:

@@ -1,0 +1,146 @@
+"""Samples that share a beginning: compared with those of their tree, or by the states and actions that they share."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlprims.advantage._group import standard_scores
+from rlprims.advantage._statistics import response_scores
+from rlprims.advantage._turns import check_ids, first_of_each, pair_ids, turn_returns, turn_sums
+from rlprims.grouping import group_count, group_mean
+from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
+from rlprims.masking import check_sequences
+from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TreeIds, TurnIds
+
+
+def tree(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    tree_ids: TreeIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    normalize_std: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    tolerance: float = 1e-6,
+) -> PerToken:
+    """Tree-GRPO, Ji et al. 2025 (arXiv:2509.21240): samples compared with those of their tree, and of their prompt.
+
+    A prompt has several trees; the leaves of one branched off a common beginning, at the border of a turn. With s_i =
+    Σ_t r_it of each leaf, A_i = z of s_i over the prompt + z of s_i over the tree, z = (s − μ) / (σ + ε), on each token
+    of the leaf. Inside a tree the common beginning gets the sum of its leaves' z, which is 0: what is left is which
+    branch was the better one, and the other term says how good the beginning was. Of M trees of N leaves, without
+    deviations, beginnings get (M−1)/M of the policy gradient and branches (MN−1)/(MN) + (N−1)/N of it.
+
+    Where sources disagree: both terms are of the raw scores, as in the paper. In the authors' code the scores are
+    replaced by their z-scores over the prompt before they are compared inside the tree, and a tree of one leaf keeps
+    its raw score where here it gets 0. A token that several leaves have in common is trained in each of them, unless
+    it is masked in all but one.
+
+    Args:
+        rewards: float (B, T) or (N,), per token; one row for each leaf.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        tree_ids: int (B,), which tree of its prompt a leaf is of. Any numbers; equal ones of different prompts are
+            different trees.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        normalize_std: divide by σ + ε, in both terms.
+        ddof: σ's divisor is n − ddof.
+        eps: ε, in units of the reward.
+        tolerance: scores are constant, and get 0, if max − min <= tolerance · max(1, |max|, |min|).
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(4, 1, dtype=torch.bool)
+    >>> scores, trees = torch.tensor([[4.0], [2.0], [0.0], [0.0]]), torch.tensor([0, 0, 1, 1])
+    >>> tree(scores, torch.zeros(4, dtype=torch.int64), trees, m, normalize_std=False).T
+    tensor([[ 3.5000, -0.5000, -1.5000, -1.5000]])
+    """
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    check_sequences(mask, cu_seqlens, tree_ids=tree_ids)
+    if tree_ids.is_floating_point() or tree_ids.dtype is torch.bool:
+        raise ValueError(f"tree_ids has dtype {tree_ids.dtype}, expected integers: a number for each tree")
+    scored = partial(
+        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
+    )
+    a = scored(s, group_ids, valid_rows) + scored(s, pair_ids(group_ids, tree_ids), valid_rows)
+    return to_tokens(a, mask, cu_seqlens)
+
+
+def rtmc(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    turn_ids: TurnIds,
+    state_ids: Tensor,
+    action_ids: Tensor,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    gamma: float = 0.99,
+    prior: float = 2.0,
+) -> PerToken:
+    """Rollout-tree Monte Carlo, Wang et al. 2026 (arXiv:2604.11037): A = Q̂(s, a) − V̂(s) from the group's own visits.
+
+    A step is a turn; R_k = Σ_{l≥k} γ^{l−k} r_l is its return, discounted by turn. Q̂(s, a) is the mean of the returns of
+    action a in state s over the samples of one prompt, each counted once, by its first visit. V̂(s) is the mean over the
+    same visits of all actions. Few visits say little, so V̂ is drawn towards the mean score μ of the prompt:
+
+        A = Q̂(s, a) − (N V̂(s) + n μ) / (N + n), with N visits of s and the prior's weight n.
+
+    :func:`gigpo` compares returns in a state one by one; here those of one action share their mean.
+
+    The formula was checked against a paper and an implementation that cite it (as eq. 11), not against the paper; γ =
+    0.99 and n = 2 are what that implementation names as the paper's. μ is not discounted there, and not here, so with
+    γ < 1 early steps that few visit have a small disadvantage. The paper's optional division by the deviation of the
+    group is left out.
+
+    Args:
+        rewards: float (B, T) or (N,), per token: each turn's reward anywhere in it.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to.
+        state_ids: int (B, T) or (N,), the state that the turn answers, on each of its tokens. Any numbers, a hash for
+            one; equal numbers of different prompts are different states.
+        action_ids: int (B, T) or (N,), what the turn does there, such as its tool and target, on each of its tokens.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        gamma: discount per turn.
+        prior: n, how many visits the mean score of the prompt counts as.
+
+    Returns:
+        float, like rewards; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; a prior below 0.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> steps, actions = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([[7], [7], [8]])  # 7 was right once in two
+    >>> rtmc(torch.tensor([[1.0], [0.0], [1.0]]), steps[:, 0], steps, steps, actions, m, prior=0.0).T
+    tensor([[-0.1667, -0.1667,  0.3333]])
+    """
+    if prior < 0:
+        raise ValueError(f"prior={prior}, expected a number of at least 0: how many visits the mean score counts as")
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    check_ids(mask, cu_seqlens, state_ids=state_ids, action_ids=action_ids)
+    returns = turn_returns(rewards, turn_ids, mask, cu_seqlens, gamma=gamma).flatten()
+    states = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), state_ids).flatten()
+    actions = pair_ids(states, action_ids.flatten())
+
+    # A sample counts once for each action that it took in a state: on the last token of the first turn that did.
+    samples = expand_to_tokens(torch.arange(s.shape[0], device=s.device), mask, cu_seqlens).flatten()
+    last = last_of_turn(turn_ids, mask, cu_seqlens)
+    visits = first_of_each(pair_ids(samples, actions), last.flatten())
+    q, v = group_mean(returns, actions, visits), group_mean(returns, states, visits)
+    mean_score = expand_to_tokens(group_mean(s, group_ids, valid_rows), mask, cu_seqlens).flatten()
+    share = prior / (group_count(states, visits).clamp(min=1).to(v.dtype) + prior)
+    a = (q - v - share * (mean_score - v)).reshape(mask.shape)
+    return turn_sums(torch.where(last, a, 0.0), turn_ids, mask, cu_seqlens)

@@ -1,0 +1,71 @@
+"""FIPO: a token weighs by how the policy has moved on what came after it."""
+
+from rlprims import scan
+from rlprims.corrections._weights import Weights
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.ratios import clamp_log_ratio, log_ratio
+from rlprims.types import CuSeqlens, PerToken, TokenMask
+
+
+def fipo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    half_life: float = 32.0,
+    w_min: float = 1.0,
+    w_max: float = 1.2,
+    max_ratio: float = 10.0,
+    safe_ratio: float = 4.0,
+) -> Weights:
+    """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): tokens that led to what was reinforced weigh more.
+
+    With d_t = log π_t − log π_old,t and ρ = exp(d), F_t = Σ_{k≥t} γ^{k−t} d_k over the valid tokens of the response
+    with ρ_k <= ``max_ratio``, γ = 2^(−1/τ), and f_t = clip(exp(F_t), w_min, w_max). Where A_t < 0 and ρ_t >
+    ``safe_ratio``, f_t is at most 1: what the policy has come to prefer by far and should unlearn is not pushed harder.
+    Weights of the policy loss, f_t · loss_t, as a product with the advantage: f is not negative and a constant.
+
+    At the first update of a batch π is π_old and every weight is 1: an algorithm that has a single one is not changed.
+
+    k − t counts valid tokens, so tool output between two turns costs nothing. ms-swift counts columns. ``w_min=1`` and
+    ``max_ratio=10`` are the authors' script for 32B; ``w_min=0.8`` is the symmetric form.
+
+    Args:
+        log_probs: float (B, T) or (N,), of the policy before this update; a constant here.
+        old_log_probs: float, like log_probs: the policy at the start of the step.
+        advantages: float, like log_probs; only the sign is read.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed.
+        half_life: τ, in valid tokens: after so many a difference counts half.
+        w_min, w_max: bounds of a weight; 0 <= w_min <= 1 <= w_max.
+        max_ratio: δ, tokens of a larger ratio are left out of F.
+        safe_ratio: the largest ratio at which a token with a negative advantage may weigh more than 1.
+
+    Returns:
+        Weights between w_min and w_max, 0 outside the mask, which account for no gap.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; bounds without 1; a half-life or ratio that is not positive.
+
+    >>> import torch
+    >>> m, old = torch.tensor([[True, False, True]]), torch.zeros(1, 3)
+    >>> now = torch.tensor([[0.0, 9.0, 0.2]])  # F is 0.1 and 0.2: the tool's token is no distance
+    >>> fipo(now, old, torch.ones(1, 3), m, half_life=1.0).values
+    tensor([[1.1052, 0.0000, 1.2000]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    if not 0 <= w_min <= 1 <= w_max:
+        raise ValueError(f"w_min={w_min} must be in [0, 1] and w_max={w_max} at least 1, the weight on policy")
+    if not (half_life > 0 and max_ratio > 0 and safe_ratio > 0):
+        raise ValueError(
+            f"half_life={half_life}, max_ratio={max_ratio} and safe_ratio={safe_ratio}, expected numbers above 0"
+        )
+    d = log_ratio(log_probs.detach(), old_log_probs, response_mask)
+    ratio = d.exp()
+    counted = d.masked_fill(ratio > max_ratio, 0.0)
+    future = scan.discounted_sum(counted, 2 ** (-1 / half_life), response_mask, cu_seqlens)
+    weights = clamp_log_ratio(future).exp().clamp(w_min, w_max)
+    unsafe = (zero_outside(advantages, response_mask) < 0) & (ratio > safe_ratio)
+    return Weights(zero_outside(weights.clamp(max=1.0).where(unsafe, weights), response_mask))
