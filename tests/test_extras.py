@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlprims import DataProto, layout, turns
 from rlprims.batching import balance, micro_batches
+from rlprims.execution import kept_of
 from rlprims.trajectories import join
 
 LAYERS, EXPERTS = 2, 3
@@ -23,6 +24,11 @@ def routes(number: Tensor) -> Tensor:
     """(..., L, K) of a token's number."""
     steps = torch.arange(LAYERS * EXPERTS).view(LAYERS, EXPERTS)
     return (number[..., None, None] * 7 + steps) % 251
+
+
+def kept_set(number: int) -> list[int] | None:
+    """The ids that a token was drawn from: 0 to 4 of them and itself; of every seventh token all."""
+    return None if number % 7 == 0 else [number, *range(1000, 1000 + number % 5)]
 
 
 def rollout(rng: np.random.Generator, first: int) -> tuple[list[turns.Turn], int]:
@@ -36,9 +42,8 @@ def rollout(rng: np.random.Generator, first: int) -> tuple[list[turns.Turn], int
         number, prompt = drawn[-1] + 1, history + asked
         history = prompt + drawn
         experts = routes(torch.tensor(history)).to(torch.uint8).numpy()
-        made.append(
-            turns.Turn(prompt, drawn, [-x / 100 for x in drawn], version=version, extras={"routed_experts": experts})
-        )
+        extras = {"routed_experts": experts, "kept": [kept_set(number) for number in drawn]}
+        made.append(turns.Turn(prompt, drawn, [-x / 100 for x in drawn], version=version, extras=extras))
     return made, number
 
 
@@ -56,6 +61,12 @@ def assert_extras_are_their_tokens(data: DataProto) -> None:
     assert torch.equal(data["routed_experts"][mask].long(), routes(numbers)[mask])
     torch.testing.assert_close(data["rollout_log_probs"][mask], -numbers[mask] / 100)
     assert (data["routed_experts"][numbers == 0] == 255).all()  # padding has the filler, not experts
+    kept = kept_of(data)
+    assert kept is not None
+    sets = kept.ids.split(kept.offsets.diff().tolist())
+    found = dict(zip(numbers[mask].tolist(), [sets[i].tolist() for i in mask.flatten().nonzero()[:, 0]], strict=True))
+    assert found == {number: kept_set(number) or [] for number in found}
+    assert int(kept.offsets[-1]) == int(data["kept_counts"][mask].sum())  # nothing belongs to padding or tool output
 
 
 @settings(max_examples=40, deadline=None)

@@ -26,6 +26,7 @@ _COLUMNS = {
     "versions": torch.int64,
 }
 _NAMES = {"prompts", "responses", "attention_mask", "trajectory_ids", "group_ids", "ended", "agent", *_COLUMNS}
+_NAMES |= {"kept_counts", "kept_ids"}
 
 
 def to_batch(
@@ -44,8 +45,10 @@ def to_batch(
     - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
     - ``ended`` int8 (B,): the code of ``finish`` of the row's last turn. ``agent``: objects (B,).
-    - Each of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an extra
-      for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
+    - ``kept_counts`` int32 (B, T) and ``kept_ids`` int32, ragged (B, *), if turns have the extra ``kept``: the sets
+      that truncated sampling drew from, as the trainer and ``types.Kept`` read them.
+    - Each other of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an
+      extra for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
 
     Args:
         rollouts: the rows of each rollout, from :func:`merge`.
@@ -76,6 +79,7 @@ def to_batch(
         raise ValueError(f"{what}, expected at least one row each: leave rollouts without turns out")
     rows = list(chain.from_iterable(rollouts))
     names = dict.fromkeys(name for row in rows for name in row.extras)
+    is_truncated = names.pop("kept", True) is None  # "kept" has entries of any length, and so columns of its own
     if taken := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
         raise ValueError(f"extras {sorted(taken)} have the names of columns, expected other names")
 
@@ -98,6 +102,13 @@ def to_batch(
             prompts[f"prompt_{name}"] = _extra(name, of_prompts, padding)
 
     columns: dict[str, Tensor] = {}
+    if is_truncated:
+        sets = [_kept_sets(row) for row in rows]
+        sizes = torch.tensor([len(ids) for of_row in sets for ids in of_row], dtype=torch.int32)
+        responses["kept_counts"] = sizes, sizes.new_zeros(())
+        of_rows_sizes = torch.tensor([sum(map(len, of_row)) for of_row in sets])
+        ids = _flat((ids for of_row in sets for ids in of_row), torch.int32)
+        columns["kept_ids"] = torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(of_rows_sizes))
     if packed:
         for part, offsets in ((prompts, _cu_seqlens(prompt_lengths)), (responses, _cu_seqlens(lengths))):
             for name, (values, _) in part.items():
@@ -113,6 +124,12 @@ def to_batch(
     columns["group_ids"] = dense_ids(group_labels).repeat_interleave(counts)
     columns["ended"] = torch.tensor([Ended.of(row.finish) for row in rows], dtype=torch.int8)
     return DataProto.from_dict(tensors=columns, non_tensors={"agent": [row.agent for row in rows]})
+
+
+def _kept_sets(row: Row) -> list[Sequence[int]]:
+    """Of each token of the response the ids that it was drawn from; none where that was the whole vocabulary."""
+    sets = row.extras.get("kept", (None,) * len(row.token_ids))[row.prompt_length :]
+    return [() if ids is None else [int(id_) for id_ in ids] for ids in sets]
 
 
 def _flat(parts: Iterator[Sequence[Any]], dtype: torch.dtype) -> Tensor:

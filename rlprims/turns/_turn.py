@@ -27,7 +27,8 @@ class Turn:
             tokens that were forced and not drawn.
         agent: turns of different agents never share a row.
         extras: more columns, such as routed experts. Each has one entry per sampled id, or one per id of prompt and
-            sampled ids together.
+            sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, the sampled one
+            among them; None where nothing was cut.
 
     Raises:
         ValueError: lengths differ, ids are not integers, or ``finish`` is no reason to end.
@@ -70,6 +71,18 @@ class Turn:
                 raise ValueError(
                     f"extras[{name!r}] has {len(column)} entries, expected {sampled}, one for each of sampled_ids, or "
                     f"{whole}, one for each of prompt_ids and sampled_ids: add an entry for a token that has none"
+                )
+
+        self._check_kept()
+
+    def _check_kept(self) -> None:
+        sets = self.extras.get("kept", ())
+        for i, (sampled, kept) in enumerate(zip(reversed(self.sampled_ids), reversed(sets), strict=False), 1):
+            if kept is not None and len(kept) and sampled not in list(kept):
+                place = len(self.sampled_ids) - i
+                raise ValueError(
+                    f"sampled_ids[{place}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
+                    "set that the token was drawn from; give the sampler's own, and do not filter the logits again"
                 )
 
     @property

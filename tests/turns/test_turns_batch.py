@@ -265,3 +265,19 @@ def test_the_columns_are_those_that_execution_reads(tmp_path: Path) -> None:
         for t, valid in enumerate(row.response_mask[row.prompt_length :], start=row.prompt_length):
             expected = log_probs[t - 1, row.token_ids[t]] if valid else torch.tensor(0.0)
             torch.testing.assert_close(found[i, t - row.prompt_length], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_kept_sets_of_two_turns() -> None:
+    """Of three sampled tokens the first was drawn from two ids, the second from all, the third from one."""
+    first = Turn([1], [2, 3], [-0.5, -0.5], extras={"kept": [[2, 7], None]})
+    second = Turn([1, 2, 3, 4], [5], [-0.1], extras={"kept": [[5]]})
+    for packed in (False, True):
+        data = to_batch([merge([first, second])], ["q"], pad_id=0, packed=packed)
+        counts = data["kept_counts"].values() if packed else data["kept_counts"][0]
+        assert counts.tolist() == [2, 0, 0, 1]  # the third is the prompt of the second turn
+        assert data["kept_ids"].values().tolist() == [2, 7, 5]
+
+
+def test_a_sampled_token_outside_its_kept_set_prime_rl_2601() -> None:
+    with pytest.raises(ValueError, match=r"sampled_ids\[1\] is 3, which is not in its kept set of 2 ids"):
+        Turn([1], [2, 3], [-0.5, -0.5], extras={"kept": [[2], [4, 5]]})
