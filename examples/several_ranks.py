@@ -58,7 +58,8 @@ def main() -> None:
 
 def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals) -> Tensor:
     """The token mean of the clipped surrogate over the whole step: these rows' share of it."""
-    log_probs = logprobs.from_logits(model(batch["token_ids"]), batch["token_ids"])
+    token_ids = batch["token_ids"]
+    log_probs = logprobs.from_logits(model(token_ids.flatten()), token_ids.flatten()).view_as(token_ids)
     per_token = losses.clipped_surrogate(log_probs, log_probs.detach(), batch["advantages"], batch["response_mask"])
     return losses.token_mean(per_token, batch["response_mask"], totals=totals)
 
