@@ -14,9 +14,20 @@ from tests.trainer.runs import metrics_of
 MASKED = {"preset": "rloo", "group_size": 3, "ended": {"length": "mask_turn"}}
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=["whole", "truncated"])
+WHOLE, TRUNCATED = {}, {"top_p": 0.8, "min_p": 0.02}
+REMAX = {"preset": "remax", "group_size": 2}
+
+
 @pytest.mark.parametrize(
-    "algorithm", [None, {"preset": "remax", "group_size": 2}, MASKED], ids=["dapo", "remax", "masked"]
+    ("algorithm", "sampling"),
+    [
+        pytest.param(None, WHOLE, id="dapo-whole"),
+        pytest.param(MASKED, TRUNCATED, id="masked-truncated"),
+        pytest.param(None, TRUNCATED, id="dapo-truncated", marks=pytest.mark.slow),
+        pytest.param(MASKED, WHOLE, id="masked-whole", marks=pytest.mark.slow),
+        pytest.param(REMAX, WHOLE, id="remax-whole", marks=pytest.mark.slow),
+        pytest.param(REMAX, TRUNCATED, id="remax-truncated", marks=pytest.mark.slow),
+    ],
 )
 def test_a_replay_trains_as_the_recorded_run_did(
     load: Callable[..., Config],

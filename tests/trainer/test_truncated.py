@@ -93,7 +93,7 @@ def test_the_samplers_log_probs_serve_as_the_trainers(steps: Callable[..., list[
     torch.testing.assert_close(done[2].batch["old_log_probs"], done[2].batch["rollout_log_probs"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_same_metrics(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, staleness: int
 ) -> None:
@@ -118,6 +118,7 @@ def test_a_resumed_run_has_the_same_metrics(
     assert all("kept_mass" in line for line in metrics_of(broken) if line["kind"] == "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1], ids=["turned on", "turned off"])
 def test_truncation_may_change_in_mid_run(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, order: int
