@@ -57,12 +57,13 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, n
             f"valid_rows has shape {tuple(valid_rows.shape)} and dtype {valid_rows.dtype}, "
             f"expected bool ({group_ids.shape[0]},): one entry per row"
         )
-    if are_readable(group_ids) and group_ids.shape[0] and ((group_ids < 0) | (group_ids >= group_ids.shape[0])).any():
-        low, high = (int(x) for x in group_ids.aminmax())
-        raise ValueError(
-            f"{name} run from {low} to {high}, expected ids in [0, {group_ids.shape[0]}), the number of rows: "
-            "use grouping.dense_ids(labels)"
-        )
+    if are_readable(group_ids) and group_ids.shape[0]:
+        low, high = group_ids.aminmax()
+        if low < 0 or high >= group_ids.shape[0]:
+            raise ValueError(
+                f"group_ids run from {int(low)} to {int(high)}, expected ids in [0, {group_ids.shape[0]}), the number "
+                "of rows: use grouping.dense_ids(labels)"
+            )
 
 
 def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:

@@ -78,7 +78,7 @@ def clipped_surrogate(
     advantages = zero_outside(advantages, response_mask).detach()
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    losses = -torch.minimum(advantages * ratio, advantages * clipped_ratio)
     if dual_clip is not None:
         losses = torch.where(advantages < 0, losses.clamp(max=-advantages * dual_clip), losses)
     return zero_outside(losses, response_mask)

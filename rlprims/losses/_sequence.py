@@ -66,7 +66,7 @@ def gspo(
     log_s = sequence_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens, mean=mean == "geometric")
     s = log_s.exp()
     clipped_s = s.clamp(1 - clip_low, 1 + clip_high)
-    return zero_outside(torch.maximum(-advantages * s, -advantages * clipped_s), response_mask)
+    return zero_outside(-torch.minimum(advantages * s, advantages * clipped_s), response_mask)
 
 
 def gspo_token(
@@ -114,7 +114,7 @@ def gspo_token(
     log_probs = zero_outside(log_probs, response_mask & (log_probs != -torch.inf))
     s_t = s * (log_probs - log_probs.detach()).exp()
     clipped_s_t = s_t.clamp(1 - clip_low, 1 + clip_high)
-    return zero_outside(torch.maximum(-advantages * s_t, -advantages * clipped_s_t), response_mask)
+    return zero_outside(-torch.minimum(advantages * s_t, advantages * clipped_s_t), response_mask)
 
 
 def gmpo(
