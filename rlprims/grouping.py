@@ -61,7 +61,7 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, n
         low, high = group_ids.aminmax()
         if low < 0 or high >= group_ids.shape[0]:
             raise ValueError(
-                f"group_ids run from {int(low)} to {int(high)}, expected ids in [0, {group_ids.shape[0]}), the number "
+                f"{name} run from {int(low)} to {int(high)}, expected ids in [0, {group_ids.shape[0]}), the number "
                 "of rows: use grouping.dense_ids(labels)"
             )
 
