@@ -16,6 +16,7 @@ from rlprims.rewards.sandbox._guest import Guest, IsolationError, Limits, Result
 __all__ = ["IsolationError", "Limits", "Result", "isolation", "run", "run_tests"]
 
 _HERE = Path(__file__).parent
+_UNTESTABLE = 97
 
 
 def run(program: str, *, stdin: str = "", limits: Limits | None = None, allow_unisolated: bool = False) -> Result:
@@ -39,6 +40,7 @@ def run_tests(
     program: str,
     tests: str,
     *,
+    before: str = "",
     setup: str = "",
     functions: Sequence[str] = (),
     limits: Limits | None = None,
@@ -56,7 +58,7 @@ def run_tests(
     isolate, limits = choose(allow_unisolated), limits or Limits()
     ours, theirs = socket.socketpair()
     values = {"_values.py": (_HERE / "_values.py").read_text()}
-    tested = {"main.py": (_HERE / "_functions.py").read_text(), "program.py": program}
+    tested = {"main.py": (_HERE / "_functions.py").read_text(), "before.py": before, "program.py": program}
     testing = {
         "main.py": (_HERE / "_tests.py").read_text(),
         "setup.py": setup,
@@ -82,4 +84,7 @@ def run_tests(
                 if not answering.ready:
                     asking.deadline = time.monotonic() + limits.seconds  # the tests' time begins when both are there
             if asking.step(ready):
-                return asking.result()
+                result = asking.result()
+                if result.status == "finished" and result.code == _UNTESTABLE:
+                    raise ValueError(result.stderr.strip())
+                return result
