@@ -21,7 +21,7 @@ from typing import Any, cast
 from rlprims.rewards._outcome import Failure, Outcome, columns_of
 from rlprims.rewards._pool_server import IDLE
 from rlprims.rewards.scoring import Scores, to_rows, to_scores
-from rlprims.rewards.verifiers._by_source import imported
+from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
 
