@@ -65,7 +65,7 @@ def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, given
     os.closerange(4 if calls else 3, 64)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         mode = "w" if fd else "r"
-        stream = open(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115: for good
+        stream = open(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["main.py"]
