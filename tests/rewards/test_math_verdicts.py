@@ -24,6 +24,7 @@ RIGHT = [
     (r"\text{New York}", "New  York"),
     ("90", "90°"), (r"90^\circ", "90°"), (r"90^{\circ}", r"90\degree"), (r"90^\circ", r"90\text{ degrees}"),
     (r"22.5^\circ", r"\frac{45}{2}^{\circ}"), (r"5 \text{ or } 6", "5, 6"), ("5, 6", r"5 \text{ or } 6"),
+    ("-2,2", r"x=-2 \text{ or } x=2"), ("x=1, y=2", "x=1,y=2"), ("mc^2", "E=mc^2"), ("[1,2]", r"x \in [1,2]"),
     ("maybe", "maybe"), (r"x \approx 5", r"x \approx 5"),
 ]  # fmt: skip
 WRONG = [
@@ -32,6 +33,7 @@ WRONG = [
     (r"\frac{1}{3}E+\frac{1}{3}E_1", "1/3"), (r"\frac{1}{3}E_1+\frac{1}{3}E_2", "2/3"),
     (r"\frac{1}{3}E+\frac{1}{3}E_1", "2/3"), (r"\frac{2}{3}E", "2/3"),
     ("5", "6=5"), ("5", "5=6"), ("5", "x=6=5"), ("5", "2+4=5"), ("x=5", "6=5"), ("5", r"5 \text{ (or 6)}"),
+    ("5", r"x=5 \text{ or } x=6"),
     ("5", "5 (or 6)"), ("5", r"5 \text{ or } 6"), ("5", r"5 \text{, maybe } 6"), ("5", r"5 \approx 6"),
     ("5", r"6 \approx 5"), ("5", r"5 \approx 5.4"), ("5", r"5 \approx 5 \approx 6"), ("5", r"\text{not } 5"),
     ("5", r"5\text{ (if it is 6, then 6)}"), (r"\frac{10}{3}", r"\frac{10}{3} \approx 3.4"),

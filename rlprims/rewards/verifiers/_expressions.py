@@ -50,7 +50,8 @@ def for_parser(text: str, units: bool) -> str:
         text = text.replace(other, one)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _ENERGY.sub(r"\\Xi ", text)
-    return text if units or not _WORDS.sub("", text).strip() else _WORDS.sub("", text)
+    bare = _WORDS.sub(lambda words: words.group() if words.group(1).strip() in ("or", "and") else "", text)
+    return text if units or not bare.strip() else bare
 
 
 def split_outside(text: str, mark: str) -> list[str]:

@@ -14,7 +14,7 @@ _LONGEST, _DEEPEST = 1000, 8
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad\b|~|\s+")
 _FRACTION = re.compile(r"([-+]?)(?:\\frac(?:\{([-+]?\d{1,100})\}\{(\d{1,100})\}|(\d)(\d))|(\d{1,100})/(\d{1,100}))")
 _POWER = re.compile(r"(?:([-+]?[^\\*e^]{1,100}?)(?:\\times|\\cdot|\*)|([-+]?))10\^(?:\{([-+]?\d{1,3})\}|(\d))")
-_RELATION = re.compile(r"[<>]|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|pm|mp|to)\b")
+_RELATION = re.compile(r"[<>,;]|\b(?:or|and)\b|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|pm|mp|to)\b")
 
 
 def math(response: str, answer: str, *, final_phrase: bool = False) -> dict[str, float]:
@@ -71,11 +71,11 @@ def _equal(gold: str, said: str) -> bool:
             return _equal(gold, r"\approx".join(rounded))
         return len(rounded) == 1 and _rounds(exact, rounded[0]) and _equal(gold, exact)
     names = {_expressions.name_defined(text) for text in (gold, said)} - {None}
-    if len(names) == 1 and not any("," in text or _RELATION.search(text) for text in (gold, said)):
+    if len(names) == 1 and not any(_RELATION.search(text) for text in (gold, said)):
         golds, saids = (list(_expressions.sides(text)) for text in (gold, said))
         if len(golds) == 1:
             return all(_means(golds[0], side) for side in saids)
-    if "=" not in gold and len(saids := _expressions.split_outside(said, "=")) > 1 and not names:
+    if not names and "=" not in gold and len(saids := _expressions.split_outside(said, "=")) > 1:
         return all(_means(gold, side) for side in saids)
     return _means(gold, said)
 
@@ -93,22 +93,8 @@ def _means(gold: str, said: str) -> bool:
     units = _expressions.letters(said) <= _expressions.unit_letters(gold)
     gold_units = not _expressions.letters(gold) - _expressions.unit_letters(said)
     expected, found = _parse_gold(gold, gold_units), _parse(said, units)
-    if _dropped(gold, expected, gold_units) - _expressions.letters(said):
-        return False
-    if _dropped(said, found, units) - _expressions.letters(gold):
-        return False
     # The order matters: math-verify asks whether the second is an acceptable form of the first.
     return bool(verify(expected, found, timeout_seconds=None))
-
-
-def _dropped(text: str, parsed: list[Any], units: bool) -> set[str]:
-    """Variables of the text that the parser has lost."""
-    if units or not parsed or not hasattr(parsed[0], "free_symbols"):
-        return set()
-    kept = {character for symbol in parsed[0].free_symbols for character in str(symbol)}
-    return {
-        letter for letter in _expressions.letters(text) - {"E"} if letter not in kept and letter.lower() not in kept
-    }
 
 
 def _rounds(exact: str, rounded: str) -> bool:
