@@ -16,17 +16,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
+from rlprims.masking import check_choice
 from rlprims.rewards._outcome import Failure, Outcome, columns_of
 from rlprims.rewards._pool_server import IDLE
 from rlprims.rewards.scoring import Scores, to_rows, to_scores
-from rlprims.rewards.verifiers._by_source import imported
+from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
 
 _CHUNK_SECONDS = 0.02
 _LARGEST_CHUNK = 256
+_LIMITS = ("timeout", "CPU limit", "raised MemoryError")
+
+AtLimit: TypeAlias = Literal["nan", "zero"]
 
 
 class Pool:
@@ -49,9 +53,12 @@ class Pool:
         memory_mb: address space that a worker may take beyond what it starts with; None: no limit.
         recycle_after: rows after which a worker is replaced: what leaks is given back.
         preload: modules that the verifier imports when it first runs, such as ``math_verify``: imported once.
+        timeout: what a row is that a limit of time or memory ended. ``nan``: it has no score, which takes its group
+            out of training: a policy can learn to write what does not end. ``zero``: its score is 0, and the column
+            ``limit_reached`` is 1; a slow machine then makes right answers wrong.
 
     Raises:
-        ValueError: the verifier cannot be imported there.
+        ValueError: the verifier cannot be imported there; an unknown ``timeout``.
 
     >>> from rlprims.rewards import verifiers
     >>> with Pool(verifiers.gsm8k, {"strict": True}, workers=1) as pool:  # doctest: +SKIP
@@ -70,12 +77,15 @@ class Pool:
         memory_mb: int | None = 2048,
         recycle_after: int = 100_000,
         preload: Sequence[str] = (),
+        timeout: AtLimit = "nan",
     ) -> None:
+        check_choice("timeout", timeout, AtLimit)
         if workers < 1 or seconds <= 0:
             raise ValueError(f"workers={workers} must be at least 1, and seconds={seconds} above 0")
         path = verifier if isinstance(verifier, str) else _path(verifier)
         self._columns = columns_of(imported(path))
         self._seconds = seconds
+        self._zero_at_limit = timeout == "zero"
         self._lock = threading.Lock()
         self._chunk = 8
         self._workers: list[_Worker | None] = [None] * workers
@@ -104,11 +114,12 @@ class Pool:
             if not self._finalizer.alive:
                 raise ValueError("the pool is closed")
             try:
-                return to_scores(self._score(rows))
+                outcomes = self._score(rows)
             except BaseException:  # an interrupt: nobody may go on with rows that nobody waits for
                 for slot in range(len(self._workers)):
                     self._end(slot)
                 raise
+        return to_scores([_zero(outcome) for outcome in outcomes] if self._zero_at_limit else outcomes)
 
     def close(self) -> None:
         """End every process of the pool."""
@@ -295,6 +306,12 @@ def _failure(cause: str | None, status: int, seconds: float) -> Failure:
         name = signal.Signals(-status).name
         return Failure(f"killed by {name}", "out of memory?" if name == "SIGKILL" else "a crash in compiled code?")
     return Failure("worker exited", f"with code {status}")
+
+
+def _zero(outcome: Outcome) -> Outcome:
+    if isinstance(outcome, Failure) and outcome.cause in _LIMITS:
+        return {"score": 0.0, "acc": 0.0, "limit_reached": 1.0}
+    return outcome
 
 
 def _next_size(size: int, given: int, elapsed: float) -> int:

@@ -64,6 +64,13 @@ class ScoringConfig(_Section):
     )
     recycle_after: int = Field(default=100_000, ge=1, description="responses after which a worker is replaced")
     preload: tuple[str, ...] = Field(default=(), description="modules that the verifier imports when it first runs")
+    timeout: Literal["nan", "zero"] = Field(
+        default="nan", description="score of a response that a limit ended; nan takes its group out of training"
+    )
+    thinking: tuple[str, str] | None = Field(
+        default=None, description="opening and closing tag: what is between them is removed before the verifier reads"
+    )
+    thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
 
 
 class CriticConfig(_Section):

@@ -24,6 +24,7 @@ from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.scoring import naive
+from rlprims.rewards.verifiers import without_thinking
 from rlprims.trainer.config import Config, ScoringConfig
 from rlprims.trainer.data import Example
 
@@ -114,10 +115,17 @@ def verify(verifier: Use, rows: DataProto, scoring: ScoringConfig | None = None)
     becomes NaN, and the column ``failure`` says why.
     """
     columns = {name: column.tolist() for name, column in rows.non_tensor_batch.items()}
+    responses = columns["response"]
+    if scoring is not None and scoring.thinking is not None:
+        opening, closing = scoring.thinking
+        responses = [
+            without_thinking(text, opening=opening, closing=closing, opened=scoring.thinking_opened)
+            for text in responses
+        ]
     if scoring is not None and scoring.workers:
-        scored = _pool(verifier, scoring)(columns["response"], columns["answer"], columns)
+        scored = _pool(verifier, scoring)(responses, columns["answer"], columns)
     else:
-        scored = naive(verifier.fn, columns["response"], columns["answer"], columns, **dict(verifier.bound))
+        scored = naive(verifier.fn, responses, columns["answer"], columns, **dict(verifier.bound))
     for cause, example in scored.causes.items():
         if (verifier.path, cause) not in _REPORTED:
             _REPORTED.add((verifier.path, cause))
@@ -138,7 +146,9 @@ def _pool(verifier: Use, scoring: ScoringConfig) -> Pool:
     """One for each verifier and its limits, for the life of the process: starting one costs seconds."""
     key = (verifier.model_dump_json(), scoring)
     if key not in _POOLS:
-        _POOLS[key] = Pool(verifier.fn, dict(verifier.bound), **scoring.model_dump())
+        _POOLS[key] = Pool(
+            verifier.fn, dict(verifier.bound), **scoring.model_dump(exclude={"thinking", "thinking_opened"})
+        )
     return _POOLS[key]
 
 

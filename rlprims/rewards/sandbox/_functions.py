@@ -14,13 +14,17 @@ def main() -> None:
     sys.setrecursionlimit(10_000)
     namespace: dict[str, Any] = {"__name__": "program"}
     # The walls are around this process, and no verdict is made in it.
-    exec(compile((here / "program.py").read_text(encoding="utf-8"), "program.py", "exec"), namespace)
+    for file in ("before.py", "program.py"):
+        exec(compile((here / file).read_text(encoding="utf-8"), file, "exec"), namespace)
     for line in os.fdopen(os.dup(3), "rb"):
         name, arguments, named = values.loads(line)
+        if name not in namespace:
+            sys.exit(f"{name} is not defined")
         try:
             text = values.dumps(("value", namespace[name](*arguments, **named)))
         except BaseException as error:
-            text = values.dumps(("raised", type(error).__name__, str(error)[:1000]))
+            kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+            text = values.dumps(("raised", kinds, str(error)[:1000]))
         answer = text.encode() + b"\n"
         while answer:
             answer = answer[os.write(3, answer) :]

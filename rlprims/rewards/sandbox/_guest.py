@@ -37,6 +37,8 @@ class Limits:
     """at once, threads too"""
     disk_mb: int = 64
     """of its temporary directory, which is memory"""
+    files: int = 1024
+    """in its temporary directory, folders too; without isolation not limited"""
     output_bytes: int = 2**20
     """of stdout, and of stderr"""
 
@@ -100,7 +102,7 @@ class Guest:
         channel: socket.socket | None = None,
     ) -> None:
         self._limits, self._isolate = limits, isolate
-        self._folder = None if isolate else tempfile.mkdtemp(prefix="rlprims-sandbox-")
+        self._folder = None if isolate else tempfile.mkdtemp(prefix=f"rlprims-sandbox-{os.getpid()}-")
         self._status, theirs = os.pipe()
         python = os.path.realpath(sys.executable)
         job = {
@@ -115,6 +117,7 @@ class Guest:
             "python": python,
             "readable": _readable(),
             "cpu_seconds": int(limits.seconds) + 1,
+            "files_at_most": limits.files,
             **{name: asdict(limits)[name] for name in ("memory_mb", "processes", "disk_mb")},
         }
         try:
@@ -181,9 +184,10 @@ class Guest:
             bytes(self._texts[fd][: self._limits.output_bytes]).decode("utf-8", "replace")
             for fd in list(self._texts)[:2]
         )
-        if not self.ready:
-            said = self._texts[self._status].decode("utf-8", "replace").strip().removeprefix("error ")
-            raise IsolationError(said or stderr.strip() or "the sandbox did not start")
+        said = self._texts[self._status].decode("utf-8", "replace").splitlines()
+        errors = [line.removeprefix("error ") for line in said if line.startswith("error ")]
+        if errors or not self.ready:
+            raise IsolationError(" ".join(errors) or stderr.strip() or "the sandbox did not start")
         kind = "namespaces" if self._isolate else "none"
         if self._stopped is not None:
             return Result(self._stopped, None, stdout, stderr, kind)

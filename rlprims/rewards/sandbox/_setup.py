@@ -5,25 +5,37 @@ It reads a job (JSON) from stdin and writes lines to the descriptor ``job["statu
 
 The walls are Linux namespaces: a user of its own (nobody, who may do nothing outside), a root of its own (an empty
 tmpfs with the system's libraries and Python bound read-only), no network, and a process tree of its own that the kernel
-ends with its first process. Nothing of them needs root.
+ends with its first process. Nothing of them needs root. A seccomp filter forbids the calls that would pass the limits.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
+import struct
 import sys
 from contextlib import suppress
 from typing import Any
 
-PDEATHSIG, SUBREAPER, NO_NEW_PRIVS = 1, 36, 38
+PDEATHSIG, SECCOMP, SUBREAPER, NO_NEW_PRIVS = 1, 22, 36, 38
 NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
 """Mounts, users, processes, network, IPC, host name, cgroups."""
 NOSUID, NODEV, BIND, RECURSIVE, PRIVATE, DETACH = 2, 4, 4096, 16384, 1 << 18, 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_READ_ONLY, ATTR_NOSUID = 442, -100, 0x8000, 1, 2
 NOBODY = 65534
+FORBIDDEN = {
+    # number of the machine for seccomp, then: shmget, shmat, semget, msgget, mq_open, memfd_create, memfd_secret,
+    # io_uring_setup, add_key, keyctl, userfaultfd, bpf, perf_event_open
+    "x86_64": (0xC000003E, (29, 30, 64, 68, 240, 319, 447, 425, 248, 250, 323, 321, 298)),
+    "aarch64": (0xC00000B7, (194, 196, 190, 186, 180, 279, 447, 425, 217, 219, 282, 280, 241)),
+}
+"""System calls that give memory which no limit counts, or which outlives the process."""
+PRCTL = {"x86_64": 157, "aarch64": 167}
+SEALING, ADD_SEALS, ALL_SEALS = 2, 1033, 0xF
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,7 +121,13 @@ def build_root(job: dict[str, Any]) -> None:
         bind(f"/.old/dev/{device}", f"/dev/{device}")
     write_files(job, "/box")
     os.mkdir("/tmp")
-    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, f"size={job['disk_mb']}m,mode=1777")
+    mount(
+        "tmpfs",
+        "/tmp",
+        "tmpfs",
+        NOSUID | NODEV,
+        f"size={job['disk_mb']}m,nr_inodes={job['files_at_most'] + 1},mode=1777",
+    )
     # No namespaces inside: they would give the program capabilities of its own, and more of the kernel to try.
     with suppress(OSError), open("/.old/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
@@ -156,10 +174,13 @@ def become(job: dict[str, Any], folder: str, writable: str) -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (most, most))
     libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-    given = os.memfd_create("stdin")
-    os.write(given, job["stdin"].encode("utf-8", "replace"))
+    given = os.memfd_create("stdin", SEALING)
+    with open(given, "wb", closefd=False) as file:
+        file.write(job["stdin"].encode("utf-8", "replace"))
     os.lseek(given, 0, os.SEEK_SET)
+    fcntl.fcntl(given, ADD_SEALS, ALL_SEALS)  # it is memory that no limit counts: it stays as large as the input
     os.dup2(given, 0)
+    forbid_system_calls()
     first = 3
     if job["channel"] is not None:
         if job["channel"] != first:
@@ -176,13 +197,52 @@ def become(job: dict[str, Any], folder: str, writable: str) -> None:
     os.execve(job["python"], arguments, environment)
 
 
-def in_own_tree(job: dict[str, Any], folder: str, writable: str) -> None:
+def forbid_system_calls() -> None:
+    """EPERM for :data:`FORBIDDEN`, and for outliving the parent; calls of another machine end the process.
+
+    A classic BPF program: each line is (code, jump if true, jump if false, value).
+    """
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    number, machine, first_argument = 0, 4, 16
+    kill, refuse, allow = 0x80000000, 0x00050001, 0x7FFF0000
+    name = os.uname().machine
+    if name not in FORBIDDEN:
+        raise OSError(f"seccomp: unknown machine {name}")
+    audit, calls = FORBIDDEN[name]
+    program = [(load, 0, 0, machine), (equal, 1, 0, audit), (answer, 0, 0, kill), (load, 0, 0, number)]
+    if name == "x86_64":  # the calls of the x32 machine have this bit
+        program += [(at_least, 0, 1, 0x40000000), (answer, 0, 0, kill)]
+    for call in calls:
+        program += [(equal, 0, 1, call), (answer, 0, 0, refuse)]
+    program += [(equal, 0, 3, PRCTL[name]), (load, 0, 0, first_argument), (equal, 0, 1, PDEATHSIG)]
+    program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+    check(libc.prctl(SECCOMP, 2, ctypes.c_void_p(ctypes.addressof(header)), 0, 0), "seccomp")
+
+
+def in_own_tree(job: dict[str, Any], folder: str, writable: str, watcher: int) -> None:
     """The first process of the new tree: starts the program and waits for it; what remains ends with this one."""
-    libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if job["isolate"]:
+        libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the kernel ends the tree
+    else:  # this process ends it, if the one above is killed; a signal to the group of that one is not for this one
+        os.setsid()
+        libc.prctl(SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGTERM, end_the_rest_and_this)
+        libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != watcher:
+            return
+    me = os.getpid()
     program = os.fork()
     if program == 0:
         try:
+            if not job["isolate"]:
+                libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != me:
+                    os._exit(127)
             become(job, folder, writable)
+        except OSError as error:
+            say(job, f"error {error}")
         finally:
             os._exit(127)
     say(job, "ready")
@@ -214,10 +274,11 @@ def main() -> None:
         say(job, f"error {error}")
         return
     folder, writable = ("/box", "/tmp") if job["isolate"] else (job["folder"], job["folder"])
+    me = os.getpid()
     first = os.fork()
     if first == 0:
         try:
-            in_own_tree(job, folder, writable)
+            in_own_tree(job, folder, writable, me)
         finally:
             os._exit(0)
 
@@ -226,10 +287,22 @@ def main() -> None:
             os.kill(first, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
+    if not job["isolate"]:
+        libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # nobody else ends what the program has started
+        if os.getppid() != job["parent"]:
+            end()
     os.waitpid(first, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not job["isolate"]:
         end_the_rest()
+        if os.getppid() != job["parent"]:  # else the parent takes it away
+            shutil.rmtree(job["folder"], ignore_errors=True)
+
+
+def end_the_rest_and_this(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_the_rest()
+    os._exit(0)
 
 
 def end_the_rest() -> None:
@@ -243,7 +316,8 @@ def end_the_rest() -> None:
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         for child in children:
-            os.waitpid(int(child), 0)
+            with suppress(ChildProcessError):  # the loop that this interrupts may have waited for it
+                os.waitpid(int(child), 0)
 
 
 if __name__ == "__main__":

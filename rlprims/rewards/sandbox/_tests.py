@@ -1,4 +1,8 @@
-"""Inside another sandbox: the tests, which call the program's functions through descriptor 3. Exit code 0: passed."""
+"""Inside another sandbox: the tests, which call the program's functions through descriptor 3. Exit code 0: passed.
+
+Builtins swallow some exceptions: ``all(map(f, inputs))`` ends at a StopIteration as if the inputs were over. So an
+exception of the program fails the tests unless they say that they expect it, by an ``except`` clause or a ``with``.
+"""
 
 import ast
 import builtins
@@ -6,11 +10,63 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _LONGEST_ANSWER = 50_000_000
+_NEVER_CALLED, _UNTESTABLE = 3, 97
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration)
+_NOTE = "_expected_here"
+
+
+class _Mark(ast.NodeTransformer):
+    """Has the tests note each exception that an ``except`` clause catches, or that a ``with`` keeps to itself."""
+
+    def __init__(self) -> None:
+        self._withs = 0
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        self.generic_visit(node)
+        node.body.insert(0, ast.parse(f"{_NOTE}.caught()").body[0])
+        return node
+
+    def visit_With(self, node: ast.With) -> list[ast.stmt]:
+        """``with a: b`` becomes ``with a: with note.leaves(1): b``, and after it ``note.kept(1)``."""
+        self.generic_visit(node)
+        self._withs += 1
+        inner, after = ast.parse(f"with {_NOTE}.leaves({self._withs}): pass\n{_NOTE}.kept({self._withs})").body
+        assert isinstance(inner, ast.With)
+        inner.body, node.body = node.body, [inner]
+        return [node, after]
+
+
+class _Expected:
+    """``open``: the exceptions of the program that no test has expected yet."""
+
+    def __init__(self) -> None:
+        self.open: list[BaseException] = []
+        self._left: dict[int, BaseException | None] = {}
+
+    def caught(self) -> None:
+        self._expect(sys.exception())
+
+    @contextlib.contextmanager
+    def leaves(self, number: int) -> Iterator[None]:
+        self._left[number] = None
+        try:
+            yield
+        except BaseException as error:
+            self._left[number] = error
+            raise
+
+    def kept(self, number: int) -> None:
+        self._expect(self._left.pop(number, None))
+
+    def _expect(self, error: BaseException | None) -> None:
+        while error is not None:
+            self.open = [other for other in self.open if other is not error]
+            error = error.__cause__ or error.__context__
 
 
 def main() -> None:
@@ -19,23 +75,36 @@ def main() -> None:
     values = importlib.import_module("_values")
     sys.setrecursionlimit(10_000)
     answers = os.fdopen(os.dup(3), "rb")
+    expected, called = _Expected(), set[str]()
 
     def remote(name: str) -> Callable[..., Any]:
         """The program's function of this name, as far as plain data goes."""
 
         def function(*arguments: Any, **named: Any) -> Any:
-            call = values.dumps((name, arguments, named)).encode() + b"\n"
+            try:
+                call = values.dumps((name, arguments, named)).encode() + b"\n"
+            except TypeError as problem:
+                end(_UNTESTABLE, f"{name} cannot be called by these tests: {problem}")
+            called.add(name)
             while call:
-                call = call[os.write(3, call) :]
+                try:
+                    call = call[os.write(3, call) :]
+                except OSError:
+                    end(1, f"the program ended before a call of {name}")
             line = answers.readline(_LONGEST_ANSWER)
             if not line.endswith(b"\n"):
-                raise SystemExit(f"the program ended, or answered without end, in a call of {name}")
-            kind, *answer = values.loads(line)
-            if kind == "value":
-                return answer[0]
-            error = getattr(builtins, answer[0], None)
-            known = isinstance(error, type) and issubclass(error, Exception)
-            raise (error if known else RuntimeError)(answer[1])  # type: ignore[misc]
+                end(1, f"the program ended, or answered without end, in a call of {name}")
+            try:
+                kind, *answer = values.loads(line)
+                if kind == "value":
+                    (value,) = answer
+                    return value
+                kinds, text = answer
+                error = exception(kinds, str(text))
+            except Exception as problem:
+                end(1, f"{name} answered what no function answers: {problem!r}"[:1000])
+            expected.open.append(error)
+            raise error
 
         return function
 
@@ -47,8 +116,34 @@ def main() -> None:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for name in {*names, *(used - set(namespace) - set(dir(builtins)))}:
         namespace[name] = remote(name)  # what the tests define themselves is put over it
-    exec(compile(tree, "tests.py", "exec"), namespace)
+    namespace[_NOTE] = expected
+    exec(compile(ast.fix_missing_locations(_Mark().visit(tree)), "tests.py", "exec"), namespace)
+    if expected.open:
+        end(1, f"the program raised {expected.open[0]!r}, which no test expects"[:1000])
+    never = sorted(set(names) - called) if names or called else ["a function of the program"]
+    if never:
+        end(_NEVER_CALLED, f"the tests never called {', '.join(never)}")
     os._exit(0)
+
+
+def exception(kinds: Sequence[str], text: str) -> Exception:
+    """The nearest exception that Python has; one that ends loops or the interpreter is a RuntimeError (PEP 479)."""
+    for name in kinds:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            if issubclass(kind, _CONTROL_FLOW):
+                break
+            try:
+                return kind(text)
+            except TypeError:  # UnicodeDecodeError, ExceptionGroup: they want more than a text
+                break
+    return RuntimeError(f"{kinds[0]}: {text}")
+
+
+def end(code: int, why: str) -> NoReturn:
+    """Here and now: nothing in the tests can catch it."""
+    os.write(2, why.encode("utf-8", "replace") + b"\n")
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from rlprims.rewards.verifiers._multiple_choice import multiple_choice
 from rlprims.rewards.verifiers._numeric import numeric
 from rlprims.rewards.verifiers._response_format import response_format
 from rlprims.rewards.verifiers._tagged_answer import tagged_answer
+from rlprims.rewards.verifiers._thinking import without_thinking
 
 __all__ = [
     "SOURCES",
@@ -31,4 +32,5 @@ __all__ = [
     "numeric",
     "response_format",
     "tagged_answer",
+    "without_thinking",
 ]

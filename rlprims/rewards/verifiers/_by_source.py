@@ -1,14 +1,13 @@
 """See :func:`by_source`."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any
 
 from rlprims.rewards.verifiers._code import code_asserts, code_stdin
 from rlprims.rewards.verifiers._exact import exact
 from rlprims.rewards.verifiers._gsm8k import gsm8k
+from rlprims.rewards.verifiers._imported import imported
 from rlprims.rewards.verifiers._math import math
 
 
@@ -62,14 +61,3 @@ def by_source(
 
 def _load(verifier: Callable[..., Any] | str) -> Callable[..., Any]:
     return imported(verifier) if isinstance(verifier, str) else verifier
-
-
-@cache
-def imported(path: str) -> Callable[..., Any]:
-    """The function at ``package.module.name``."""
-    module, _, name = path.rpartition(".")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
-    return found

@@ -1,28 +1,41 @@
 """See :func:`math`."""
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from rlprims.rewards.verifiers import _expressions
 from rlprims.rewards.verifiers._numbers import plain_number
 from rlprims.rewards.verifiers._tags import answer_line, boxed, depth
 
 _LONGEST, _DEEPEST = 1000, 8
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad\b|~|\s+")
 _FRACTION = re.compile(r"([-+]?)(?:\\frac(?:\{([-+]?\d{1,100})\}\{(\d{1,100})\}|(\d)(\d))|(\d{1,100})/(\d{1,100}))")
-_SAME = ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\left", ""), (r"\right", ""), (r"\$", ""), ("$", ""))
+_POWER = re.compile(r"(?:([-+]?[^\\*e^]{1,100}?)(?:\\times|\\cdot|\*)|([-+]?))10\^(?:\{([-+]?\d{1,3})\}|(\d))")
+_RELATION = re.compile(r"[<>,;]|\b(?:or|and)\b|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|pm|mp|to)\b")
 
 
-def math(response: str, answer: str) -> dict[str, float]:
+def math(response: str, answer: str, *, final_phrase: bool = False) -> dict[str, float]:
     r"""1 if the response's final expression means what the answer's does: 1/2 and \frac12, sets, matrices.
 
     The final expression is what the last closed ``\boxed{...}`` holds, else the rest of the last ``Answer:`` line (the
-    form that DAPO asks for); without either the score is 0. The answer is an expression, or a solution with a box.
+    form that DAPO asks for), else with ``final_phrase`` what "The final answer is ..." says (Minerva); without any the
+    score is 0. The answer is an expression, or a solution with a box.
 
     Equal texts and equal numbers are decided here; all else by math-verify and sympy (extra ``rewards``), which know no
-    bound: ``10^{10^{10}}`` would be computed. An expression above 1,000 characters or 8 nested brackets is wrong
-    unread, and the rest belongs into :class:`rlprims.rewards.pool.Pool`, whose limits end it.
+    bound: ``10^{10^{10}}`` would be computed. An expression above 1,000 characters or 8 nested brackets that is not the
+    answer's text is wrong unread, and the rest belongs into :class:`rlprims.rewards.pool.Pool`, whose limits end it.
+
+    A letter outside a text is a variable and no unit, so that 6m is not 6 and ``6\\text{ m}`` is. Each side of what is
+    said to be equal must be the answer: ``6=5`` is not 5. ``a \\approx b`` is a if b rounds it, else nothing; and what
+    takes itself back, as ``5 \\text{ (or 6)}``, is wrong.
+
+    Args:
+        response: what the model wrote.
+        answer: an expression, or a solution with a box.
+        final_phrase: also read "The final answer is ...".
 
     Raises:
         ValueError: the answer cannot be read: a wrong gold must not score 0, nor 1.
@@ -32,6 +45,8 @@ def math(response: str, answer: str) -> dict[str, float]:
     """
     said = boxed(response)
     said = said if said is not None else answer_line(response)
+    if said is None and final_phrase:
+        said = _expressions.final_phrase(response)
     if said is None:
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     inner = boxed(answer)
@@ -42,8 +57,30 @@ def math(response: str, answer: str) -> dict[str, float]:
 def _equal(gold: str, said: str) -> bool:
     if not gold.strip():
         raise ValueError("answer is empty")
+    if gold == said:
+        return True
     if len(said) > _LONGEST or depth(said) > _DEEPEST or not said.strip():
+        return bool(said.strip()) and _plain.__wrapped__(gold) == _plain.__wrapped__(said)
+    if _plain(gold) == _plain(said):
+        return True
+    if _expressions.is_hedged(said) and not _expressions.is_hedged(gold):
         return False
+    exact, *rounded = said.replace("≈", r"\approx").split(r"\approx")
+    if rounded and r"\approx" not in gold:
+        if _expressions.is_name(exact):
+            return _equal(gold, r"\approx".join(rounded))
+        return len(rounded) == 1 and _rounds(exact, rounded[0]) and _equal(gold, exact)
+    names = {_expressions.name_defined(text) for text in (gold, said)} - {None}
+    if len(names) == 1 and not any(_RELATION.search(text) for text in (gold, said)):
+        golds, saids = (list(_expressions.sides(text)) for text in (gold, said))
+        if len(golds) == 1:
+            return all(_means(golds[0], side) for side in saids)
+    if not names and "=" not in gold and len(saids := _expressions.split_outside(said, "=")) > 1:
+        return all(_means(gold, side) for side in saids)
+    return _means(gold, said)
+
+
+def _means(gold: str, said: str) -> bool:
     plain_gold, plain_said = _plain(gold), _plain(said)
     if plain_gold == plain_said:
         return True
@@ -52,43 +89,70 @@ def _equal(gold: str, said: str) -> bool:
         return not expected_numbers.isdisjoint(numbers)
     from math_verify import verify
 
-    expected = _parse_gold(gold)
+    # A letter of a unit that the other side sets as text is no variable.
+    units = _expressions.letters(said) <= _expressions.unit_letters(gold)
+    gold_units = not _expressions.letters(gold) - _expressions.unit_letters(said)
+    expected, found = _parse_gold(gold, gold_units), _parse(said, units)
     # The order matters: math-verify asks whether the second is an acceptable form of the first.
-    return bool(verify(expected, _parse(said), timeout_seconds=None))
+    return bool(verify(expected, found, timeout_seconds=None))
+
+
+def _rounds(exact: str, rounded: str) -> bool:
+    """Whether a decimal is the rounded value of an expression."""
+    number = plain_number(_plain(rounded))
+    if number is None:
+        return False
+    values = _numbers(_plain(exact))
+    if not values:
+        found = _parse(exact, False)
+        value = found[0].evalf() if found and hasattr(found[0], "evalf") else None
+        if value is None or not getattr(value, "is_Float", False):
+            return False
+        values = frozenset({Fraction(str(value))})
+    digits = -int(number.as_tuple().exponent)
+    return any(abs(value - Fraction(number)) * 2 <= Fraction(10) ** -digits for value in values)
 
 
 @lru_cache(maxsize=1024)  # a group has one gold, and few answers
 def _plain(text: str) -> str:
-    for other, one in _SAME:
+    for other, one in _expressions.SAME:
         text = text.replace(other, one)
-    return _SPACING.sub("", text).rstrip(".")
+    return _SPACING.sub("", _expressions.words_unwrapped(text)).rstrip(".")
 
 
 @lru_cache(maxsize=1024)
 def _numbers(plain: str) -> frozenset[Fraction]:
     """What a number or a fraction of integers can mean: 50% is 50 and 0.5, as datasets write either."""
     bare = plain.removesuffix("%").removesuffix("\\")
+    if match := _POWER.fullmatch(bare.removesuffix(r"^\circ")):
+        factor_text, sign, *exponents = match.groups()
+        factors = _numbers(factor_text) if factor_text is not None else frozenset({Fraction(-1 if sign == "-" else 1)})
+        return frozenset(factor * Fraction(10) ** int(exponents[0] or exponents[1]) for factor in factors)
     if match := _FRACTION.fullmatch(bare):
         sign, *parts = (part for part in match.groups() if part is not None)
         above, below = map(int, parts)
         return frozenset({Fraction(-above if sign == "-" else above, below)} if below else ())
-    number = plain_number(bare)
+    number = plain_number(bare.removesuffix(r"^\circ"))
     if number is None:
         return frozenset()
     return frozenset({Fraction(number)} if bare == plain else {Fraction(number), Fraction(number) / 100})
 
 
 @lru_cache(maxsize=1024)  # a group has one
-def _parse_gold(text: str) -> Any:
-    expected = _parse(text)
+def _parse_gold(text: str, units: bool) -> Any:
+    expected = _parse(text, units)
     if not expected:
         raise ValueError(f"answer={text!r} cannot be read as mathematics")
     return expected
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, units: bool) -> Any:
+    """``units``: letters and words at the end are units, and are left out."""
     import math_verify
 
     # Its own time limit is an alarm, which works in the main thread only and cannot end a long computation in C.
     math_verify.parser.TIMEOUT_WARNING_SHOWN = math_verify.grader.TIMEOUT_WARNING_SHOWN = True
-    return math_verify.parse(f"\\boxed{{{text}}}", [math_verify.LatexExtractionConfig()], parsing_timeout=None)
+    config = math_verify.LatexExtractionConfig()
+    if not units:
+        config = replace(config, normalization_config=replace(config.normalization_config, units=False))
+    return math_verify.parse(f"\\boxed{{{_expressions.for_parser(text, units)}}}", [config], parsing_timeout=None)

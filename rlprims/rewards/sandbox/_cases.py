@@ -1,0 +1,116 @@
+"""Inside one sandbox: runs a program on case after case, each in a process forked for it. The trainer compares.
+
+Descriptor 3 brings a case as a line of JSON, and takes how it ended as a line of JSON and the bytes of its output. The
+expected outputs are not in here, so that there is nothing to forge.
+"""
+
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    channel = os.fdopen(os.dup(3), "rb")
+    values = importlib.import_module("_values")
+    codes: list[types.CodeType] | None = None
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        names = ("before.py", "program.py")
+        codes = [compile((HERE / name).read_text(encoding="utf-8"), name, "exec") for name in names]
+    for line in channel:
+        case = json.loads(line)
+        ended: tuple[str, int | None, bytes] = ("exit", 1, b"")
+        if codes is not None:
+            given = os.open(f".given-{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.unlink(f".given-{os.getpid()}")
+            with open(given, "wb", closefd=False) as stdin:
+                stdin.write(case.get("stdin", "").encode("utf-8", "replace"))
+            os.lseek(given, 0, os.SEEK_SET)
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                answer(codes, case, values, given, writing)
+                return
+            os.close(given)
+            os.close(writing)
+            ended = watch(child, reading, case["seconds"], case["output_bytes"])
+            os.close(reading)
+        how, code, output = ended
+        message = json.dumps([how, code, len(output)]).encode() + b"\n" + output
+        while message:
+            message = message[os.write(3, message) :]
+    os._exit(0)
+
+
+def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, given: int, writing: int) -> None:
+    """The program on one case; when this returns the interpreter ends as a program's does."""
+    os.setsid()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    most = int(case["seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    null = os.open(os.devnull, os.O_WRONLY)
+    calls = "function" in case
+    for old, new in ((given, 0), (null if calls else writing, 1), (null, 2), (writing, 3)):
+        os.dup2(old, new)
+    os.closerange(4 if calls else 3, 64)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "w" if fd else "r"
+        stream = open(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = ["main.py"]
+    program = sys.modules["__main__"] = types.ModuleType("__main__")
+    if calls:
+        sys.setrecursionlimit(10_000)
+        program.__name__ = "program"
+    for code in codes:
+        exec(code, program.__dict__)
+    if calls:
+        name = case["function"]
+        function = program.__dict__.get(name) or getattr(program.__dict__["Solution"](), name)
+        text = values.dumps(function(*values.unpack(case["arguments"]))).encode()
+        while text:
+            text = text[os.write(3, text) :]
+
+
+def watch(child: int, reading: int, seconds: float, most: int) -> tuple[str, int | None, bytes]:
+    """How the child ended within its limits, and what it wrote."""
+    deadline = time.monotonic() + seconds
+    ended = os.pidfd_open(child)
+    os.set_blocking(reading, False)
+    output, stopped, waiting = bytearray(), None, [ended, reading]
+    while stopped is None:
+        ready = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))[0]
+        with suppress(BlockingIOError):
+            while len(output) <= most and (part := os.read(reading, 1 << 16)):
+                output += part
+            waiting = [ended]  # no output any more, or too much of it
+        if len(output) > most:
+            stopped = "output limit"
+        elif ended in ready:
+            break
+        elif time.monotonic() >= deadline:
+            stopped = "timeout"
+    os.close(ended)
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if stopped is not None:
+        return stopped, None, bytes(output[:most])
+    return ("exit" if status >= 0 else "signal"), abs(status), bytes(output)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main()

@@ -1,0 +1,64 @@
+"""Whether an output is the expected one."""
+
+import math
+from typing import Any, Literal, TypeAlias
+
+Compare: TypeAlias = Literal["lines", "tokens", "floats"]
+
+
+def same_text(output: str, expected: str, compare: Compare, tolerance: float) -> bool:
+    """Lines up to space at the end; or words; or words of which those that are numbers only need to be near."""
+    if compare == "lines":
+        return _lines(output) == _lines(expected)
+    one, other = output.split(), expected.split()
+    if compare == "tokens" or len(one) != len(other):
+        return one == other
+    return all(a == b or _near(_number(a), _number(b), tolerance) for a, b in zip(one, other, strict=True))
+
+
+def same_value(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool:
+    """Equal as JSON has them: a tuple is a list there. APPS and TACO wrap some expected values into a list of one."""
+    value = _as_json(value)
+    wrapped = isinstance(expected, list) and len(expected) == 1
+    return _same(value, expected, compare, tolerance) or (wrapped and _same(value, expected[0], compare, tolerance))
+
+
+def _same(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool:
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(
+            _same(a, b, compare, tolerance) for a, b in zip(value, expected, strict=True)
+        )
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(
+            _same(value[key], expected[key], compare, tolerance) for key in value
+        )
+    if isinstance(value, str) and isinstance(expected, str) and compare != "lines":
+        return same_text(value, expected, compare, tolerance)
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (value, expected))
+    if compare == "floats" and numbers:
+        return bool(value == expected) or _near(float(value), float(expected), tolerance)
+    return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    return value
+
+
+def _near(x: float, y: float, tolerance: float) -> bool:
+    return math.isfinite(x) and math.isfinite(y) and abs(x - y) <= tolerance * max(1.0, abs(y))
+
+
+def _number(word: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return math.nan if "_" in word else float(word)
+    except ValueError:
+        return math.nan
+
+
+def _lines(text: str) -> list[str]:
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip().split("\n")
