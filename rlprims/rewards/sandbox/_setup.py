@@ -295,8 +295,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not job["isolate"]:
         end_the_rest()
-        if os.getppid() != job["parent"]:  # else the parent takes it away
-            shutil.rmtree(job["folder"], ignore_errors=True)
+        # The parent does so too, if it lives. That cannot be asked: while the threads of a killed process end one by
+        # one, it is still the parent of this one.
+        shutil.rmtree(job["folder"], ignore_errors=True)
 
 
 def end_the_rest_and_this(*_: object) -> None:
