@@ -75,13 +75,13 @@ def clipped_surrogate(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip}, expected a number above 1 (3.0 is usual), or None for no dual clip")
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = -torch.minimum(advantages * ratio, advantages * clipped_ratio)
     if dual_clip is not None:
         losses = torch.where(advantages < 0, losses.clamp(max=-advantages * dual_clip), losses)
-    return zero_outside(losses, response_mask)
+    return losses
 
 
 @token_wise
@@ -187,13 +187,13 @@ def gppo(
     if beta_low < 0 or beta_high < 0:
         raise ValueError(f"beta_low={beta_low} and beta_high={beta_high}, expected numbers of at least 0")
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     one = ratio / ratio.detach()  # 1, with the gradient of the log-ratio
     low, high = 1 - clip_low, 1 + clip_high
     surrogate = torch.where((ratio > high) & (advantages > 0), beta_high * high * one, ratio)
     surrogate = torch.where((ratio < low) & (advantages < 0), beta_low * low * one, surrogate)
-    return zero_outside(-surrogate * advantages, response_mask)
+    return -surrogate * advantages
 
 
 @token_wise
@@ -244,14 +244,14 @@ def aspo(
     check_clip(clip_low, clip_high)
     check_max_weight(w_max)
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     log_rho = log_ratio(log_probs, old_log_probs, response_mask)
     ratio = log_rho.exp()
     too_high = (advantages > 0) & (ratio > 1 + clip_high)
     too_low = (advantages < 0) & (ratio < 1 - clip_low)
     weights = torch.where(advantages > 0, -log_rho, log_rho).detach().exp()
     weights = torch.where(too_high | too_low, 0.0, truncate(weights, w_max))
-    return zero_outside(-weights * advantages * (ratio / ratio.detach()), response_mask)
+    return -weights * advantages * (ratio / ratio.detach())
 
 
 @token_wise
@@ -295,8 +295,8 @@ def sapo(
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos={tau_pos} and tau_neg={tau_neg}, expected numbers above 0")
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     tau = torch.where(advantages > 0, tau_pos, torch.full_like(advantages, tau_neg))
     gate = 4 * torch.sigmoid(tau * (ratio - 1)) / tau
-    return zero_outside(-gate * advantages, response_mask)
+    return -gate * advantages

@@ -62,11 +62,11 @@ def gspo(
     check_clip(clip_low, clip_high)
     check_choice("mean", mean, RatioMean)
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     log_s = sequence_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens, mean=mean == "geometric")
     s = log_s.exp()
     clipped_s = s.clamp(1 - clip_low, 1 + clip_high)
-    return zero_outside(-torch.minimum(advantages * s, advantages * clipped_s), response_mask)
+    return -torch.minimum(advantages * s, advantages * clipped_s)
 
 
 def gspo_token(
@@ -108,13 +108,13 @@ def gspo_token(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_clip(clip_low, clip_high)
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     s = sequence_log_ratio(log_probs.detach(), old_log_probs, response_mask, cu_seqlens, mean=True).exp()
     # −inf − (−inf) would be NaN: a token that the policy excludes gets no gradient
     log_probs = zero_outside(log_probs, response_mask & (log_probs != -torch.inf))
     s_t = s * (log_probs - log_probs.detach()).exp()
     clipped_s_t = s_t.clamp(1 - clip_low, 1 + clip_high)
-    return zero_outside(-torch.minimum(advantages * s_t, advantages * clipped_s_t), response_mask)
+    return -torch.minimum(advantages * s_t, advantages * clipped_s_t)
 
 
 def gmpo(
@@ -161,13 +161,13 @@ def gmpo(
             f"clip_low={clip_low} and clip_high={clip_high}, expected numbers of at least 0: they bound the log-ratio"
         )
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     d = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask)
     clipped_d = torch.where(advantages > 0, d.clamp(max=clip_high), d.clamp(min=-clip_low))
     clipped_d = torch.where(advantages == 0, 0.0, clipped_d)
     lengths = sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
     ratio = clamp_log_ratio(sequence_sum(clipped_d, response_mask, cu_seqlens) / lengths).exp()
-    return zero_outside(-advantages * expand_to_tokens(ratio, response_mask, cu_seqlens), response_mask)
+    return -advantages * expand_to_tokens(ratio, response_mask, cu_seqlens)
 
 
 def opmd(

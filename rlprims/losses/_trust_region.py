@@ -79,7 +79,7 @@ def dppo(
             f"threshold_low={threshold_low} and threshold_high={threshold_high}, expected numbers of at least 0"
         )
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     log_p = zero_outside(log_probs, response_mask).detach()
     log_q = zero_outside(rollout_log_probs, response_mask).detach()
     p, q = log_p.exp(), log_q.exp()
@@ -90,7 +90,7 @@ def dppo(
     left_above = (advantages > 0) & (p > q) & (distance > threshold_high)
     left_below = (advantages < 0) & (p < q) & (distance > threshold_low)
     weights = torch.where(left_above | left_below, 0.0, truncate(ratio.detach(), w_max))
-    return zero_outside(-weights * advantages * (ratio / ratio.detach()), response_mask)
+    return -weights * advantages * (ratio / ratio.detach())
 
 
 def _binary_kl(log_p: Tensor, log_q: Tensor, log_rho: Tensor) -> Tensor:
@@ -143,9 +143,9 @@ def tv_symmetric(
     if threshold < 0:
         raise ValueError(f"threshold={threshold}, expected a number of at least 0, a difference of probabilities")
 
-    advantages = zero_outside(advantages, response_mask).detach()
+    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
     p = zero_outside(log_probs, response_mask).detach().exp()
     q = zero_outside(rollout_log_probs, response_mask).detach().exp()
     ratio = log_ratio(log_probs, rollout_log_probs, response_mask).exp()
     ratio = torch.where((p - q).abs() <= threshold, ratio, 0.0)
-    return zero_outside(-ratio * advantages, response_mask)
+    return -ratio * advantages
