@@ -42,6 +42,18 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     return torch.from_numpy(dense)
 
 
+def rows_by_label(labels: Iterable[Hashable]) -> list[list[int]]:
+    """The rows of each label, ascending; labels in the order of their first rows.
+
+    >>> rows_by_label(["b", "a", "b"])
+    [[0, 2], [1]]
+    """
+    rows: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for row, label in enumerate(labels):
+        rows[label].append(row)
+    return list(rows.values())
+
+
 def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, name: str = "group_ids") -> None:
     """Raise ``ValueError`` unless the ids are int64 (B,) in [0, B), and ``valid_rows`` is bool (B,) or None.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlprims.kernels import are_readable
+from rlprims.masking import upcast
 
 UNKNOWN = -1
 """The entry of ``routed_experts`` that says: no route was recorded."""
@@ -73,7 +74,7 @@ def replay(router_logits: Tensor, routed_experts: Tensor, *, renormalize: bool =
             [0.0000, 0.5000, 0.5000]])
     """
     check_routes(router_logits, routed_experts)
-    logits = router_logits if router_logits.dtype is torch.float64 else router_logits.float()
+    logits = upcast(router_logits)
     own = logits.detach().topk(routed_experts.shape[-1], dim=-1).indices
     experts = torch.where(routed_experts == UNKNOWN, own, routed_experts.long())
     is_recorded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, experts, True)

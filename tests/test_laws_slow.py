@@ -18,7 +18,6 @@ from rlprims.layout import pack
 from rlprims.losses import clipped_surrogate, kl, seq_mean_token_mean, value
 from rlprims.rewards import at_last_token
 from rlprims.testing import check_transforms
-from rlprims.testing._bindings import Effort
 from rlprims.testing._laws_compile import inductor_changes_nothing
 from rlprims.testing._laws_tensors import replicated_tensors_work, row_sharded_tensors_work
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
@@ -41,28 +40,22 @@ ONE_OF_EACH_FAMILY = (
     "rewards.at_last_token",
     "logprobs.from_logits",
 )
-FIRST_RECORDS = {record.name: record for record in reversed(test_laws.RECORDS)}
 
 
-def hold(record: test_laws.Record, effort: Effort) -> None:
-    fn = test_laws.function(record.name)
-    record.check(fn, exempt=record.exempt, alternatives=record.matters, effort=effort, **record.call)
-
-
-@pytest.mark.parametrize("name", FIRST_RECORDS)
+@pytest.mark.parametrize("name", test_laws.FIRST_RECORDS)
 def test_the_laws_of_the_compiler(name: str) -> None:
-    hold(FIRST_RECORDS[name], "usual")
+    test_laws.hold(test_laws.FIRST_RECORDS[name], "usual")
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_the_thorough_laws_of_one_of_each_family(name: str) -> None:
-    hold(FIRST_RECORDS[name], "thorough")
+    test_laws.hold(test_laws.FIRST_RECORDS[name], "thorough")
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("record", test_laws.RECORDS, ids=test_laws.label)
 def test_the_thorough_laws(record: test_laws.Record) -> None:
-    hold(record, "thorough")
+    test_laws.hold(record, "thorough")
 
 
 @pytest.mark.laws
@@ -81,7 +74,7 @@ OF_TWO_RANKS = (
 
 
 def primitive(name: str) -> Primitive:
-    record = next(record for record in test_laws.RECORDS if record.name == name)
+    record = test_laws.FIRST_RECORDS[name]
     minimized = name.startswith("losses")
     return Primitive(
         test_laws.function(name),
@@ -105,7 +98,7 @@ def _hold_on_this_rank(rank: int, ranks: int, store: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     try:
         for name in OF_TWO_RANKS:
-            exempt: Mapping[str, str] = next(r for r in test_laws.RECORDS if r.name == name).exempt
+            exempt: Mapping[str, str] = test_laws.FIRST_RECORDS[name].exempt
             for law in (replicated_tensors_work, row_sharded_tensors_work):
                 if law.__name__.replace("_", " ") not in exempt:
                     law(primitive(name))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlprims.grouping import dense_ids
+from rlprims.grouping import dense_ids, rows_by_label
 
 Integers = NDArray[np.int64]
 
@@ -60,7 +60,4 @@ def rows_of_units(count: int, group_ids: Sequence[Hashable] | None) -> list[list
         return [[row] for row in range(count)]
     if len(group_ids) != count:
         raise ValueError(f"{count} lengths but {len(group_ids)} group_ids, expected one each")
-    rows: dict[Hashable, list[int]] = {}
-    for row, label in enumerate(group_ids):
-        rows.setdefault(label, []).append(row)
-    return list(rows.values())
+    return rows_by_label(group_ids)

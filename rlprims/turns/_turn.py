@@ -76,12 +76,14 @@ class Turn:
         self._check_kept()
 
     def _check_kept(self) -> None:
-        sets = self.extras.get("kept", ())
-        for i, (sampled, kept) in enumerate(zip(reversed(self.sampled_ids), reversed(sets), strict=False), 1):
+        sets = self.extras.get("kept")
+        if sets is None:
+            return
+        of_sampled = sets[len(sets) - len(self.sampled_ids) :]
+        for i, (sampled, kept) in enumerate(zip(self.sampled_ids, of_sampled, strict=True)):
             if kept is not None and len(kept) and sampled not in list(kept):
-                place = len(self.sampled_ids) - i
                 raise ValueError(
-                    f"sampled_ids[{place}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
+                    f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
                     "set that the token was drawn from; give the sampler's own, and do not filter the logits again"
                 )
 

@@ -17,6 +17,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rlprims.grouping import rows_by_label
+
 PACKED_MODELS = (
     "cohere",
     "gemma",
@@ -154,12 +156,10 @@ def packed_micro_batches(
     Raises:
         ValueError: a row (or rollout) is longer than the budget; it names the row.
     """
-    units: dict[Hashable, list[int]] = {}
-    for row in range(len(prompts)):
-        units.setdefault(row if labels is None else labels[row], []).append(row)
+    units = [[row] for row in range(len(prompts))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
     used, seen = 0, set[int]()
-    for rows in units.values():
+    for rows in units:
         shared = {prompts[row]: prompt_lengths[row] for row in rows}
         own = sum(response_lengths[row] for row in rows)
         whole = own + sum(shared.values())
