@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks._harness import Case, Function
 from benchmarks._peers import peer
-from rlprims import data_proto
+from rlprims.interop import verl as verl_like
 
 SIZE, QUICK_SIZE = (4096, 4096), (512, 1024)
 PARTS = 8
@@ -101,8 +101,8 @@ def _case(
         td = TensorDict(sample.tensors, batch_size=[sample.rows])
         peers["TensorDict"] = lambda: bare(td)
         # A TensorDict has no object columns, so this is what it compares to.
-        peers["rlprims, tensors only"] = build(lambda: data_proto.DataProto.from_dict(sample.tensors))
-    ours = build(lambda: sample.of(data_proto.DataProto))
+        peers["rlprims, tensors only"] = build(lambda: verl_like.DataProto.from_dict(sample.tensors))
+    ours = build(lambda: sample.of(verl_like.DataProto))
     return Case("batch", name, ours, peers, lambda got: sample.wrong(got, rows), int(2 * moves * sample.bytes))
 
 
@@ -157,7 +157,7 @@ def _with_copy(sample: Sample) -> Build:
 def _padding(sample: Sample) -> Build:
     def build(make: Callable[[], Batch]) -> Function:
         batch = make()[: sample.rows - 1]
-        library = data_proto if isinstance(batch, data_proto.DataProto) else sample.verl
+        library = verl_like if isinstance(batch, verl_like.DataProto) else sample.verl
         return lambda: library.pad_dataproto_to_divisor(batch, sample.rows)[0]
 
     return build
@@ -166,7 +166,7 @@ def _padding(sample: Sample) -> Build:
 def _padded_chunks(sample: Sample) -> Build:
     def build(make: Callable[[], Batch]) -> Function:
         batch = make()[: sample.rows - 1]
-        if isinstance(batch, data_proto.DataProto):
+        if isinstance(batch, verl_like.DataProto):
             return lambda: batch.chunk(PARTS, pad=True)
         return lambda: sample.verl.pad_dataproto_to_divisor(batch, PARTS)[0].chunk(PARTS)
 
@@ -179,7 +179,7 @@ def _crossing(
     ours: Callable[[Batch], Batch],
     verls: Callable[[Batch, str], Batch] | None = None,
 ) -> Case:
-    batch, verls = sample.of(data_proto.DataProto), verls or _verls_pickle
+    batch, verls = sample.of(verl_like.DataProto), verls or _verls_pickle
     peers: dict[str, Function] = {}
     if sample.verl is not None:
         theirs = sample.of(sample.verl.DataProto)
@@ -239,7 +239,7 @@ def _disk(sample: Sample) -> Iterator[Case]:
     folder = Path(tempfile.mkdtemp())
     try:
         everything = torch.arange(sample.rows)
-        batch, peers_save, peers_load = sample.of(data_proto.DataProto), {}, {}
+        batch, peers_save, peers_load = sample.of(verl_like.DataProto), {}, {}
         batch.save(folder / "ours")
         if sample.verl is not None:
             theirs = sample.of(sample.verl.DataProto)

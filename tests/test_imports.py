@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+
+import grimp
 
 COUNT = """
 import importlib, json, sys, torch
@@ -28,3 +31,10 @@ def test_the_package_itself_loads_nothing() -> None:
         [sys.executable, "-c", "import sys, rlprims; print('torch' in sys.modules)"], capture_output=True, check=True
     )
     assert answer.stdout.strip() == b"False"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("rlprims")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 200
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

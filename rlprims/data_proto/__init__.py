@@ -9,17 +9,5 @@
 
 from rlprims.data_proto._container import DataProto, DataProtoItem
 from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError
-from rlprims.data_proto._repeats import pad_dataproto_to_divisor, unpad_dataproto
-from rlprims.data_proto._shapes import fold_batch_dim, unfold_batch_dim
 
-__all__ = [
-    "BatchError",
-    "DataProto",
-    "DataProtoItem",
-    "MissingField",
-    "RowIndexError",
-    "fold_batch_dim",
-    "pad_dataproto_to_divisor",
-    "unfold_batch_dim",
-    "unpad_dataproto",
-]
+__all__ = ["BatchError", "DataProto", "DataProtoItem", "MissingField", "RowIndexError"]

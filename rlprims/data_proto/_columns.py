@@ -4,15 +4,16 @@ A column has one entry per row along its first dimension. Dense and jagged rows 
 columns are always copied (an object array is only pointers), so that a write to one result reaches no other.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from rlprims.data_proto import _jagged
-from rlprims.data_proto._errors import BatchError
+from rlprims.data_proto._errors import BatchError, names
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,10 +30,6 @@ def object_array(cells: Sequence[Any]) -> Array:
 def is_column(value: Any) -> bool:
     """Whether a value has rows: a tensor or array with a dimension, or a list or tuple."""
     return isinstance(value, list | tuple) or (isinstance(value, Tensor | np.ndarray) and value.ndim > 0)
-
-
-def row_count(column: Tensor | Array) -> int:
-    return int(column.shape[0])
 
 
 def shape_text(column: Tensor | Array) -> str:
@@ -52,8 +49,8 @@ def byte_count(column: Tensor | Array) -> int:
     if isinstance(column, Tensor):
         flat = _jagged.apart(column).values if column.is_nested else column
         return flat.numel() * flat.element_size()
-    held = sum(getattr(cell, "nbytes", 0) for cell in column.flat) if column.dtype == object else 0
-    return column.nbytes + held
+    in_cells = sum(getattr(cell, "nbytes", 0) for cell in column.flat) if column.dtype == object else 0
+    return column.nbytes + in_cells
 
 
 def row(tensor: Tensor, index: int) -> Tensor:
@@ -103,3 +100,99 @@ def _same_shape(name: str, row_shapes: Sequence[tuple[Any, ...]]) -> None:
             f"concat: rows of {name} have different shapes: {sorted(set(row_shapes), key=str)}; "
             "pad them to one shape, or make the column a jagged nested tensor"
         )
+
+
+class Columns(NamedTuple):
+    """All columns of a batch. ``rows`` is None if nothing has rows, not even an empty ``batch``."""
+
+    tensors: dict[str, Tensor]
+    arrays: dict[str, Array]
+    rows: int | None
+
+    def narrow(self, start: int, stop: int) -> Self:
+        """Rows start to stop: views of the tensors."""
+        return self._replace(
+            tensors={name: narrow(tensor, start, stop) for name, tensor in self.tensors.items()},
+            arrays={name: array[start:stop].copy() for name, array in self.arrays.items()},
+            rows=None if self.rows is None else stop - start,
+        )
+
+    def take(self, numbers: Tensor) -> Self:
+        """The rows with these numbers (int64, on the CPU, from 0), in memory of their own."""
+        return self._replace(
+            tensors={name: take(tensor, numbers) for name, tensor in self.tensors.items()},
+            arrays={name: array[numbers.numpy()] for name, array in self.arrays.items()},
+            rows=None if self.rows is None else numbers.numel(),
+        )
+
+    def extended(self, numbers: Tensor) -> Self:
+        """All rows, and after them those with these numbers: one copy of everything."""
+        return self._replace(
+            tensors={name: join(name, [tensor, take(tensor, numbers)]) for name, tensor in self.tensors.items()},
+            arrays={name: np.concatenate([array, array[numbers.numpy()]]) for name, array in self.arrays.items()},
+            rows=(self.rows or 0) + numbers.numel(),
+        )
+
+    def by_name(self) -> dict[str, Tensor | Array]:
+        return {**self.tensors, **self.arrays}
+
+    def copied_arrays(self) -> Self:
+        """The same tensors, and arrays of their own."""
+        return self._replace(arrays={name: array.copy() for name, array in self.arrays.items()})
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """The columns of all parts, which have the same names, one part under another."""
+    first, counts = parts[0], [part.rows for part in parts if part.rows is not None]
+    return Columns(
+        {name: join(name, [part.tensors[name] for part in parts]) for name in first.tensors},
+        {name: join_arrays(name, [part.arrays[name] for part in parts]) for name in first.arrays},
+        sum(counts) if counts else None,
+    )
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """Raise a BatchError unless it is a tensor with rows, dense or jagged."""
+    if not isinstance(tensor, Tensor):
+        raise BatchError(
+            f"batch[{name!r}] is {type(tensor).__name__}, it needs a tensor; numpy arrays and lists belong in "
+            "non_tensor_batch, other objects in meta_info; flatten a nested TensorDict with flatten_keys('.')"
+        )
+    if tensor.ndim == 0:
+        raise BatchError(f"batch[{name!r}] has no rows: it is a scalar; keep it in meta_info")
+    if tensor.is_nested and tensor.layout != torch.jagged:
+        raise BatchError(
+            f"batch[{name!r}] is a nested tensor of layout {tensor.layout}, it needs torch.jagged; build it with "
+            "torch.nested.nested_tensor(..., layout=torch.jagged)"
+        )
+
+
+def as_array(name: str, value: Any) -> Array:
+    """An object column as it is stored: an array as it is, a list as one object per row."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value
+    if not is_column(value) or isinstance(value, Tensor):
+        raise BatchError(
+            f"non_tensor_batch[{name!r}] is {type(value).__name__}, it needs a numpy array or a list with one entry "
+            "per row; tensors belong in batch, what all rows share in meta_info"
+        )
+    return object_array(value)
+
+
+def common_rows(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array], batch: Any = None) -> int | None:
+    """The number of rows that all columns have; None if there is no column."""
+    if not tensors.keys().isdisjoint(arrays):
+        twice = sorted(tensors.keys() & arrays.keys())
+        raise BatchError(f"batch and non_tensor_batch both have {names(twice)}; rename or drop one of each")
+    counts = {column.shape[0] for part in (tensors, arrays) for column in part.values()}
+    if batch is not None:
+        counts.add(batch.batch_size[0])
+    if len(counts) > 1:
+        named = {name: column.shape[0] for part in (tensors, arrays) for name, column in part.items()}
+        named |= {} if batch is None else {"batch_size": batch.batch_size[0]}
+        raise BatchError(f"fields have different numbers of rows: {named}; give every field one entry per row")
+    return counts.pop() if counts else None
+
+
+def batch_of(tensors: Mapping[str, Tensor], rows: int, device: Any = None) -> TensorDict:
+    return TensorDict(dict(tensors), batch_size=torch.Size([rows]), device=device)

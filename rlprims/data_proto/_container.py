@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto import (
-    _columns,
-    _convert,
-    _fields,
-    _pickling,
-    _pieces,
-    _repeats,
-    _rows,
-    _shapes,
-    _storage,
-    _text,
-)
-from rlprims.data_proto._columns import Array
-from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError, listing
-from rlprims.data_proto._meta import copied
-from rlprims.data_proto._parts import as_array, batch_of, check_tensor, columns, common_rows, fields, missing, part_of
+from rlprims.data_proto import _columns, _convert, _pickling, _storage, _text
+from rlprims.data_proto._columns import Array, Columns, as_array, batch_of, check_tensor, common_rows, joined
+from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError, listing, names
+from rlprims.data_proto._parts import Parts
+from rlprims.data_proto._rows import distinct_objects, distinct_values, row_numbers, upto
+from rlprims.data_proto._values import copied, difference, merged, same
 
+D = TypeVar("D", bound="DataProto")
 Index: TypeAlias = "builtins.slice[Any, Any, Any] | range | list[Any] | Array | Tensor"
 
 
@@ -54,7 +47,7 @@ class DataProtoItem:
         raise MissingField(f"no field {name!r}; {listing(self.batch, self.non_tensor_batch, self.meta_info)}")
 
 
-class DataProto:
+class DataProto(Parts):
     """A batch for post-training: ``batch`` (TensorDict or None), ``non_tensor_batch`` (numpy arrays), ``meta_info``.
 
     ``data["name"]`` reads a field of any of the three. Every method returns a new batch and leaves this one as it is;
@@ -118,46 +111,18 @@ class DataProto:
         self.batch = batch_of(tensors, rows or 0, getattr(batch, "device", None)) if keep else None
         self.check_consistency()
 
-    # To other containers, disk and processes; the way back is below.
-    to_tensordict = _convert.to_tensordict
-    to_pandas = _convert.to_pandas
-    to_arrow = _convert.to_arrow
-    save = save_to_disk = _storage.save
-    __reduce_ex__ = _pickling.reduce_ex
+    def check_consistency(self) -> None:
+        """Raise a BatchError that says what does not fit, if a write into the parts has broken the batch.
 
-    # Fields.
-    select = _fields.select
-    pop = _fields.pop
-    rename = _fields.rename
-    union = _fields.union
-    to = _fields.to
-
-    # Rows.
-    slice = _rows.slice_rows
-    select_idxs = _rows.select_idxs
-    filter = _rows.keep_rows
-    group_by = _rows.group_by
-    reorder = _rows.reorder
-    shuffle = _rows.shuffle
-    chunk = _pieces.chunk
-    split = _pieces.split
-    concat = staticmethod(_pieces.concat)
-    repeat = _repeats.repeat
-    sample_level_repeat = _repeats.sample_level_repeat
-    padding = _repeats.padding
-    pad_to_divisor = _repeats.pad_dataproto_to_divisor
-    unpad = _repeats.unpad_dataproto
-    make_iterator = _pieces.make_iterator
-
-    # The shape of rows.
-    unfold_column_chunks = _shapes.unfold_column_chunks
-    fold_batch_dim = _shapes.fold_batch_dim
-    unfold_batch_dim = _shapes.unfold_batch_dim
-
-    # For a reader.
-    get_data_info = _text.get_data_info
-    print_size = _text.print_size
-    __repr__ = _text.get_data_info
+        >>> import torch
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2)})
+        >>> data.non_tensor_batch["uid"] = np.array(["a"], dtype=object)
+        >>> data.check_consistency()
+        Traceback (most recent call last):
+        rlprims.data_proto._errors.BatchError: fields have different numbers of rows: {'ids': 2, 'uid': 1, ...
+        """
+        self._columns()
 
     @classmethod
     def from_dict(
@@ -174,7 +139,7 @@ class DataProto:
             tensors: per name, a tensor with one entry per row.
             non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
             meta_info: what belongs to the whole batch.
-            num_batch_dims: only 1; see `fold_batch_dim` for rows of rows.
+            num_batch_dims: only 1; `rlprims.interop.verl` has `fold_batch_dim` for rows of rows.
             auto_padding: only False; `pad_to_divisor` pads where it can be seen, and says by how much.
 
         Raises:
@@ -189,7 +154,8 @@ class DataProto:
         """
         if num_batch_dims != 1:
             raise BatchError(
-                f"num_batch_dims is {num_batch_dims}, it needs to be 1; use fold_batch_dim for rows of rows"
+                f"num_batch_dims is {num_batch_dims}, it needs to be 1; for rows of rows use fold_batch_dim of "
+                "rlprims.interop.verl.DataProto"
             )
         if auto_padding:
             raise BatchError(
@@ -237,6 +203,64 @@ class DataProto:
         """
         return cls(*_convert.parts_of_tensordict(tensordict, meta_info or {}))
 
+    def to_tensordict(self) -> TensorDict:
+        """One TensorDict of all fields: arrays become per-row objects (`NonTensorStack`), metadata `NonTensorData`.
+
+        Numpy columns of numbers come back from `from_tensordict` as object columns, since a TensorDict has no other
+        place for them.
+
+        Raises:
+            BatchError: a name that two parts have, or a metadata key that is no string.
+
+        >>> import torch
+        >>> from rlprims.data_proto import DataProto
+        >>> DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).to_tensordict()["uid"] == ["a", "b"]
+        True
+        """
+        return _convert.to_tensordict(self._columns(), self.meta_info, getattr(self.batch, "device", None))
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame to read: one line per row, one column per field.
+
+        A column of one number per row keeps its dtype (bfloat16 and float8 as float32); of more, each row is nested
+        lists. Objects stay objects, but arrays and tensors among them become nested lists too.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return _convert.to_pandas(self._columns())
+
+    def to_arrow(self) -> Any:
+        """A pyarrow Table to read or to write to Parquet: one line per row, one column per field.
+
+        Tensors and numeric arrays keep their dtype (bfloat16 and float8 as float32), as lists of lists if a row is more
+        than one number, and share their memory with the table where Arrow can hold it. Of objects Arrow infers a type.
+
+        Raises:
+            BatchError: a field that Arrow has no type for, such as objects of different kinds; says which.
+            ImportError: pyarrow is not installed.
+        """
+        return _convert.to_arrow(self._columns())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the batch to a directory, all or nothing: after a crash the batch of before is there, or this one.
+
+        A batch that was saved at ``path`` is replaced; a directory of anything else is refused. A crash may leave files
+        there that no manifest names; they do no harm and may be deleted.
+
+        Raises:
+            BatchError: something that cannot be saved (says which field and row), or other files at ``path``.
+            ImportError: safetensors is not installed.
+
+        >>> import tempfile, torch
+        >>> from rlprims.data_proto import DataProto
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).save(f"{folder}/batch")
+        ...     DataProto.load(f"{folder}/batch")["uid"].tolist()
+        ['a', 'b']
+        """
+        _storage.save(path, self._columns(), self.meta_info, has_batch=self.batch is not None)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a batch that `save` wrote. The tensors are mapped from the file, so memory is used as they are read.
@@ -253,42 +277,37 @@ class DataProto:
         """
         return cls(*_storage.load_parts(path))
 
-    load_from_disk = load
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """How pickle takes a batch apart: its type and its parts. The graph of gradients stays behind.
 
-    def check_consistency(self) -> None:
-        """Raise a BatchError that says what does not fit, if a write into the parts has broken the batch.
-
-        >>> import torch
+        >>> import pickle, torch
         >>> from rlprims.data_proto import DataProto
-        >>> data = DataProto.from_dict({"ids": torch.arange(2)})
-        >>> data.non_tensor_batch["uid"] = np.array(["a"], dtype=object)
-        >>> data.check_consistency()
-        Traceback (most recent call last):
-        rlprims.data_proto._errors.BatchError: fields have different numbers of rows: {'ids': 2, 'uid': 1, ...
+        >>> data, buffers = DataProto.from_dict({"ids": torch.arange(3)}), []
+        >>> stream = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+        >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
+        True
         """
-        columns(self)
+        return _pickling.reduce_ex(self, protocol)
+
+    def __repr__(self) -> str:
+        """A table of the fields: part, name, dtype, shape, bytes. This is also what a notebook shows.
+
+        Bytes of an object column count its pointers and the arrays in it, not other objects.
+        """
+        # A batch that does not fit together must still be shown, so nothing is checked here.
+        batch = {} if self.batch is None else self.batch
+        return _text.table(type(self).__name__, len(self), batch, self.non_tensor_batch, self.meta_info)
 
     def __copy__(self) -> Self:
         return self.slice()
 
-    def __len__(self) -> int:
-        if self.batch is not None:
-            return int(self.batch.batch_size[0])
-        return next((_columns.row_count(array) for array in self.non_tensor_batch.values()), 0)
-
     def __iter__(self) -> Iterator[DataProtoItem]:
         return (self[index] for index in range(len(self)))
-
-    def __contains__(self, name: object) -> bool:
-        return part_of(self, name) is not None
 
     def __getitem__(self, key: str | int | Index) -> Any:
         """A field by its name, a row by its number, rows by a slice, indices or a mask."""
         if isinstance(key, str):
-            part = part_of(self, key)
-            if part is None:
-                raise missing(self, key)
-            return part[key]
+            return self._part_of(key)[key]
         if isinstance(key, builtins.slice):
             return self.slice(key.start, key.stop, key.step)
         if isinstance(key, int | np.integer) or (isinstance(key, Tensor | np.ndarray) and key.ndim == 0):
@@ -296,12 +315,12 @@ class DataProto:
         return self.select_idxs(key)
 
     def _row(self, key: Any) -> DataProtoItem:
-        tensors, arrays, _ = columns(self)
+        tensors, arrays, _ = self._columns()
         if isinstance(key, bool) or "int" not in str(getattr(key, "dtype", "int")):
             raise BatchError(f"row index {key!r} needs to be an integer; index with a list or a mask for several rows")
         rows, index = len(self), int(key)
         if not -rows <= index < rows:
-            raise RowIndexError(f"row {index} of a batch of {rows} rows; {fields(self)}")
+            raise RowIndexError(f"row {index} of a batch of {rows} rows; {self._fields()}")
         index %= rows
         batch = None
         if self.batch is not None:
@@ -313,7 +332,7 @@ class DataProto:
         """Write a field: tensors to ``batch``, arrays and lists to ``non_tensor_batch``, the rest to ``meta_info``."""
         if not isinstance(name, str):
             raise BatchError(f"cannot assign to rows {name!r}; assign a whole field by its name")
-        rows, part = columns(self).rows, part_of(self, name)
+        rows, part = self._columns().rows, self._find(name)
         if not _columns.is_column(value):
             if part is not None and part is not self.meta_info:
                 raise BatchError(f"{name} has one entry per row, got {value!r}; {rows} entries are needed")
@@ -322,11 +341,11 @@ class DataProto:
         if isinstance(value, Tensor):
             check_tensor(name, value)
         column = value if isinstance(value, Tensor) else as_array(name, value)
-        count = _columns.row_count(column)
+        count = int(column.shape[0])
         if rows not in (None, count):
             raise BatchError(
                 f"{name} has {count} rows, the batch has {rows}; give one entry per row, or write "
-                f"data.meta_info[{name!r}] for what belongs to the whole batch; {fields(self)}"
+                f"data.meta_info[{name!r}] for what belongs to the whole batch; {self._fields()}"
             )
         if part is not None and part is not (self.batch if isinstance(column, Tensor) else self.non_tensor_batch):
             part.pop(name)  # a name is read from one part only
@@ -336,3 +355,378 @@ class DataProto:
             self.batch = batch_of({name: column}, count)
         else:
             self.batch[name] = column
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[Any] | None = None,
+        deepcopy: bool = False,
+    ) -> Self:
+        """A batch with only these fields; None keeps all of that part. Tensors are shared unless ``deepcopy``.
+
+        Raises:
+            MissingField: a name that its part does not have.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2), "x": torch.ones(2)}, {"uid": ["a", "b"]})
+        >>> small = data.select(batch_keys=["ids"], non_tensor_batch_keys=[])
+        >>> "ids" in small, "x" in small, "uid" in small
+        (True, False, False)
+        """
+        tensors, arrays, rows = self._columns()
+        kept_tensors = {name: tensors[name] for name in self._known(tensors, batch_keys)}
+        kept_arrays = {name: arrays[name].copy() for name in self._known(arrays, non_tensor_batch_keys)}
+        meta = {key: copied(self.meta_info[key]) for key in self._known(self.meta_info, meta_info_keys)}
+        if deepcopy:
+            kept_tensors = {name: tensor.clone() for name, tensor in kept_tensors.items()}
+            kept_arrays = copy.deepcopy(kept_arrays)
+        return self._like(Columns(kept_tensors, kept_arrays, rows), meta)
+
+    def pop(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[Any] | None = None,
+    ) -> Self:
+        """Remove these fields from this batch and return them as a batch; None takes nothing of that part.
+
+        Raises:
+            MissingField: a name that its part does not have; then nothing has been removed.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2), "x": torch.ones(2)})
+        >>> taken = data.pop(batch_keys=["x"])
+        >>> "x" in taken, "x" in data
+        (True, False)
+        """
+        removed = self.select(batch_keys or (), non_tensor_batch_keys or (), meta_info_keys or ())
+        for name in removed.batch.keys() if removed.batch is not None else ():
+            del self.batch[name]
+        for name in removed.non_tensor_batch:
+            del self.non_tensor_batch[name]
+        for key in removed.meta_info:
+            del self.meta_info[key]
+        if not batch_keys:
+            removed.batch = None
+        return removed
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """The batch with fields renamed, in any part. Several are renamed at once, so two may change places.
+
+        Raises:
+            MissingField: an old name that does not exist.
+            BatchError: lists of different lengths, or a new name that another field has.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]})
+        >>> data.rename(["ids", "uid"], ["input_ids", "prompt"])["prompt"].tolist()
+        ['a', 'b']
+        """
+        old = [old_keys] if isinstance(old_keys, str) else list(old_keys)
+        new = [new_keys] if isinstance(new_keys, str) else list(new_keys)
+        if len(old) != len(new):
+            raise BatchError(
+                f"rename: {len(old)} old names {names(old)} and {len(new)} new names {names(new)}; give pairs"
+            )
+        for name in old:
+            self._part_of(name)
+        to_new = dict(zip(old, new, strict=True))
+        tensors, arrays, rows = self._columns()
+        renamed = [to_new.get(name, name) for part in (tensors, arrays, self.meta_info) for name in part]
+        taken = sorted({str(name) for name in to_new.values() if renamed.count(name) > 1})
+        if taken or len(to_new) != len(old):
+            raise BatchError(f"rename: more than one field would be named {names(taken or old)}; {self._fields()}")
+        return self._like(
+            Columns(
+                {to_new.get(name, name): tensor for name, tensor in tensors.items()},
+                {to_new.get(name, name): array.copy() for name, array in arrays.items()},
+                rows,
+            ),
+            {to_new.get(key, key): copied(value) for key, value in self.meta_info.items()},
+        )
+
+    def union(self, other: DataProto) -> Self:
+        """The fields of both. A field that both have must be the same in both, where NaN is the same as NaN.
+
+        Tensors that share their memory are not compared, so the union with a batch derived from this one is free.
+
+        Raises:
+            BatchError: different numbers of rows, or a field that differs; says which field and how.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2)})
+        >>> scored = data.union(DataProto.from_dict({"scores": torch.ones(2)}))
+        >>> scored["scores"].tolist(), "scores" in data
+        ([1.0, 1.0], False)
+        """
+        mine, theirs = self._columns(), other._columns()
+        if mine.rows is not None and theirs.rows is not None and mine.rows != theirs.rows:
+            raise BatchError(
+                f"union: {mine.rows} rows and {theirs.rows} rows; both need the same rows in the same order (repeat "
+                f"the smaller one?); {self._fields()}; other {other._fields()}"
+            )
+        all_mine, all_theirs = mine.by_name(), theirs.by_name()
+        for name in all_mine.keys() & all_theirs.keys():
+            why = difference(all_mine[name], all_theirs[name])
+            if why is not None:
+                raise BatchError(f"union: both have {name!r} and {why}; rename or drop one of them; {self._fields()}")
+        for key in self.meta_info.keys() & other.meta_info.keys():
+            if not same(self.meta_info[key], other.meta_info[key]):
+                raise BatchError(
+                    f"union: both have meta_info[{key!r}] and it is {self.meta_info[key]!r} here and "
+                    f"{other.meta_info[key]!r} there; rename or drop one of them; {self._fields()}"
+                )
+        # This batch first for the order of the fields, and last so that it wins where both have one.
+        both = Columns(
+            {**mine.tensors, **theirs.tensors, **mine.tensors},
+            {**mine.arrays, **theirs.arrays, **mine.arrays},
+            theirs.rows if mine.rows is None else mine.rows,
+        )
+        meta = copied({**self.meta_info, **other.meta_info, **self.meta_info})
+        return self._like(both.copied_arrays(), meta)
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """The batch with its tensors on a device; those that are there already are shared.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> DataProto.from_dict({"ids": torch.arange(2)}).to("cpu").batch.device
+        device(type='cpu')
+        """
+        tensors, arrays, rows = self._columns().copied_arrays()
+        result = self._like(Columns({}, arrays, rows))
+        if result.batch is not None:
+            moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+            result.batch = batch_of(moved, rows or 0, torch.device(device))
+        return result
+
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
+        """Rows from start to end, counted as Python's slices are. Without a step the tensors are views.
+
+        Raises:
+            BatchError: a step of 0.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(5)})
+        >>> data.slice(1, 3)["ids"].tolist(), data[::-2]["ids"].tolist()
+        ([1, 2], [4, 2, 0])
+        """
+        if step == 0:
+            raise BatchError("slice: step is 0, it needs to be another integer")
+        picked = range(len(self))[start:end:step]
+        if picked.step == 1:
+            return self._like(self._columns().narrow(picked.start, max(picked.start, picked.stop)))
+        return self._gather(upto(len(picked)) * picked.step + picked.start)
+
+    def select_idxs(self, idxs: list[Any] | range | Array | Tensor) -> Self:
+        """The rows with these numbers (negative ones count from the end, repeats are allowed), or those of a mask.
+
+        Rows that follow each other are views; others are copied once.
+
+        Raises:
+            BatchError: an index that is neither integers nor a mask, or a mask that has not one entry per row.
+            RowIndexError: a number that no row has.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(4)})
+        >>> data.select_idxs([3, 0, 0])["ids"].tolist(), data[torch.tensor([True, False, True, False])]["ids"].tolist()
+        ([3, 0, 0], [0, 2])
+        """
+        return self._gather(row_numbers(idxs, len(self), "select_idxs", self._fields()))
+
+    def filter(self, keep: list[bool] | Array | Tensor | Callable[[Self], Any]) -> Self:
+        """The rows where a mask is true. A function gets the whole batch and answers with the mask.
+
+        Raises:
+            BatchError: anything else than one boolean per row.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"scores": torch.tensor([0.0, 1.0, 0.5])}, {"uid": ["a", "b", "c"]})
+        >>> data.filter(lambda batch: batch["scores"] > 0)["uid"].tolist()
+        ['b', 'c']
+        """
+        mask = keep(self) if callable(keep) else keep
+        if isinstance(mask, list):
+            mask = np.array(mask, dtype=bool if not mask else None)
+        if "bool" not in str(getattr(mask, "dtype", None)):
+            kind = getattr(mask, "dtype", type(mask).__name__)
+            raise BatchError(f"filter: keep is {kind}, it needs one boolean per row; use select_idxs for row numbers")
+        return self._gather(row_numbers(mask, len(self), "filter", self._fields()))
+
+    def group_by(self, key: str) -> dict[Hashable, Self]:
+        """Per distinct value of a field, the rows that have it. Groups and rows keep the order in which they came.
+
+        All rows are gathered once; the groups are views of that.
+
+        Raises:
+            MissingField: no such field.
+            BatchError: the field is no column of one hashable value per row.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["b", "a", "b", "a"]})
+        >>> {uid: group["ids"].tolist() for uid, group in data.group_by("uid").items()}
+        {'b': [0, 2], 'a': [1, 3]}
+        """
+        part = self._part_of(key)
+        column = part[key]
+        if part is self.meta_info or column.ndim != 1 or getattr(column, "is_nested", False):
+            raise BatchError(f"group_by: {key} needs to be a column of one value per row; {self._fields()}")
+        labels, ids = distinct_values(column) if isinstance(column, Tensor) else distinct_objects(key, column)
+        grouped = self._gather(ids.argsort(stable=True))
+        sizes = ids.bincount(minlength=len(labels)).tolist()
+        return dict(zip(labels, grouped._cut(sizes), strict=True))
+
+    def reorder(self, indices: list[int] | Array | Tensor) -> Self:
+        """A batch with all rows in another order: row i of the result is row ``indices[i]``. This batch stays as it is.
+
+        Raises:
+            BatchError: indices that are not each row exactly once; `select_idxs` takes those.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> DataProto.from_dict({"ids": torch.arange(3)}).reorder([2, 0, 1])["ids"].tolist()
+        [2, 0, 1]
+        """
+        numbers = row_numbers(indices, len(self), "reorder", self._fields())
+        if not torch.equal(numbers.sort().values, upto(len(self))):
+            raise BatchError(
+                f"reorder: {numbers.numel()} indices for {len(self)} rows, each row exactly once is needed; use "
+                "select_idxs to drop or repeat rows"
+            )
+        return self._gather(numbers)
+
+    def shuffle(self, generator: torch.Generator) -> Self:
+        """All rows in a random order, drawn from the generator.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(3)})
+        >>> sorted(data.shuffle(torch.Generator().manual_seed(0))["ids"].tolist())
+        [0, 1, 2]
+        """
+        return self._gather(torch.randperm(len(self), generator=generator, device=generator.device).cpu())
+
+    def chunk(self, chunks: int, *, pad: bool = False) -> list[Self]:
+        """Equal parts, as views. With ``pad`` missing rows are filled up as `pad_to_divisor` does, and only parts that
+        have such rows are copied: an n-th of the batch where `pad_to_divisor` followed by `chunk` copies all of it.
+
+        The parts together have ``-len(self) % chunks`` rows more, at the end: `concat` what came of them, then `unpad`.
+
+        Raises:
+            BatchError: the rows do not divide; use ``pad``, or `split`.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(4)}).chunk(2)]
+        [[0, 1], [2, 3]]
+        >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(3)}).chunk(2, pad=True)]
+        [[0, 1], [2, 0]]
+        """
+        rows = len(self)
+        if chunks < 1 or (rows % chunks and not pad):
+            raise BatchError(
+                f"chunk: {rows} rows do not make {chunks} equal parts; use pad=True, or split(size), whose last part "
+                f"may be smaller; {self._fields()}"
+            )
+        size = -(-rows // chunks)
+        if not rows % chunks:
+            return self._cut([size] * chunks)
+        whole = rows // size
+        last = (upto((chunks - whole) * size) + whole * size) % rows
+        padded = self._like(self._columns().take(last))
+        return self.slice(0, whole * size)._cut([size] * whole) + padded._cut([size] * (chunks - whole))
+
+    def split(self, split_size: int) -> list[Self]:
+        """Parts of ``split_size`` rows, as views; the last may be smaller. Zero rows make no part.
+
+        Raises:
+            BatchError: a size below 1.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(3)}).split(2)]
+        [[0, 1], [2]]
+        """
+        if split_size < 1:
+            raise BatchError(f"split: split_size is {split_size}, it needs to be at least 1")
+        rows = len(self)
+        return self._cut([min(split_size, rows - start) for start in range(0, rows, split_size)])
+
+    @staticmethod
+    def concat(data: Sequence[D]) -> D:
+        """The batches one under another, copied once.
+
+        ``meta_info`` must agree wherever a key is in several; but what is in ``meta_info["metrics"]`` (a dict, or a
+        list of dicts, per worker) is collected into one dict of lists.
+
+        Raises:
+            BatchError: nothing to join; fields, shapes, dtypes or devices that differ; metadata that disagrees.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> a = DataProto.from_dict({"ids": torch.arange(2)}, meta_info={"step": 1, "metrics": {"loss": 0.5}})
+        >>> b = DataProto.from_dict({"ids": torch.arange(3)}, meta_info={"step": 1, "metrics": {"loss": 0.7}})
+        >>> both = DataProto.concat([a, b])
+        >>> both["ids"].tolist(), both.meta_info
+        ([0, 1, 0, 1, 2], {'step': 1, 'metrics': {'loss': [0.5, 0.7]}})
+        """
+        parts = list(data)
+        if not parts:
+            raise BatchError("concat: got no batches, so there are no fields to make a batch of; pass at least one")
+        all_columns = [part._columns() for part in parts]
+        for position, part in enumerate(all_columns):
+            for mine, theirs in ((all_columns[0].tensors, part.tensors), (all_columns[0].arrays, part.arrays)):
+                if mine.keys() != theirs.keys():
+                    unshared = sorted(mine.keys() ^ theirs.keys())
+                    raise BatchError(
+                        f"concat: only one of part 0 and part {position} has {names(unshared)}; select the fields that "
+                        f"all parts have; part 0 {parts[0]._fields()}; part {position} {parts[position]._fields()}"
+                    )
+        return parts[0]._like(joined(all_columns), merged([part.meta_info for part in parts]))
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
+        """Every row several times: a a b b if interleaved, else a b a b.
+
+        Raises:
+            BatchError: a negative number of times.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> data = DataProto.from_dict({"ids": torch.arange(2)})
+        >>> data.repeat(2)["ids"].tolist(), data.repeat(2, interleave=False)["ids"].tolist()
+        ([0, 0, 1, 1], [0, 1, 0, 1])
+        """
+        if repeat_times < 0:
+            raise BatchError(f"repeat: repeat_times is {repeat_times}, it needs to be at least 0")
+        if repeat_times == 1:
+            return self.slice()
+        numbers = upto(len(self))
+        numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
+        return self._like(self._columns().take(numbers))
+
+    def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
+        """A batch whose rows divide evenly, and how many rows were added: its own from the start, round and round.
+
+        Zero rows stay zero rows. `unpad` takes the added rows off.
+
+        Raises:
+            BatchError: a divisor below 1.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> padded, added = DataProto.from_dict({"ids": torch.arange(3)}).pad_to_divisor(4)
+        >>> padded["ids"].tolist(), added, padded.unpad(added)["ids"].tolist()
+        ([0, 1, 2, 0], 1, [0, 1, 2])
+        """
+        if size_divisor < 1:
+            raise BatchError(f"pad_to_divisor: size_divisor is {size_divisor}, it needs to be at least 1")
+        rows = len(self)
+        added = -rows % size_divisor
+        return self._extended(upto(added) % max(rows, 1)), added
+
+    def unpad(self, pad_size: int) -> Self:
+        """The batch without its last ``pad_size`` rows.
+
+        Raises:
+            BatchError: fewer rows than that, or a negative number.
+
+        >>> from rlprims.data_proto import DataProto
+        >>> DataProto.from_dict({"ids": torch.arange(3)}).unpad(1)["ids"].tolist()
+        [0, 1]
+        """
+        if not 0 <= pad_size <= len(self):
+            raise BatchError(f"unpad: cannot take {pad_size} rows off {len(self)}; pass what pad_to_divisor returned")
+        return self.slice(0, len(self) - pad_size)

@@ -1,11 +1,9 @@
 """To and from other containers."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from rlprims.data_proto import _jagged
-from rlprims.data_proto._columns import Array, object_array
+from rlprims.data_proto._columns import Array, Columns, batch_of, check_tensor, object_array
 from rlprims.data_proto._errors import BatchError
-from rlprims.data_proto._parts import batch_of, check_tensor, columns
-
-if TYPE_CHECKING:
-    from rlprims.data_proto._container import DataProto
 
 
 def parts_of_tensordict(
@@ -44,24 +38,12 @@ def parts_of_tensordict(
     return batch_of(tensors, tensordict.batch_size[0], tensordict.device) if keep else None, arrays, meta
 
 
-def to_tensordict(data: DataProto) -> Any:
-    """One TensorDict of all fields: arrays become per-row objects (`NonTensorStack`), metadata `NonTensorData`.
-
-    Numpy columns of numbers come back from `from_tensordict` as object columns, since a TensorDict has no other place.
-
-    Raises:
-        BatchError: a name that two parts have, or a metadata key that is no string.
-
-    >>> import torch
-    >>> from rlprims.data_proto import DataProto
-    >>> DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).to_tensordict()["uid"] == ["a", "b"]
-    True
-    """
-    tensors, arrays, rows = columns(data)
-    twice = sorted(str(key) for key in data.meta_info if key in tensors or key in arrays or not isinstance(key, str))
+def to_tensordict(columns: Columns, meta_info: Mapping[Any, Any], device: Any) -> TensorDict:
+    tensors, arrays, rows = columns
+    twice = sorted(str(key) for key in meta_info if key in tensors or key in arrays or not isinstance(key, str))
     if twice:
         raise BatchError(f"to_tensordict: metadata {twice} needs string keys that no column has; rename or drop them")
-    result = batch_of(tensors, rows or 0, data.batch.device if data.batch is not None else None)
+    result = batch_of(tensors, rows or 0, device)
     for name, array in arrays.items():
         try:
             result[name] = NonTensorStack(*[NonTensorData(cell) for cell in array])
@@ -70,43 +52,22 @@ def to_tensordict(data: DataProto) -> Any:
                 f"to_tensordict: the installed tensordict has no object column of zero rows, such as {name!r}; drop it "
                 "with select, or install a newer tensordict"
             ) from error
-    for key, value in data.meta_info.items():
+    for key, value in meta_info.items():
         result[key] = NonTensorData(value, batch_size=result.batch_size)
     return result
 
 
-def to_pandas(data: DataProto) -> Any:
-    """A pandas DataFrame to read: one line per row, one column per field.
-
-    A column of one number per row keeps its dtype (bfloat16 and float8 as float32); of more, each row is nested lists.
-    Objects stay objects, but arrays and tensors among them become nested lists too.
-
-    Raises:
-        ImportError: pandas is not installed.
-    """
+def to_pandas(columns: Columns) -> Any:
     pandas = _optional("pandas")
-    tensors, arrays, rows = columns(data)
-    fields: dict[str, Tensor | Array] = {**tensors, **arrays}
-    cells = {name: _one_per_row(column) for name, column in fields.items()}
+    cells = {name: _one_per_row(column) for name, column in columns.by_name().items()}
     series = {name: pandas.Series(column, dtype=column.dtype) for name, column in cells.items()}
-    return pandas.DataFrame(series, index=pandas.RangeIndex(rows or 0))
+    return pandas.DataFrame(series, index=pandas.RangeIndex(columns.rows or 0))
 
 
-def to_arrow(data: DataProto) -> Any:
-    """A pyarrow Table to read or to write to Parquet: one line per row, one column per field.
-
-    Tensors and numeric arrays keep their dtype (bfloat16 and float8 as float32), as lists of lists where a row is more
-    than one number, and share their memory with the table where Arrow can hold it. Of objects Arrow infers a type.
-
-    Raises:
-        BatchError: a field that Arrow has no type for, such as objects of different kinds; says which.
-        ImportError: pyarrow is not installed.
-    """
+def to_arrow(columns: Columns) -> Any:
     arrow = _optional("pyarrow")
-    tensors, arrays, _ = columns(data)
-    fields: dict[str, Tensor | Array] = {**tensors, **arrays}
     table = {}
-    for name, column in fields.items():
+    for name, column in columns.by_name().items():
         try:
             table[name] = _arrow_column(arrow, column)
         except (arrow.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -1,126 +1,111 @@
-"""What every method does first and last: take a batch apart, checked; put a new one together."""
+"""The three parts of a batch: their checks, and new batches made of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Self
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto._columns import Array, is_column, object_array
-from rlprims.data_proto._errors import BatchError, MissingField, listing, names
-from rlprims.data_proto._meta import copied
-
-if TYPE_CHECKING:
-    from rlprims.data_proto._container import DataProto
-
-D = TypeVar("D", bound="DataProto")
+from rlprims.data_proto._columns import Array, Columns, batch_of, check_tensor, common_rows
+from rlprims.data_proto._errors import BatchError, MissingField, listing
+from rlprims.data_proto._rows import upto
+from rlprims.data_proto._values import copied
 
 
-class Columns(NamedTuple):
-    """The columns of a batch. ``rows`` is None where nothing has rows, not even an empty ``batch``."""
+class Parts:
+    """What :class:`DataProto` is made of. Use that one."""
 
-    tensors: dict[str, Tensor]
-    arrays: dict[str, Array]
-    rows: int | None
+    batch: Any
+    non_tensor_batch: dict[str, Array]
+    meta_info: dict[Any, Any]
 
+    def __len__(self) -> int:
+        if self.batch is not None:
+            return int(self.batch.batch_size[0])
+        return next((len(array) for array in self.non_tensor_batch.values()), 0)
 
-def columns(data: DataProto) -> Columns:
-    """The columns, after the check: a caller may have written into ``batch`` or ``non_tensor_batch`` himself."""
-    tensors = {} if data.batch is None else dict(data.batch.items())
-    arrays = data.non_tensor_batch
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor)
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or array.ndim == 0:
-            raise BatchError(
-                f"non_tensor_batch[{name!r}] is {type(array).__name__}, it needs a numpy array with one entry per "
-                f"row; assign with data[{name!r}] = [...], or keep it in meta_info; {fields(data)}"
-            )
-    return Columns(tensors, arrays, common_rows(tensors, arrays, data.batch))
+    def __contains__(self, name: object) -> bool:
+        return self._find(name) is not None
 
+    def _columns(self) -> Columns:
+        """The columns, checked: a caller may have written into ``batch`` or ``non_tensor_batch`` himself."""
+        tensors = {} if self.batch is None else dict(self.batch.items())
+        for name, tensor in tensors.items():
+            check_tensor(name, tensor)
+        for name, array in self.non_tensor_batch.items():
+            if not isinstance(array, np.ndarray) or array.ndim == 0:
+                raise BatchError(
+                    f"non_tensor_batch[{name!r}] is {type(array).__name__}, it needs a numpy array with one entry per "
+                    f"row; assign with data[{name!r}] = [...], or keep it in meta_info; {self._fields()}"
+                )
+        return Columns(tensors, self.non_tensor_batch, common_rows(tensors, self.non_tensor_batch, self.batch))
 
-def check_tensor(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise BatchError(
-            f"batch[{name!r}] is {type(tensor).__name__}, it needs a tensor; numpy arrays and lists belong in "
-            "non_tensor_batch, other objects in meta_info; flatten a nested TensorDict with flatten_keys('.')"
-        )
-    if tensor.ndim == 0:
-        raise BatchError(f"batch[{name!r}] has no rows: it is a scalar; keep it in meta_info")
-    if tensor.is_nested and tensor.layout != torch.jagged:
-        raise BatchError(
-            f"batch[{name!r}] is a nested tensor of layout {tensor.layout}, it needs torch.jagged; build it with "
-            "torch.nested.nested_tensor(..., layout=torch.jagged)"
-        )
+    def _like(self, columns: Columns, meta_info: dict[Any, Any] | None = None) -> Self:
+        """A batch of the same type. The arrays and ``meta_info`` must be its own; None copies this one's metadata."""
+        tensors, arrays, rows = columns
+        keep_batch = rows is not None and (tensors or self.batch is not None)
+        device = self.batch.device if self.batch is not None else None
+        return self._of(batch_of(tensors, rows or 0, device) if keep_batch else None, arrays, meta_info)
 
+    def _of(self, batch: Any, arrays: Mapping[str, Array], meta_info: dict[Any, Any] | None = None) -> Self:
+        """A batch of the same type from parts of its own, which are not checked again."""
+        new = object.__new__(type(self))
+        new.batch = batch
+        new.non_tensor_batch = dict(arrays)
+        new.meta_info = copied(self.meta_info) if meta_info is None else meta_info
+        return new
 
-def common_rows(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array], batch: Any = None) -> int | None:
-    """The number of rows that all columns have; None where there is no column."""
-    if not tensors.keys().isdisjoint(arrays):
-        twice = sorted(tensors.keys() & arrays.keys())
-        raise BatchError(f"batch and non_tensor_batch both have {names(twice)}; rename or drop one of each")
-    counts = {column.shape[0] for part in (tensors, arrays) for column in part.values()}
-    if batch is not None:
-        counts.add(batch.batch_size[0])
-    if len(counts) > 1:
-        named = {name: column.shape[0] for part in (tensors, arrays) for name, column in part.items()}
-        named |= {} if batch is None else {"batch_size": batch.batch_size[0]}
-        raise BatchError(f"fields have different numbers of rows: {named}; give every field one entry per row")
-    return counts.pop() if counts else None
+    def _gather(self, numbers: Tensor) -> Self:
+        """The rows with these numbers: one copy, or views if they follow each other."""
+        count = numbers.numel()
+        start = int(numbers[0]) if count else 0
+        follow = torch.equal(numbers, upto(count) + start)
+        columns = self._columns()
+        return self._like(columns.narrow(start, start + count) if follow else columns.take(numbers))
 
+    def _cut(self, sizes: Sequence[int]) -> list[Self]:
+        """All rows as views, in runs of these sizes. One check and one cut per column for all of them."""
+        columns = self._columns()
+        tensors, arrays, rows = columns
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        if not tensors or any(tensor.is_nested for tensor in tensors.values()):
+            # A TensorDict cannot cut a jagged column.
+            return [self._like(columns.narrow(start, stop)) for start, stop in bounds]
+        batches = batch_of(tensors, rows or 0, self.batch.device).split(list(sizes)) if sizes else ()
+        return [
+            self._of(batch, {name: array[start:stop].copy() for name, array in arrays.items()})
+            for batch, (start, stop) in zip(batches, bounds, strict=True)
+        ]
 
-def fields(data: DataProto) -> str:
-    return listing(data.batch, data.non_tensor_batch, data.meta_info)
+    def _extended(self, numbers: Tensor) -> Self:
+        """All rows, and after them those with these numbers: one copy, or views if none are added."""
+        columns = self._columns()
+        return self._like(columns.extended(numbers) if numbers.numel() else columns.narrow(0, len(self)))
 
+    def _fields(self) -> str:
+        """What exists, by part, for a message."""
+        return listing(self.batch, self.non_tensor_batch, self.meta_info)
 
-def part_of(data: DataProto, name: object) -> Any:
-    """The part that holds a field, to read or to pop from; None where none does."""
-    if data.batch is not None and name in data.batch.keys():  # noqa: SIM118 - a TensorDict has no other `in`
-        return data.batch
-    return next((part for part in (data.non_tensor_batch, data.meta_info) if name in part), None)
+    def _find(self, name: object) -> Any:
+        """The part that has a field, to read or to pop from; None if there is none."""
+        if self.batch is not None and name in self.batch.keys():  # noqa: SIM118 - a TensorDict has no other `in`
+            return self.batch
+        return next((part for part in (self.non_tensor_batch, self.meta_info) if name in part), None)
 
+    def _part_of(self, name: object) -> Any:
+        if (part := self._find(name)) is None:
+            raise MissingField(f"no field {name!r}; {self._fields()}")
+        return part
 
-def missing(data: DataProto, name: object) -> MissingField:
-    return MissingField(f"no field {name!r}; {fields(data)}")
-
-
-def as_array(name: str, value: Any) -> Array:
-    """An object column as it is stored: an array as it is, a list as one object per row."""
-    if isinstance(value, np.ndarray) and value.ndim:
-        return value
-    if not is_column(value) or isinstance(value, Tensor):
-        raise BatchError(
-            f"non_tensor_batch[{name!r}] is {type(value).__name__}, it needs a numpy array or a list with one entry "
-            "per row; tensors belong in batch, what all rows share in meta_info"
-        )
-    return object_array(value)
-
-
-def batch_of(tensors: Mapping[str, Tensor], rows: int, device: Any = None) -> Any:
-    return TensorDict(dict(tensors), batch_size=torch.Size([rows]), device=device)
-
-
-def derived(
-    data: D,
-    tensors: Mapping[str, Tensor],
-    arrays: Mapping[str, Array],
-    rows: int | None,
-    meta_info: dict[Any, Any] | None = None,
-) -> D:
-    """A batch of the same type from columns that fit. ``arrays`` and ``meta_info`` must be the result's own."""
-    keep_batch = rows is not None and (tensors or data.batch is not None)
-    device = data.batch.device if data.batch is not None else None
-    return assembled(data, batch_of(tensors, rows or 0, device) if keep_batch else None, arrays, meta_info)
-
-
-def assembled(data: D, batch: Any, arrays: Mapping[str, Array], meta_info: dict[Any, Any] | None = None) -> D:
-    """A batch of the same type from parts of its own; None copies ``meta_info``."""
-    new = object.__new__(type(data))
-    new.batch = batch
-    new.non_tensor_batch = dict(arrays)
-    new.meta_info = copied(data.meta_info) if meta_info is None else meta_info
-    return new
+    def _known(self, part: Mapping[Any, Any], wanted: Iterable[Any] | None) -> list[Any]:
+        """The names in ``wanted``, which the part must have; None: all of the part."""
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        found = list(part) if wanted is None else list(wanted)
+        for name in found:
+            if name not in part:
+                raise MissingField(f"no field {name!r}; {self._fields()}")
+        return found

@@ -5,31 +5,17 @@ once. Older protocols pass the tensors themselves on, since the picklers that us
 how to share their memory.
 """
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from rlprims.data_proto import _jagged
-from rlprims.data_proto._parts import batch_of
-
-if TYPE_CHECKING:
-    from rlprims.data_proto._container import DataProto
+from rlprims.data_proto._columns import batch_of
 
 
-def reduce_ex(data: DataProto, protocol: SupportsIndex) -> tuple[Any, ...]:
-    """How pickle takes a batch apart: its type and its parts. The graph of gradients stays behind.
-
-    >>> from rlprims.data_proto import DataProto
-    >>> import pickle
-    >>> data, buffers = DataProto.from_dict({"ids": torch.arange(3)}), []
-    >>> stream = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
-    >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
-    True
-    """
+def reduce_ex(data: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
     buffers = protocol.__index__() >= 5
     batch = None
     if data.batch is not None:

@@ -9,56 +9,37 @@ No pickle on this path: reading a file runs no code of it. Three files, the firs
 Which batch is there is said by the manifest alone, so replacing that one file replaces the batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlprims.data_proto import _jagged
 from rlprims.data_proto._cells import decode, encode, encode_array, store
+from rlprims.data_proto._columns import Columns, batch_of
 from rlprims.data_proto._errors import BatchError
-from rlprims.data_proto._parts import batch_of, columns
-
-if TYPE_CHECKING:
-    from rlprims.data_proto._container import DataProto
 
 _FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
 _DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safetensors")
 
 
-def save(data: DataProto, path: str | os.PathLike[str]) -> None:
-    """Write the batch to a directory, all or nothing: after a crash at any time the batch of before is there, or this.
-
-    A batch that was saved at ``path`` is replaced; a directory of anything else is refused. A crash may leave files
-    there that no manifest names; they do no harm and may be deleted.
-
-    Raises:
-        BatchError: something that cannot be saved (says which field and row), or other files at ``path``.
-        ImportError: safetensors is not installed.
-
-    >>> from rlprims.data_proto import DataProto
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).save(f"{folder}/batch")
-    ...     DataProto.load(f"{folder}/batch")["uid"].tolist()
-    ['a', 'b']
-    """
+def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any, Any], *, has_batch: bool) -> None:
+    """Write the parts of a batch. ``has_batch`` tells a batch without tensors from none."""
     safetensors = _safetensors()
     target = Path(path)
     if not _may_hold_a_batch(target):
         raise BatchError(f"save: {target} exists and is not a saved batch; choose another path")
     tensors: list[Tensor] = []
-    text = json.dumps(_described(data, tensors), allow_nan=False)
+    text = json.dumps(_described(columns, meta_info, has_batch, tensors), allow_nan=False)
     new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(8)
@@ -113,12 +94,14 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         raise BatchError(f"load: {target} is damaged or forged ({type(error).__name__}: {error})") from error
 
 
-def _described(data: DataProto, tensors: list[Tensor]) -> dict[str, Any]:
+def _described(
+    columns: Columns, meta_info: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]
+) -> dict[str, Any]:
     """The content of fields.json. Numbers are put on the list ``tensors``."""
-    dense, arrays, rows = columns(data)
+    dense, arrays, rows = columns
     return {
         "rows": rows or 0,
-        "has_batch": data.batch is not None,
+        "has_batch": has_batch,
         "batch": [[name, _entry(name, tensor, tensors)] for name, tensor in dense.items()],
         "non_tensor_batch": [
             [name, encode_array(array, tensors, f"save: non_tensor_batch[{name!r}]")] for name, array in arrays.items()
@@ -129,7 +112,7 @@ def _described(data: DataProto, tensors: list[Tensor]) -> dict[str, Any]:
                     encode(key, tensors, f"save: meta_info key {key!r}"),
                     encode(value, tensors, f"save: meta_info[{key!r}]"),
                 ]
-                for key, value in data.meta_info.items()
+                for key, value in meta_info.items()
             ]
         },
     }

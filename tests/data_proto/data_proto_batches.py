@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from rlprims.data_proto import DataProto
+from rlprims.interop.verl import DataProto
 
 
 def jagged(rows: list[list[float]]) -> torch.Tensor:

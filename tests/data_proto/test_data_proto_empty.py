@@ -8,7 +8,7 @@ import pytest
 import torch
 from data_proto_batches import make
 
-from rlprims.data_proto import DataProto
+from rlprims.interop.verl import DataProto
 
 ORIGINS = {"new": lambda: make(0), "cut": lambda: make(4)[4:], "gather": lambda: make(4)[[]]}
 CALLS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlprims.data_proto import (
+from rlprims.interop.verl import (
     DataProto,
     fold_batch_dim,
     pad_dataproto_to_divisor,

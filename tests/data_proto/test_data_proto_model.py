@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
-from rlprims.data_proto import DataProto
+from rlprims.interop.verl import DataProto
 
 MOST_ROWS = 24
 small = st.integers(0, 3)

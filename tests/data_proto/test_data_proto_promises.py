@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlprims.data_proto import DataProto, MissingField, RowIndexError
+from rlprims.data_proto import MissingField, RowIndexError
+from rlprims.interop.verl import DataProto
 
 # Every method that returns a batch, as a function of a batch of 6 rows.
 METHODS = {

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from rlprims.batching import balance
-from rlprims.data_proto import (
+from rlprims.grouping import group_bounds, group_std
+from rlprims.interop.verl import (
     DataProto,
     fold_batch_dim,
     pad_dataproto_to_divisor,
     unfold_batch_dim,
     unpad_dataproto,
 )
-from rlprims.grouping import group_bounds, group_std
 from rlprims.layout import unpack
 from tests.golden_cases import Answer, Call, Calls, Case
 

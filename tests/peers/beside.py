@@ -1,6 +1,6 @@
 """Two containers side by side: one batch for both, and their answers as plain values.
 
-A call is a function of P, the module that has the container: ``rlprims.data_proto`` or ``verl.protocol``. Both have
+A call is a function of P, the module that has the container: ``rlprims.interop.verl`` or ``verl.protocol``. Both have
 ``DataProto``, ``pad_dataproto_to_divisor``, ``unpad_dataproto``, ``fold_batch_dim`` and ``unfold_batch_dim``.
 """
 
@@ -12,7 +12,7 @@ import torch
 
 
 def ours():
-    return importlib.import_module("rlprims.data_proto")
+    return importlib.import_module("rlprims.interop.verl")
 
 
 def verls():

@@ -9,7 +9,7 @@ import ray
 import torch
 from data_proto_batches import make, rows_of
 
-from rlprims.data_proto import DataProto
+from rlprims.interop.verl import DataProto
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 MIB = 2**20

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peers.beside import cells, changed, make, ours, plain, uids, verls
 
-from rlprims.data_proto import DataProto
-from rlprims.interop.verl import from_verl, to_verl
+from rlprims.interop.verl import DataProto, from_verl, to_verl
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the warnings of verl, Ray and tensordict
 MOST_ROWS = 12

@@ -1,11 +1,29 @@
 """rlprims inside verl, and batches between the two. Nothing here imports verl before a function is called.
 
 ``install()`` registers the estimators, policy losses and a reward manager with verl, as ``rlprims/<name>``;
-``to_verl`` and ``from_verl`` cross between the containers.
+``to_verl`` and ``from_verl`` cross between the containers; ``DataProto`` is ours with all the methods of verl's.
 """
 
+from rlprims.interop.verl._container import (
+    DataProto,
+    fold_batch_dim,
+    pad_dataproto_to_divisor,
+    unfold_batch_dim,
+    unpad_dataproto,
+)
 from rlprims.interop.verl._data_proto import from_verl, to_verl
 from rlprims.interop.verl._install import Installed, install
 from rlprims.interop.verl._rewards import compute_score
 
-__all__ = ["Installed", "compute_score", "from_verl", "install", "to_verl"]
+__all__ = [
+    "DataProto",
+    "Installed",
+    "compute_score",
+    "fold_batch_dim",
+    "from_verl",
+    "install",
+    "pad_dataproto_to_divisor",
+    "to_verl",
+    "unfold_batch_dim",
+    "unpad_dataproto",
+]

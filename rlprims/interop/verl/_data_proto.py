@@ -17,24 +17,27 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rlprims.data_proto import BatchError, DataProto
+from rlprims import data_proto
+from rlprims.data_proto import BatchError
+from rlprims.interop.verl._container import DataProto
 
 _PARTS = ("batch", "non_tensor_batch", "meta_info")
 
 
-def to_verl(data: DataProto) -> Any:
+def to_verl(data: data_proto.DataProto) -> Any:
     """The batch as a ``verl.DataProto`` over the same tensors. The first call imports verl, which brings Ray.
 
     Raises:
         BatchError: a write into the parts has broken the batch.
         ImportError: verl is not installed, or what it needs is not.
     """
-    own = _own(data)
+    own = data.select()  # checked: a new TensorDict of the same tensors, own arrays and own metadata
     return _container()(batch=own.batch, non_tensor_batch=own.non_tensor_batch, meta_info=own.meta_info)
 
 
 def from_verl(data: Any) -> DataProto:
-    """A ``verl.DataProto``, or anything with its three parts, as a batch of this library. verl need not be installed.
+    """A ``verl.DataProto``, or anything with its three parts, as a batch of this library that has
+    all the methods of verl's. verl need not be installed.
 
     A part may be None. verl's flag for automatic padding is metadata like any other here: it stays, and pads nothing.
 
@@ -45,12 +48,7 @@ def from_verl(data: Any) -> DataProto:
     absent = [part for part in _PARTS if not hasattr(data, part)]
     if absent:
         raise BatchError(f"from_verl: {type(data).__name__} has no {', '.join(absent)}; it needs a verl.DataProto")
-    return _own(DataProto(data.batch, data.non_tensor_batch, data.meta_info))
-
-
-def _own(data: DataProto) -> DataProto:
-    """Checked: a new TensorDict of the same tensors, own arrays and own metadata."""
-    return data.select()
+    return DataProto(data.batch, data.non_tensor_batch, data.meta_info).select()
 
 
 def _container() -> Any:
