@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks clean
+.PHONY: demo demo-ray compare install-ray test test-fast test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -22,11 +22,13 @@ compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about
 	$(BIN)/python examples/words/warm_up.py
 	$(BIN)/python examples/words/compare.py
 
-test: $(VENV)/.dev lint ## style, types, architecture, and the fast tests
+test: $(VENV)/.dev lint test-fast ## style, types, architecture, and the fast tests
+
+test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHON=python3.13 VENV=.venv-3.13
 	$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
-	$(BIN)/python -m pytest -q -m "slow and not laws"
+	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
 
 test-laws: $(VENV)/.dev ## export, DTensors and every second derivative of every primitive; half an hour
 	$(BIN)/python -m pytest -q -n 2 -m laws tests/test_laws_slow.py
@@ -35,7 +37,7 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
 test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m ray $(RAY_TESTS)
+	.venv-ray/bin/python -m pytest -q -m ray --durations=25 $(RAY_TESTS)
 
 test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels/test_kernels.py
@@ -58,6 +60,11 @@ docs: .venv-docs/.ready ## the site, in docs/_build/html
 
 notebooks: $(VENV)/.dev ## run every notebook again: does it still say what is stored?
 	$(BIN)/python docs/notebooks/run.py --check
+
+pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they are fresh
+	$(BIN)/python -m tests.public_api
+	$(BIN)/python -m tests.coverage_table
+	$(BIN)/python -m tests.paper_pages
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""See :func:`compare`."""
+"""Several algorithms on the same rollouts: per-token advantages, losses and pushes, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

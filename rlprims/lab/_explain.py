@@ -1,4 +1,4 @@
-"""See :func:`explain`."""
+"""An algorithm as a page: its stages with their formulas, its papers, and what ``check`` finds."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""See :func:`simulate`."""
+"""One update on rollouts, without making it: what each stage does to each token."""
 
 import torch
 from torch import Tensor

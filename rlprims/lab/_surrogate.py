@@ -1,4 +1,4 @@
-"""See :func:`surrogate`."""
+"""A policy loss drawn over the ratio, for a positive and a negative advantage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""See :func:`old_log_probs`."""
+"""The policy's log-probs before the update: computed, or taken from the sampler."""
 
 from torch import Tensor
 

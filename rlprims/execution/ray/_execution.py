@@ -1,4 +1,4 @@
-"""See :class:`RayExecution`."""
+"""The ``Execution`` of a Ray cluster: FSDP2 ranks that train and vLLM engines that sample."""
 
 import logging
 import weakref

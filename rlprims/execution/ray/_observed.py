@@ -1,4 +1,4 @@
-"""See :class:`Observed`."""
+"""The base of a Ray worker: its report, and its profile."""
 
 from rlprims.execution._config import ProfileConfig
 from rlprims.execution._meter import Meter, WorkerReport

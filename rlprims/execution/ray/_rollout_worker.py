@@ -1,4 +1,4 @@
-"""See :class:`RolloutWorker`."""
+"""The Ray actor that samples: an engine in a process of its own."""
 
 import warnings
 from collections.abc import Iterator, Mapping

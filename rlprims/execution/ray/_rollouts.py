@@ -1,4 +1,4 @@
-"""See :class:`Rollouts`."""
+"""The driver of the rollout workers: it sends requests, and replaces workers that die."""
 
 import logging
 from collections.abc import Callable, Sequence

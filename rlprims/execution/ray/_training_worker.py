@@ -1,4 +1,4 @@
-"""See :class:`TrainingWorker`."""
+"""The Ray actor that trains: one FSDP2 rank with its shards of the models."""
 
 import socket
 from collections.abc import Collection

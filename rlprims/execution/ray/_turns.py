@@ -1,4 +1,4 @@
-"""See :class:`Turns`."""
+"""Ranks and engines on the same devices, one side at a time."""
 
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._training_worker import TrainingWorker

@@ -1,4 +1,4 @@
-"""See :func:`reward_func`."""
+"""A verifier of this library as one of TRL's reward functions."""
 
 import math
 from collections.abc import Callable, Sequence

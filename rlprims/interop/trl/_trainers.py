@@ -1,4 +1,4 @@
-"""See :func:`grpo_trainer` and :func:`rloo_trainer`."""
+"""TRL's GRPO and RLOO trainers with the advantages and the loss of an algorithm of this library."""
 
 import importlib
 from typing import Any

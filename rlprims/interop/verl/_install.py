@@ -1,4 +1,4 @@
-"""See :func:`install`."""
+"""The estimators, losses and rewards of this library in verl's registries."""
 
 import importlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""See :func:`by_source`."""
+"""The verifier that belongs to a row's ``data_source``."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""See :func:`code_stdin`, :func:`code_asserts`."""
+"""Programs against tests: standard input and output, calls of a function, and assertions."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""See :func:`exact`."""
+"""A response against the answer as text."""
 
 import re
 import string

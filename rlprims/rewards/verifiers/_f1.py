@@ -1,4 +1,4 @@
-"""See :func:`f1`."""
+"""The words of a response against the words of the answer (SQuAD)."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""See :func:`gsm8k`."""
+"""GSM8K: the final number of a response against the number after ``####``."""
 
 from decimal import Decimal
 from functools import lru_cache

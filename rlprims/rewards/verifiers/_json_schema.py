@@ -1,4 +1,4 @@
-"""See :func:`json_schema`."""
+"""A response as JSON that a schema allows."""
 
 import json
 from collections.abc import Mapping

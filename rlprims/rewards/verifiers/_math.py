@@ -1,4 +1,4 @@
-"""See :func:`math`."""
+"""The final expression of a response against the answer, as mathematics."""
 
 import re
 from dataclasses import replace

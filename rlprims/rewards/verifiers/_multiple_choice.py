@@ -1,4 +1,4 @@
-"""See :func:`multiple_choice`."""
+"""The letter that a response chooses."""
 
 import re
 import string

@@ -1,4 +1,4 @@
-"""See :func:`numeric`."""
+"""The final number of a response against the answer, within a tolerance."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""See :func:`response_format`."""
+"""Whether a response has the form of a regular expression."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""See :func:`tagged_answer`."""
+"""The text inside an answer tag against the answer."""
 
 from rlprims.rewards.verifiers._tags import tagged
 

@@ -1,4 +1,4 @@
-"""See :func:`without_thinking`."""
+"""A response without the text between thinking tags."""
 
 import re
 
