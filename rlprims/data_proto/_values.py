@@ -102,11 +102,9 @@ def _same_arrays(a: Array, b: Array, seen: frozenset[tuple[int, int]]) -> bool:
     if a.dtype != object or b.dtype != object:
         return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc"))
     one, two = a.ravel().tolist(), b.ravel().tolist()
-    try:
-        if one == two:  # in C, by identity first: the usual case
-            return True
-    except (ValueError, TypeError, RuntimeError, RecursionError):
-        pass  # a cell is an array or a cycle
+    # The usual case, in C. Not of lists: Python 3.13.0 dies of comparing one that contains itself.
+    if {*map(type, one), *map(type, two)} <= _IMMUTABLE and one == two:
+        return True
     return all(map(lambda x, y: same(x, y, seen), one, two))
 
 
