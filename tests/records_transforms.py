@@ -130,7 +130,10 @@ WITHOUT_A_RULE = {
         *("rewards.linear_cost", "rewards.relative_length", "diagnostics.dead_groups"),
     ),
     "aten.searchsorted.Tensor": ("advantage.pkpo", "advantage.vine"),
-    "aten.log_sigmoid_backward.default": ("losses.dpo", "losses.implicit_reward", "losses.orpo", "losses.simpo"),
+    "aten.log_sigmoid_backward.default": (
+        *("losses.bco", "losses.bradley_terry", "losses.discopop", "losses.dpo", "losses.exo", "losses.f_dpo"),
+        *("losses.implicit_reward", "losses.nca", "losses.orpo", "losses.robust_dpo", "losses.simpo"),
+    ),
 }
 """Operations for which torch 2.13 has no rule of DTensor, and what calls them."""
 

@@ -9,8 +9,10 @@ A policy loss whose ratio is to the policy at the start of the step asks for ``o
 ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.
 
-Preference losses (:func:`dpo`, :func:`ipo`, :func:`kto`, :func:`orpo`, :func:`simpo`) and :func:`implicit_reward` read
-one log-prob for each response and return one number for each pair or response, whose mean is the loss.
+Preference losses (:func:`dpo`, :func:`f_dpo`, :func:`robust_dpo`, :func:`ipo`, :func:`hinge`, :func:`exo`, :func:`nca`,
+:func:`bco`, :func:`sppo_hard`, :func:`apo_zero`, :func:`apo_down`, :func:`discopop`, :func:`kto`, :func:`orpo`,
+:func:`simpo`) and :func:`implicit_reward` read one log-prob for each response, :func:`bradley_terry` one score, and
+return one number for each pair or response, whose mean is the loss.
 """
 
 from rlprims.losses._aggregation import (
@@ -27,6 +29,19 @@ from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo
 from rlprims.losses._distillation import full_kl, jsd, topk_kl
 from rlprims.losses._kl import kl, sampled_reverse_kl, weighted_kl
 from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
+from rlprims.losses._preference_pairs import (
+    apo_down,
+    apo_zero,
+    bco,
+    bradley_terry,
+    discopop,
+    exo,
+    f_dpo,
+    hinge,
+    nca,
+    robust_dpo,
+    sppo_hard,
+)
 from rlprims.losses._sequence import gmpo, gspo, gspo_token, opmd
 from rlprims.losses._supervised import chord_phi, dft, entropy, luffy, nll
 from rlprims.losses._trust_region import dppo, tv_symmetric
@@ -34,39 +49,50 @@ from rlprims.losses._value import value
 from rlprims.losses._weighted import asymre, cispo, reinforce, topr, vespo
 
 __all__ = [
+    "apo_down",
+    "apo_zero",
     "aspo",
     "asymre",
+    "bco",
+    "bradley_terry",
     "chord_phi",
     "cispo",
     "clipped_surrogate",
     "count_totals",
     "decoupled_ppo",
     "dft",
+    "discopop",
     "dpo",
     "dppo",
     "entropy",
+    "exo",
+    "f_dpo",
     "full_kl",
     "gmpo",
     "gppo",
     "gspo",
     "gspo_token",
+    "hinge",
     "implicit_reward",
     "ipo",
     "jsd",
     "kl",
     "kto",
     "luffy",
+    "nca",
     "nll",
     "opmd",
     "orpo",
     "prompt_token_mean",
     "reinforce",
+    "robust_dpo",
     "sampled_reverse_kl",
     "sapo",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
     "seq_mean_token_sum_norm",
     "simpo",
+    "sppo_hard",
     "token_mean",
     "token_sum",
     "topk_kl",

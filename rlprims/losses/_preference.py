@@ -49,7 +49,7 @@ def dpo(
     >>> dpo(z, z, z, z)  # log 2: the policy is still the reference
     tensor([0.6931])
     """
-    _check_responses(
+    check_responses(
         chosen_log_probs=chosen_log_probs,
         rejected_log_probs=rejected_log_probs,
         ref_chosen_log_probs=ref_chosen_log_probs,
@@ -60,9 +60,7 @@ def dpo(
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels say nothing")
 
-    margins = _log_ratio(chosen_log_probs, ref_chosen_log_probs) - _log_ratio(
-        rejected_log_probs, ref_rejected_log_probs
-    )
+    margins = log_ratio(chosen_log_probs, ref_chosen_log_probs) - log_ratio(rejected_log_probs, ref_rejected_log_probs)
     return -(1 - label_smoothing) * logsigmoid(beta * margins) - label_smoothing * logsigmoid(-beta * margins)
 
 
@@ -100,7 +98,7 @@ def ipo(
     >>> ipo(z, z - 3.0, z, z, tau=0.25)  # Δ = 3, wanted: 2
     tensor([1.])
     """
-    _check_responses(
+    check_responses(
         chosen_log_probs=chosen_log_probs,
         rejected_log_probs=rejected_log_probs,
         ref_chosen_log_probs=ref_chosen_log_probs,
@@ -109,9 +107,7 @@ def ipo(
     if tau <= 0:
         raise ValueError(f"tau={tau}, expected a number above 0")
 
-    margins = _log_ratio(chosen_log_probs, ref_chosen_log_probs) - _log_ratio(
-        rejected_log_probs, ref_rejected_log_probs
-    )
+    margins = log_ratio(chosen_log_probs, ref_chosen_log_probs) - log_ratio(rejected_log_probs, ref_rejected_log_probs)
     return (margins - 1 / (2 * tau)).square()
 
 
@@ -153,7 +149,7 @@ def kto(
     >>> kto(torch.tensor([10.0, 10.0]), z, z, torch.tensor([True, False]))  # 1 − σ(1), 1 − σ(−1)
     tensor([0.2689, 0.7311])
     """
-    _check_responses(
+    check_responses(
         sequence_log_probs=sequence_log_probs,
         ref_sequence_log_probs=ref_sequence_log_probs,
         baseline_kl=baseline_kl,
@@ -165,7 +161,7 @@ def kto(
             "expected beta above 0 and weights of at least 0"
         )
 
-    rewards = _log_ratio(sequence_log_probs, ref_sequence_log_probs) - upcast(baseline_kl).detach()  # r − z
+    rewards = log_ratio(sequence_log_probs, ref_sequence_log_probs) - upcast(baseline_kl).detach()  # r − z
     desirable_loss = desirable_weight * torch.sigmoid(-beta * rewards)  # 1 − σ(x) = σ(−x)
     undesirable_loss = undesirable_weight * torch.sigmoid(beta * rewards)
     return torch.where(desirable, desirable_loss, undesirable_loss)
@@ -200,11 +196,11 @@ def implicit_reward(
     >>> implicit_reward(torch.tensor([20.0, 20.0]), torch.zeros(2), torch.tensor([True, False]))  # r is 1
     tensor([0.3133, 1.3133])
     """
-    _check_responses(sequence_log_probs=sequence_log_probs, ref_sequence_log_probs=ref_sequence_log_probs)
+    check_responses(sequence_log_probs=sequence_log_probs, ref_sequence_log_probs=ref_sequence_log_probs)
     _check_desirable(desirable, sequence_log_probs)
     if beta <= 0:
         raise ValueError(f"beta={beta}, expected a number above 0")
-    rewards = beta * _log_ratio(sequence_log_probs, ref_sequence_log_probs)
+    rewards = beta * log_ratio(sequence_log_probs, ref_sequence_log_probs)
     return -logsigmoid(torch.where(desirable, rewards, -rewards))
 
 
@@ -237,7 +233,7 @@ def orpo(
     >>> orpo(half, half, odds_coef=1.0)  # log 2 twice
     tensor([1.3863])
     """
-    _check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
+    check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
     if odds_coef <= 0:
         raise ValueError(f"odds_coef={odds_coef}, expected a number above 0")
 
@@ -277,13 +273,13 @@ def simpo(
     >>> simpo(torch.tensor([-0.5]), torch.tensor([-1.0]))  # β times the difference is 1, as wanted: log 2
     tensor([0.6931])
     """
-    _check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
+    check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
     if beta <= 0 or margin < 0:
         raise ValueError(f"beta={beta} and margin={margin}, expected beta above 0 and margin at least 0")
     return -logsigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
 
 
-def _check_responses(**log_probs: Tensor) -> None:
+def check_responses(**log_probs: Tensor) -> None:
     """Raise ``ValueError`` unless all are floats (P,), of one length."""
     first = next(iter(log_probs.values()))
     for name, x in log_probs.items():
@@ -304,6 +300,6 @@ def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
         )
 
 
-def _log_ratio(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+def log_ratio(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """log π / π_ref of each response, with a gradient to the first only: DPO's implicit reward over β."""
     return upcast(log_probs) - upcast(ref_log_probs).detach()

@@ -67,6 +67,10 @@ VOCABULARY: Mapping[str, Layout] = {
     "sequence_log_probs": "row",
     "ref_sequence_log_probs": "row",
     "baseline_kl": "row",
+    "reward_shift": "row",
+    "chosen_scores": "row",
+    "rejected_scores": "row",
+    "score_margins": "row",
     "ended": "row",
     "desirable": "row",
     "tree_ids": "row",
@@ -303,4 +307,5 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "trajectory_ids": rollouts,
         "trajectory_tokens": torch.zeros(rows, dtype=torch.int64).index_add(0, rollouts, mask.sum(-1))[rollouts],
     }
+    data |= {name: normal(rows) for name in ("reward_shift", "chosen_scores", "rejected_scores", "score_margins")}
     return Batch(data)

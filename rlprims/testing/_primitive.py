@@ -15,6 +15,7 @@ from rlprims.testing._cases import TOY, VOCABULARY, Batch, Layout, layout_of, ma
 DIFFERENTIABLE = (
     *("log_probs", "new_values", "entropies", "losses"),
     *("logits", "topk_log_probs", "chosen_log_probs", "rejected_log_probs", "sequence_log_probs"),
+    *("chosen_scores", "rejected_scores"),
 )
 """What losses and aggregations are minimized through; everything else is a constant to them."""
 

@@ -1,0 +1,442 @@
+"""Other losses on pairs of a chosen and a rejected response, and the loss of a reward model.
+
+With c and r the log-ratios log π/π_ref of the chosen and the rejected response, each the sum over its tokens, Δ = c − r
+and β the strength of the KL to the reference. :func:`dpo` on means over the tokens in the place of sums is TRL's
+``sigmoid_norm``. Each of these is TRL 1.16's loss of the name that its docstring says, on one pair.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rlprims.losses._preference import check_responses, log_ratio
+from rlprims.masking import check_choice, upcast
+from rlprims.ratios import LOG_RATIO_LIMIT
+from rlprims.types import PerPair
+
+Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
+
+
+def hinge(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Hinge loss on normalized likelihoods, Liu et al. 2023 (RSO, arXiv:2309.06657), after SLiC: max(0, 1 − β Δ).
+
+    A pair whose margin is wide enough has no gradient. TRL's ``hinge``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> hinge(z, z - 5.0, z, z, beta=0.1)  # Δ = 5
+    tensor([0.5000])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return (1 - beta * (c - r)).clamp(min=0)
+
+
+def robust_dpo(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.1,
+) -> PerPair:
+    """DPO that is unbiased if a share ε of the labels is flipped, Chowdhury et al. 2024 (arXiv:2403.00409).
+
+    [−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε), ε being ``label_smoothing``: its expectation over labels that are
+    flipped with probability ε is DPO's loss of the true ones. :func:`dpo` with the same ε adds where this subtracts,
+    and is biased, but bounded below. TRL's ``robust``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+        label_smoothing: ε, at least 0 and below ½.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean. It may be negative.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0; label_smoothing outside [0, ½).
+
+    >>> z = torch.zeros(1)
+    >>> robust_dpo(z, z, z, z)  # (0.9 − 0.1) log 2 / 0.8
+    tensor([0.6931])
+    """
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels say nothing")
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    margins = beta * (c - r)
+    as_labelled = (1 - label_smoothing) * logsigmoid(margins)
+    flipped = label_smoothing * logsigmoid(-margins)
+    return -(as_labelled - flipped) / (1 - 2 * label_smoothing)
+
+
+def exo(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 1e-3,
+) -> PerPair:
+    """Exact optimization of a pair, Ji et al. 2024 (arXiv:2402.00856), eq. 16: the reverse KL to the labels.
+
+    Σ_w q_w (log q_w − log p_w) over the two responses, q = (σ(β Δ), σ(−β Δ)), p = (1 − ε, ε). DPO is the forward KL.
+    It is 0 where q is p. TRL's ``exo_pair``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+        label_smoothing: ε, above 0 and below 1; the paper advises 1e-3.
+
+    Returns:
+        float (P,), one loss for each pair, at least 0; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0; label_smoothing outside (0, 1).
+
+    >>> z = torch.zeros(1)
+    >>> exo(z, z, z, z, label_smoothing=0.5)
+    tensor([0.])
+    """
+    if not 0 < label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing}, expected a number in (0, 1): its logarithm is taken")
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    margins = beta * (c - r)
+    chosen = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-label_smoothing))
+    rejected = (-margins).sigmoid() * (logsigmoid(-margins) - math.log(label_smoothing))
+    return chosen + rejected
+
+
+def nca(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Noise contrastive alignment of a pair, Chen et al. 2024 (arXiv:2402.05369).
+
+    −log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r): the chosen response's own likelihood is kept up, which DPO's margin
+    does not ask for. TRL's ``nca_pair``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> nca(z, z, z, z)  # 2 log 2
+    tensor([1.3863])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return -logsigmoid(beta * c) - 0.5 * logsigmoid(-beta * c) - 0.5 * logsigmoid(-beta * r)
+
+
+def bco(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    reward_shift: PerPair | None = None,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Binary classifier optimization, Jung et al. 2024 (arXiv:2404.04656): −log σ(β c − δ) − log σ(δ − β r).
+
+    δ is the mean of the implicit rewards β c and β r, kept as a moving average by the caller; with it the loss is an
+    upper bound of DPO's that is near. TRL's ``bco_pair`` has δ = 0, which is None here.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        reward_shift: float (P,), δ; one number for all is ``delta.expand(P)``. None: 0.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> bco(z, z, z, z)  # 2 log 2
+    tensor([1.3863])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    if reward_shift is None:
+        return -logsigmoid(beta * c) - logsigmoid(-beta * r)
+    check_responses(chosen_log_probs=chosen_log_probs, reward_shift=reward_shift)
+    delta = upcast(reward_shift).detach()
+    return -logsigmoid(beta * c - delta) - logsigmoid(delta - beta * r)
+
+
+def sppo_hard(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Self-play preference optimization with labels 1 and 0, Wu et al. 2024 (arXiv:2405.00675), algorithm 1, eq. 4.7.
+
+    (c − 1/(2β))² + (r + 1/(2β))²: each log-ratio has a target of its own. The paper's probabilities come from a
+    preference model; here the chosen response wins with probability 1. TRL's ``sppo_hard``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # targets are 5 and −5
+    tensor([1.])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return (c - 0.5 / beta).square() + (r + 0.5 / beta).square()
+
+
+def apo_zero(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Anchored preference optimization, D'Oosterlinck et al. 2024 (arXiv:2408.06266), eq. 7: 1 − σ(β c) + σ(β r).
+
+    For data whose chosen responses are better than the policy's own: they become likelier, the rejected ones less
+    likely. TRL's ``apo_zero``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> apo_zero(z, z, z, z)
+    tensor([1.])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return (-beta * c).sigmoid() + (beta * r).sigmoid()  # 1 − σ(x) = σ(−x)
+
+
+def apo_down(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+) -> PerPair:
+    """Anchored preference optimization, D'Oosterlinck et al. 2024 (arXiv:2408.06266), eq. 8: σ(β c) + 1 − σ(β Δ).
+
+    For data whose chosen responses are worse than the policy's own: both become less likely, the rejected ones more so.
+    TRL's ``apo_down``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> apo_down(z, z, z, z)
+    tensor([1.])
+    """
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return (beta * c).sigmoid() + (-beta * (c - r)).sigmoid()
+
+
+def discopop(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+    tau: float = 0.05,
+) -> PerPair:
+    """Log-ratio modulated loss, Lu et al. 2024 (DiscoPOP, arXiv:2406.08414), eq. 5, which a language model wrote.
+
+    (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ): logistic for pairs in the wrong order, exponential for the
+    others. It is not convex: just below Δ = 0 it pushes a pair further into the wrong order. The exponent is held
+    within ±20. TRL's ``discopop``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+        tau: τ above 0, how sharp the change from one to the other is.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0; tau <= 0.
+
+    >>> z = torch.zeros(1)
+    >>> discopop(z, z, z, z)  # ½ log 2 + ½
+    tensor([0.8466])
+    """
+    if tau <= 0:
+        raise ValueError(f"tau={tau}, expected a number above 0")
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    margins = beta * (c - r)
+    modulation = (margins / tau).sigmoid()
+    exponential = (-margins).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return (1 - modulation) * -logsigmoid(margins) + modulation * exponential
+
+
+def f_dpo(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    ref_chosen_log_probs: PerPair,
+    ref_rejected_log_probs: PerPair,
+    *,
+    beta: float = 0.1,
+    divergence: Divergence = "forward_kl",
+    alpha: float = 0.5,
+) -> PerPair:
+    """DPO under another divergence to the reference, Wang et al. 2023 (f-DPO, arXiv:2309.16240).
+
+    −log σ(β (f'(e^c) − f'(e^r))), where f'(t) is log t for ``reverse_kl`` (:func:`dpo`), 1 − 1/t for ``forward_kl``,
+    log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha``, all up to a constant that cancels. At α = 1
+    the last is log t, at α = 0 it is 1 − 1/t. Exponents are held within ±20. TRL's ``f_divergence_type``.
+
+    Args:
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        beta: above 0.
+        divergence: of the policy from the reference.
+        alpha: α of ``alpha``; not 1.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta <= 0; an unknown divergence; alpha of 1.
+
+    >>> z = torch.zeros(1)
+    >>> f_dpo(z + 1.0, z, z, z, beta=1.0)  # −log σ(1 − 1/e)
+    tensor([0.4262])
+    """
+    check_choice("divergence", divergence, Divergence)
+    if alpha == 1:
+        raise ValueError('alpha=1, expected another number: the limit is divergence="reverse_kl"')
+    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    return -logsigmoid(beta * (_slope(c, divergence, alpha) - _slope(r, divergence, alpha)))
+
+
+def _slope(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor:
+    """f'(t) at t = π/π_ref, from log t."""
+    if divergence == "reverse_kl":
+        return log_ratios
+    if divergence == "js":
+        return math.log(2) + logsigmoid(log_ratios)
+    power = -1.0 if divergence == "forward_kl" else alpha - 1
+    return torch.expm1((power * log_ratios).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / power
+
+
+def bradley_terry(
+    chosen_scores: PerPair,
+    rejected_scores: PerPair,
+    score_margins: PerPair | None = None,
+    *,
+    centering: float = 0.0,
+) -> PerPair:
+    """The loss of a reward model: −log σ(s_c − s_r − m) + κ (s_c + s_r)², Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
+
+    m, from Llama 2 (arXiv:2307.09288, eq. 2), asks for a wider gap where people were surer. κ keeps the scores around
+    0, which the first term leaves free (Eisenstein et al. 2023, arXiv:2312.09244). TRL's ``RewardTrainer``.
+
+    Args:
+        chosen_scores, rejected_scores: float (P,), the reward model's; the only gradients.
+        score_margins: float (P,), m; None: 0.
+        centering: κ, at least 0.
+
+    Returns:
+        float (P,), one loss for each pair; take the mean.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; centering < 0.
+
+    >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0]), centering=0.1)  # log 2 + 0.9
+    tensor([1.5931])
+    """
+    check_responses(chosen_scores=chosen_scores, rejected_scores=rejected_scores)
+    if centering < 0:
+        raise ValueError(f"centering={centering}, expected a number of at least 0")
+    chosen, rejected = upcast(chosen_scores), upcast(rejected_scores)
+    gaps = chosen - rejected
+    if score_margins is not None:
+        check_responses(chosen_scores=chosen_scores, score_margins=score_margins)
+        gaps = gaps - upcast(score_margins).detach()
+    return -logsigmoid(gaps) + centering * (chosen + rejected).square()
+
+
+def _log_ratios(
+    chosen_log_probs: Tensor,
+    rejected_log_probs: Tensor,
+    ref_chosen_log_probs: Tensor,
+    ref_rejected_log_probs: Tensor,
+    beta: float,
+) -> tuple[Tensor, Tensor]:
+    """c and r, checked."""
+    check_responses(
+        chosen_log_probs=chosen_log_probs,
+        rejected_log_probs=rejected_log_probs,
+        ref_chosen_log_probs=ref_chosen_log_probs,
+        ref_rejected_log_probs=ref_rejected_log_probs,
+    )
+    if beta <= 0:
+        raise ValueError(f"beta={beta}, expected a number above 0")
+    return log_ratio(chosen_log_probs, ref_chosen_log_probs), log_ratio(rejected_log_probs, ref_rejected_log_probs)
