@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import torch
+
+from rlprims.types import VocabShard
+
 SHARED_RATIO = {
     "on policy it is reinforce": "one ratio per response: its tokens share the mean of the advantages, not each its own"
 }
@@ -9,6 +13,9 @@ DERIVATIVES = ("gradient is the derivative", "second derivative is right", "ever
 """The laws that compare with differences of values, or of gradients, which see through a constant."""
 DETACHED_WEIGHT = dict.fromkeys(DERIVATIVES, "the weight is a constant by definition")
 SCORE_FUNCTION = {"impossible tokens are finite": "linear in log_probs, which is infinite"}
+
+A_SHARD = VocabShard(0, 10**6, all_reduce=lambda x: 2 * x, all_reduce_max=torch.clone)
+"""Of two ranks with the same logits."""
 
 RECORDS: list[dict[str, Any]] = [
     {
@@ -120,9 +127,14 @@ RECORDS: list[dict[str, Any]] = [
         "matters": {},
         "exempt": {**dict.fromkeys(DERIVATIVES, "the log-ratio is a constant by definition"), **SCORE_FUNCTION},
     },
-    {"name": "losses.full_kl", "call": {}, "matters": {"direction": "forward", "temperature": 0.5}, "exempt": {}},
+    {
+        "name": "losses.full_kl",
+        "call": {},
+        "matters": {"direction": "forward", "temperature": 0.5, "vocab": A_SHARD},
+        "exempt": {},
+    },
     {"name": "losses.full_kl", "call": {"direction": "forward", "temperature": 0.7}, "matters": {}, "exempt": {}},
-    {"name": "losses.jsd", "call": {}, "matters": {"beta": 0.1, "temperature": 0.5}, "exempt": {}},
+    {"name": "losses.jsd", "call": {}, "matters": {"beta": 0.1, "temperature": 0.5, "vocab": A_SHARD}, "exempt": {}},
     {"name": "losses.topk_kl", "call": {}, "matters": {"direction": "reverse"}, "exempt": {}},
     {
         "name": "losses.topk_kl",

@@ -25,8 +25,10 @@ from rlprims.testing._checks import (
     check_transforms,
     check_weights,
 )
+from rlprims.testing._ranks import Rank, on_ranks
 
 __all__ = [
+    "Rank",
     "check_advantage",
     "check_aggregation",
     "check_filter",
@@ -36,4 +38,5 @@ __all__ = [
     "check_selector",
     "check_transforms",
     "check_weights",
+    "on_ranks",
 ]
