@@ -125,6 +125,27 @@ class VocabShard(NamedTuple):
     sequence parallelism the gradient of its all-gather is a reduce-scatter."""
 
 
+class SequenceShard(NamedTuple):
+    """The part of each sequence that this rank has, where the ranks have one part after the other: context parallelism.
+
+    Rank 0 has the first tokens of every sequence, rank 1 those that follow, and so on, in parts of any lengths, which
+    may be empty. All ranks make the same calls in one order.
+
+    >>> alone = SequenceShard(part=0, all_gather=lambda x: x[None])
+    >>> alone.all_gather(torch.tensor([1.0])).shape
+    torch.Size([1, 1])
+    """
+
+    part: int
+    """Which one this is, counted from 0."""
+    all_gather: Callable[[Tensor], Tensor]
+    """Stacks the tensors of all ranks to (R, ...), in the order of the parts; called without a gradient."""
+
+    def all_reduce_rows(self, x: Tensor) -> Tensor:
+        """The sum over the parts: what the losses of whole sequences ask for."""
+        return self.all_gather(x).sum(0)
+
+
 class Totals(NamedTuple):
     """How much one optimizer step trains on: the denominators of every mean, whatever the micro-batches are."""
 

@@ -17,11 +17,17 @@ SCORE_FUNCTION = {"impossible tokens are finite": "linear in log_probs, which is
 A_SHARD = VocabShard(0, 10**6, all_reduce=lambda x: 2 * x, all_reduce_max=torch.clone)
 """Of two ranks with the same logits."""
 
+
+def one_more(x: torch.Tensor) -> torch.Tensor:
+    """The all_reduce_rows of a rank beside one that has a token of log-ratio 1 in each sequence."""
+    return x + 1
+
+
 RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gspo",
         "call": {},
-        "matters": {"clip_low": 0.5, "clip_high": 0.5, "mean": "product"},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5, "mean": "product", "all_reduce_rows": one_more},
         "exempt": SHARED_RATIO,
     },
     {"name": "losses.gspo", "call": {"clip_low": 0.2, "clip_high": 0.2}, "matters": {}, "exempt": SHARED_RATIO},
@@ -29,7 +35,7 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gspo_token",
         "call": {},
-        "matters": {"clip_low": 0.5, "clip_high": 0.5},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5, "all_reduce_rows": one_more},
         "exempt": dict.fromkeys(DERIVATIVES, "each token answers for the response's ratio by itself"),
     },
     {
@@ -54,13 +60,13 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gmpo",
         "call": {},
-        "matters": {"clip_low": 0.1, "clip_high": 0.1},
+        "matters": {"clip_low": 0.1, "clip_high": 0.1, "all_reduce_rows": one_more},
         "exempt": SHARED_RATIO,
     },
     {
         "name": "losses.topr",
         "call": {},
-        "matters": {"level": "token", "w_max": 2.0},
+        "matters": {"level": "token", "w_max": 2.0, "all_reduce_rows": one_more},
         "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
     },
     {
@@ -72,7 +78,7 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.opmd",
         "call": {},
-        "matters": {"tau": 1.0, "level": "token"},
+        "matters": {"tau": 1.0, "level": "token", "all_reduce_rows": one_more},
         "exempt": {"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
     },
     {
@@ -93,7 +99,10 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.vespo",
         "call": {},
-        "matters": {"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+        "matters": {
+            **{"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+            "all_reduce_rows": one_more,
+        },
         "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
     },
     {

@@ -65,9 +65,17 @@ A_SHARD = VocabShard(0, 10**6, all_reduce=doubled, all_reduce_max=torch.clone)
 """Of two ranks with the same logits."""
 
 RECORDS = [
-    Record("advantage.discounted_returns", check_advantage, matters={"gamma": 0.9}),
+    Record(
+        "advantage.discounted_returns",
+        check_advantage,
+        matters={"gamma": 0.9, "shard": records_advantage.FIRST_OF_TWO},
+    ),
     Record("advantage.discounted_returns", check_advantage, call={"gamma": 0.0}),
-    Record("advantage.gae", check_advantage, matters={"gamma": 0.9, "lam": 0.5}),
+    Record(
+        "advantage.gae",
+        check_advantage,
+        matters={"gamma": 0.9, "lam": 0.5, "shard": records_advantage.FIRST_OF_TWO},
+    ),
     Record("advantage.gae", check_advantage, call={"gamma": 0.99, "lam": 0.0}),
     Record("advantage.gae", check_advantage, call={"lam": 1.0}),
     Record(
