@@ -71,17 +71,27 @@ RECORDS: list[dict[str, Any]] = [
     {"name": "corrections.veto", "matters": {"low": 0.9, "high": 1.1, "all_reduce_rows": one_more}},
 ]
 
+
+def many_more(x: torch.Tensor) -> torch.Tensor:
+    """The all_reduce of a rank beside one that has a thousand tokens above each threshold."""
+    return x + 1000
+
+
 SELECTORS: list[dict[str, Any]] = [
-    {"name": "filters.high_entropy", "matters": {"fraction": 0.5}},
-    {"name": "filters.kl_cov", "matters": {"fraction": 0.5}},
+    {"name": "filters.high_entropy", "matters": {"fraction": 0.5, "all_reduce": many_more}},
+    {"name": "filters.kl_cov", "matters": {"fraction": 0.5, "all_reduce": many_more}},
     {"name": "filters.finite_tokens"},
-    {"name": "filters.m2po", "matters": {"tau": 1.0}},
+    {"name": "filters.m2po", "matters": {"tau": 1.0, "all_reduce": many_more}},
     {
         "name": "filters.clip_cov",
         "call": {"fraction": 0.2, "low": -1.0, "high": 1.0},
-        "matters": {"fraction": 0.4, "low": 0.0, "high": 0.1, "generator": torch.Generator().manual_seed(1)},
+        "matters": {
+            **{"fraction": 0.4, "low": 0.0, "high": 0.1, "generator": torch.Generator().manual_seed(1)},
+            **{"all_reduce": many_more, "tokens_before": 1},
+        },
         "exempt": {
             "rows may be permuted": "the draw goes by the place of a token among the valid ones",
+            "a batch may be spread": "the draw goes by the place of a token among the valid ones of all ranks",
             **dict.fromkeys(A_GENERATOR, "draws by a torch.Generator, whose state no transform carries"),
         },
     },
