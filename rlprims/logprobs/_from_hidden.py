@@ -8,7 +8,7 @@ from torch import Tensor
 from rlprims._sharding import check_vocab, shared
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
-from rlprims.masking import check_temperature, upcast
+from rlprims.masking import check_placements, check_temperature, upcast
 from rlprims.types import Kept, VocabShard
 
 
@@ -95,6 +95,8 @@ def check_head(
 ) -> None:
     """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
     check_temperature(temperature)
+    check_placements(hidden.dim() - 2, hidden=hidden)
+    check_placements(-1, head_weight=head_weight)
     if hidden.dim() < 1 or not hidden.is_floating_point():
         raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}, expected floats (..., H)")
     if head_weight.dim() != 2 or head_weight.shape[1] != hidden.shape[-1] or head_weight.dtype is not hidden.dtype:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlprims._sharding import check_vocab, max_over, normalizer, sum_of_terms
-from rlprims.masking import check_choice, check_temperature, check_tokens, zero_outside
+from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
 from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabShard, token_wise
 
@@ -185,6 +185,7 @@ def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
         shapes = " and ".join(f"{name} has shape {tuple(x.shape)}" for name, x in rows.items())
         expected = f"({', '.join(map(str, mask.shape))}, {size})"
         raise ValueError(f"{shapes}, expected both {expected}: a row for each token of response_mask")
+    check_placements(first.dim() - 2, **rows)
     for name, x in rows.items():
         if not x.is_floating_point():
             raise ValueError(f"{name} has dtype {x.dtype}, expected floats")
