@@ -198,6 +198,33 @@ def test_float32_from_bfloat16(function: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(part.double(), function(logits.double()), rtol=1e-6, atol=1e-6)
 
 
+def test_what_ranks_exchange() -> None:
+    """Numbers per token, whatever the vocabulary; in backward nothing, but for the gradient of hidden states."""
+    logits, head, hidden, ids = (
+        random(5, 8).requires_grad_(),
+        random(8, 3).requires_grad_(),
+        random(5, 3),
+        torch.arange(5),
+    )
+    sent: list[int] = []
+
+    def counted(x: Tensor) -> Tensor:
+        sent.append(x.numel())
+        return x
+
+    vocab = VocabShard(0, 8, counted, counted)
+    log_probs, entropies = from_logits_with_entropy(logits, ids, vocab=vocab)
+    assert sent == [5] * 4  # the largest logit, Z, the token's logit, Σ p z
+    (log_probs + entropies).sum().backward()
+    losses.full_kl(logits[None], random(1, 5, 8), torch.ones(1, 5, dtype=torch.bool), vocab=vocab).sum().backward()
+    assert set(sent) == {5}
+    forward = len(sent)
+    from_hidden(hidden, head, ids, vocab=vocab).log_probs.sum().backward()
+    assert len(sent) == forward + 4
+    from_hidden(hidden.requires_grad_(), head, ids, vocab=vocab).log_probs.sum().backward()
+    assert sent[-1] == 15
+
+
 def test_a_reduction_in_place_harms_nobody() -> None:
     """torch.distributed.all_reduce writes into its argument."""
 

@@ -35,15 +35,19 @@ class Rank:
         """(R, ...): the tensors of all ranks in their order."""
         return torch.stack(self._meeting.exchange(self.index, "all_gather", x))
 
+    def all_gather_objects(self, x: Any) -> list[Any]:
+        """What each rank gives, in their order: for numbers by name, such as those of a tracker."""
+        return self._meeting.exchange(self.index, "all_gather_objects", x)
+
 
 class _Meeting:
     """Where the ranks of one run exchange tensors: all bring one, and all leave with a copy of each."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = threading.Barrier(ranks)
-        self._calls: list[tuple[str, Tensor | None]] = [("nothing", None)] * ranks
+        self._calls: list[tuple[str, Any]] = [("nothing", None)] * ranks
 
-    def exchange(self, index: int, name: str, x: Tensor | None) -> list[Tensor]:
+    def exchange(self, index: int, name: str, x: Any) -> list[Any]:
         self._calls[index] = (f"{name} of {_described(x)}", x)
         self._barrier.wait(SECONDS)
         calls = list(self._calls)
@@ -51,14 +55,14 @@ class _Meeting:
         if len({call for call, _ in calls}) > 1:
             told = ", ".join(f"rank {i} {call}" for i, (call, _) in enumerate(calls))
             raise RuntimeError(f"the ranks make different calls: {told}; expected the same of all, in the same order")
-        return [x.detach().clone() for _, x in calls if x is not None]
+        return [x.detach().clone() if isinstance(x, Tensor) else x for _, x in calls]
 
     def leave(self) -> None:
         self._barrier.abort()
 
 
-def _described(x: Tensor | None) -> str:
-    return "no tensor" if x is None else f"{x.dtype} {tuple(x.shape)}"
+def _described(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def on_ranks(function: Callable[..., Result], *per_rank: Sequence[Any]) -> list[Result]:
