@@ -4,28 +4,39 @@ Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (
 ``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
 """
 
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
 import torch
 from torch import Tensor
 
+from rlprims._sharding import sum_rows
+from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.masking import check_cu_seqlens as check
-from rlprims.masking import check_tokens, zero_outside
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
+from rlprims.types import AllReduce, CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 __all__ = [
+    "TokenShard",
     "check",
     "expand_to_tokens",
+    "gather",
     "last_of_turn",
     "last_token",
     "lengths_of_tokens",
     "next_valid",
     "pack",
+    "scatter",
     "sequence_ids",
     "sequence_lengths",
     "sequence_sum",
+    "shards",
     "to_tokens",
     "turn_boundaries",
     "unpack",
 ]
+
+
+Cut: TypeAlias = Literal["zigzag", "contiguous"]
 
 
 def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:
@@ -38,8 +49,14 @@ def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:].contiguous(), positions, right=True)
 
 
-def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerSequence:
+def sequence_sum(
+    x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, all_reduce_rows: AllReduce | None = None
+) -> PerSequence:
     """Sum of ``x`` over the valid tokens of each sequence: (B,).
+
+    ``all_reduce_rows`` sums a tensor over the ranks that have parts of these sequences; None: they are whole. Each rank
+    then has losses of its own tokens, which depend on the sums: the gradient is that of the losses of all ranks, and
+    backward calls ``all_reduce_rows`` too.
 
     >>> x, m = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
     >>> sequence_sum(x, m, torch.tensor([0, 1, 3]))
@@ -47,22 +64,25 @@ def sequence_sum(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     """
     x = zero_outside(x, mask)
     if cu_seqlens is None:
-        return x.sum(-1)
+        return sum_rows(all_reduce_rows, x.sum(-1))
     # index_add adds token by token: in float32 the error would grow with the length, up to 1 % at a million tokens.
     sums = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.float64, device=x.device)
-    return sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
+    sums = sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
+    return sum_rows(all_reduce_rows, sums)
 
 
-def sequence_lengths(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Tensor:
-    """Number of valid tokens of each sequence: int64 (B,).
+def sequence_lengths(
+    mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, all_reduce_rows: AllReduce | None = None
+) -> Tensor:
+    """Number of valid tokens of each sequence: int64 (B,). For ``all_reduce_rows`` see :func:`sequence_sum`.
 
     >>> sequence_lengths(torch.tensor([[True, False], [True, True]]))
     tensor([1, 2])
     """
     if cu_seqlens is None:
-        return mask.sum(-1)
+        return sum_rows(all_reduce_rows, mask.sum(-1))
     lengths = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.int64, device=mask.device)
-    return lengths.index_add(0, sequence_ids(cu_seqlens, mask.shape[0]), mask.long())
+    return sum_rows(all_reduce_rows, lengths.index_add(0, sequence_ids(cu_seqlens, mask.shape[0]), mask.long()))
 
 
 def expand_to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
@@ -85,14 +105,17 @@ def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = No
     return zero_outside(expand_to_tokens(x, mask, cu_seqlens), mask)
 
 
-def lengths_of_tokens(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+def lengths_of_tokens(
+    mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, all_reduce_rows: AllReduce | None = None
+) -> PerToken:
     """The number of valid tokens of each token's sequence, at least 1: a safe divisor.
 
     >>> lengths_of_tokens(torch.tensor([[True, True], [False, False]]))
     tensor([[2, 2],
             [1, 1]])
     """
-    return expand_to_tokens(sequence_lengths(mask, cu_seqlens).clamp(min=1), mask, cu_seqlens)
+    lengths = sequence_lengths(mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    return expand_to_tokens(lengths.clamp(min=1), mask, cu_seqlens)
 
 
 def last_token(mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
@@ -130,6 +153,72 @@ def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> P
     columns = torch.arange(x.shape[0], device=x.device) - cu_seqlens[rows]
     padded = x.new_full((cu_seqlens.shape[0] - 1, width, *x.shape[1:]), fill)
     return padded.index_put((rows, columns), x)
+
+
+class TokenShard(NamedTuple):
+    """Which of N packed tokens one rank has."""
+
+    tokens: Annotated[Tensor, "int64 (n,), places among the N"]
+    cu_seqlens: CuSeqlens
+    """(B+1,): the borders of the parts of all sequences, of which some may be empty."""
+
+
+def shards(lengths: Annotated[Tensor, "int (B,)"], ranks: int, layout: Cut = "zigzag") -> list[TokenShard]:
+    """How packed sequences are cut over ranks, as context parallelism has it: the tokens of each rank.
+
+    "contiguous" cuts each sequence into as many chunks as there are ranks, one after the other. "zigzag" cuts it into
+    twice as many, and rank r has chunks r and 2·ranks − 1 − r: under a causal mask all ranks then have equal work. A
+    chunk is ⌈length / chunks⌉ tokens; the last ones are shorter or empty where that does not divide the length.
+    :func:`scatter` and :func:`gather` move tensors of tokens.
+
+    Raises:
+        ValueError: no ranks; lengths that are not integers (B,); an unknown layout.
+
+    >>> [shard.tokens.tolist() for shard in shards(torch.tensor([8, 2]), 2)]
+    [[0, 1, 6, 7, 8], [2, 3, 4, 5, 9]]
+    >>> [shard.cu_seqlens.tolist() for shard in shards(torch.tensor([8, 2]), 2, "contiguous")]
+    [[0, 4, 5], [0, 4, 5]]
+    """
+    check_choice("layout", layout, Cut)
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks}, expected at least 1")
+    if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype is torch.bool:
+        raise ValueError(
+            f"lengths has shape {tuple(lengths.shape)} and dtype {lengths.dtype}, expected integers (B,): the tokens "
+            "of each sequence, cu_seqlens.diff()"
+        )
+    chunks = ranks if layout == "contiguous" else 2 * ranks
+    sequence = torch.repeat_interleave(lengths)
+    place = torch.arange(sequence.shape[0], device=lengths.device) - (lengths.cumsum(0) - lengths)[sequence]
+    chunk = place // (-(-lengths // chunks)).clamp(min=1)[sequence]
+    rank = torch.minimum(chunk, 2 * ranks - 1 - chunk)
+    found = []
+    for r in range(ranks):
+        index = (rank == r).nonzero()[:, 0]
+        counts = torch.zeros_like(lengths).index_add(0, sequence[index], torch.ones_like(index).to(lengths.dtype))
+        found.append(TokenShard(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)])))
+    return found
+
+
+def scatter(x: Tensor, parts: Sequence[TokenShard]) -> list[Tensor]:
+    """Packed ``(N, ...)`` to the tokens of each rank.
+
+    >>> scatter(torch.tensor([5, 6, 7, 8]), shards(torch.tensor([4]), 2))
+    [tensor([5, 8]), tensor([6, 7])]
+    """
+    return [x[part.tokens] for part in parts]
+
+
+def gather(tensors: Sequence[Tensor], parts: Sequence[TokenShard]) -> Tensor:
+    """The tokens of each rank to packed ``(N, ...)``. The inverse of :func:`scatter`.
+
+    >>> gather([torch.tensor([5, 8]), torch.tensor([6, 7])], shards(torch.tensor([4]), 2))
+    tensor([5, 6, 7, 8])
+    """
+    sizes, expected = [x.shape[0] for x in tensors], [part.tokens.shape[0] for part in parts]
+    if sizes != expected:
+        raise ValueError(f"tensors have {sizes} tokens, expected {expected}: one tensor for each shard")
+    return torch.cat(list(tensors))[torch.cat([part.tokens for part in parts]).argsort()]
 
 
 def next_valid(mask: TokenMask) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlprims.ended import LABELS, EndedName
-from rlprims.kernels import are_readable
+from rlprims.kernels import are_readable, placements_of
 from rlprims.types import CuSeqlens, EndedCodes, PerToken, RowMask, TokenMask
 
 
@@ -67,6 +67,7 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
             )
         if are_readable(cu_seqlens, response_mask):
             check_cu_seqlens(cu_seqlens, response_mask.shape[0])
+    check_placements(0 if cu_seqlens is None else -1, response_mask=response_mask, **per_token)
     for name, tensor in per_token.items():
         if tensor.shape != response_mask.shape:
             raise ValueError(
@@ -122,8 +123,21 @@ def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
         raise ValueError("cu_seqlens decreases, expected cumulative lengths: 0, then torch.cumsum of the lengths")
 
 
+def check_placements(last_cut: int, **named: Tensor) -> None:
+    """``ValueError`` if a DTensor is partial, or cut along a dimension after ``last_cut``: torch would gather it."""
+    for name, x in named.items():
+        for placement in placements_of(x):
+            if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
+                raise ValueError(
+                    f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; give "
+                    f"{name}.to_local(), with interop.dtensor.vocab_of where the vocabulary is cut, all_reduce_rows or "
+                    "shard where sequences are"
+                )
+
+
 def check_logits(logits: Tensor, temperature: float) -> None:
     """Raise ``ValueError`` unless logits are floats (..., V) and the temperature is above 0."""
+    check_placements(logits.dim() - 2, logits=logits)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits has shape {tuple(logits.shape)} and dtype {logits.dtype}, expected floats (..., V)")
     check_temperature(temperature)

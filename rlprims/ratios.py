@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
 from rlprims.masking import upcast, zero_outside
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3", "abs"]
 
@@ -33,23 +33,35 @@ def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> 
 
 
 def summed_log_ratio(
-    log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    *,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Σ_t (log_probs − old_log_probs) over each sequence, on each of its valid tokens; not clamped."""
     difference = upcast(log_probs) - upcast(old_log_probs).detach()
-    return to_tokens(sequence_sum(difference, mask, cu_seqlens), mask, cu_seqlens)
+    return to_tokens(sequence_sum(difference, mask, cu_seqlens, all_reduce_rows=all_reduce_rows), mask, cu_seqlens)
 
 
 def sequence_log_ratio(
-    log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None, *, mean: bool
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    *,
+    mean: bool,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Sum or mean of the log-ratios of each sequence, clamped to ±20, on each of its tokens, masked ones too.
 
     The clamp is on the sequence's number and not on the tokens', so that the ratio is that of the response.
     """
-    total = sequence_sum(upcast(log_probs) - upcast(old_log_probs).detach(), mask, cu_seqlens)
+    difference = upcast(log_probs) - upcast(old_log_probs).detach()
+    total = sequence_sum(difference, mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     if mean:
-        total = total / sequence_lengths(mask, cu_seqlens).clamp(min=1)
+        total = total / sequence_lengths(mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
     return expand_to_tokens(clamp_log_ratio(total), mask, cu_seqlens)
 
 

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from rlprims.kernels import accelerated
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import zero_outside
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
 
 @accelerated(cpu="scan_cpu", cuda="scan_triton")
@@ -40,9 +40,16 @@ def _times(a: Tensor, x: Tensor) -> Tensor:
 
 
 def discounted_sum(
-    x: PerToken, discount: float | PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None
+    x: PerToken,
+    discount: float | PerToken,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    shard: SequenceShard | None = None,
+    beyond: PerSequence | None = None,
 ) -> PerToken:
     """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence. A masked token carries S_{t+1} on.
+
+    Where sequences are cut, ``shard`` says which part is here, and ``beyond`` (B,) is S after the last token, or 0.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> discounted_sum(torch.tensor([[1.0, 9.0, 4.0]]), 0.5, mask)
@@ -50,24 +57,32 @@ def discounted_sum(
     """
     x = zero_outside(x, mask)
     a = torch.where(mask, discount, x.new_ones(()))
+    if shard is not None:
+        return scan_of_parts(a, x, beyond, mask, cu_seqlens, shard)[0]
     if cu_seqlens is not None:
         a = torch.where(_last_position(mask, cu_seqlens), 0.0, a)
     return reverse_scan(a, x)
 
 
-def sum_from_right(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+def sum_from_right(
+    x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None = None, shard: SequenceShard | None = None
+) -> PerToken:
     """Σ_{u≥t} x_u over the valid tokens of each sequence.
 
     >>> sum_from_right(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, False, True]]))
     tensor([[5., 4., 4.]])
     """
-    if cu_seqlens is not None:
-        return discounted_sum(x, 1.0, mask, cu_seqlens)
+    if cu_seqlens is not None or shard is not None:
+        return discounted_sum(x, 1.0, mask, cu_seqlens, shard)
     return zero_outside(x, mask).flip(-1).cumsum(-1).flip(-1)
 
 
 def next_values(
-    x: PerToken, mask: TokenMask, beyond: PerSequence | None = None, cu_seqlens: CuSeqlens | None = None
+    x: PerToken,
+    mask: TokenMask,
+    beyond: PerSequence | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """x of the next valid token of the sequence; after the last one ``beyond`` (B,), or 0.
 
@@ -77,10 +92,62 @@ def next_values(
     tensor([[4., 4., 5.]])
     """
     x = zero_outside(x, mask)
-    after_last = 0.0 if beyond is None else expand_to_tokens(beyond.to(x.dtype), mask, cu_seqlens)
     ends = _last_position(mask, cu_seqlens)
+    if shard is not None:  # F_t is x_t, or what follows where t is masked; N_t is F_{t+1}
+        this_or_next, after = scan_of_parts((~mask).to(x.dtype), x, beyond, mask, cu_seqlens, shard)
+        return torch.where(ends, expand_to_tokens(after, mask, cu_seqlens), this_or_next.roll(-1, -1))
+    after_last = 0.0 if beyond is None else expand_to_tokens(beyond.to(x.dtype), mask, cu_seqlens)
     skips = ~mask.roll(-1, -1) & ~ends
     return reverse_scan(skips.to(x.dtype), torch.where(ends, after_last, x.roll(-1, -1)))
+
+
+def scan_of_parts(
+    a: PerToken,
+    b: PerToken,
+    beyond: PerSequence | None,
+    mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    shard: SequenceShard,
+) -> tuple[PerToken, PerSequence]:
+    """S[t] = a[t] S[t+1] + b[t] where ranks have parts of the sequences; and the S after each part, (B,).
+
+    Of one part S[t] = P[t] S_after + S0[t], with S0 the recurrence from S_after = 0, and P[t] = a[t] a[t+1] ... to the
+    part's end. P and S0 of its first token are the map from the S after the part to that at its start. The ranks
+    exchange these two numbers of each sequence, and each composes the maps of the parts after its own. ``beyond`` is
+    what follows the last part, 0 if None. To autograd S_after is a constant.
+    """
+    ends = _last_position(mask, cu_seqlens)
+    inner = torch.where(ends, 0.0, a)
+    own = reverse_scan(inner, b)
+    weights = reverse_scan(inner, torch.where(ends, a, 0.0))
+
+    has_tokens, first = _first_position(mask, cu_seqlens)
+    no_tokens = torch.ones_like(has_tokens, dtype=b.dtype)
+    maps = torch.stack(
+        [
+            torch.where(has_tokens, _take(weights, first), no_tokens),
+            torch.where(has_tokens, _take(own, first), 0.0),
+        ]
+    )
+    after = torch.zeros_like(maps[0]) if beyond is None else beyond.to(b.dtype)
+    gathered = shard.all_gather(maps.detach().clone())
+    for weight, value in gathered[shard.part + 1 :].flip(0).unbind():
+        after = _times(weight, after) + value
+    return own + _times(weights, expand_to_tokens(after, mask, cu_seqlens)), after
+
+
+def _first_position(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> tuple[Tensor, Tensor]:
+    """Whether each sequence has a position here, (B,) bool; and its first, (B,), or any."""
+    if cu_seqlens is None:
+        here = torch.full(mask.shape[:1], mask.shape[-1] > 0, device=mask.device)
+        return here, torch.zeros_like(here, dtype=torch.int64)
+    return cu_seqlens.diff() > 0, cu_seqlens[:-1].long()
+
+
+def _take(x: PerToken, first: Tensor) -> PerSequence:
+    """x at a position of each sequence; 0 where that is beyond the end."""
+    x = pad(x, (0, 1))
+    return x[first] if x.dim() == 1 else x.gather(-1, first[:, None])[:, 0]
 
 
 def _last_position(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:

@@ -61,11 +61,13 @@ class Kept(NamedTuple):
         place = torch.arange(self.ids.shape[0], dtype=self.offsets.dtype, device=self.offsets.device)
         return torch.searchsorted(self.offsets, place, right=True) - 1
 
-    def allowed(self, vocabulary: int) -> Annotated[Tensor, "bool (N, V)"]:
-        """Which tokens of the vocabulary each token could have been."""
-        nothing = torch.zeros(self.offsets.shape[0] - 1, vocabulary, dtype=torch.bool, device=self.ids.device)
-        listed = nothing.index_put((self.token_of, self.ids.long()), torch.ones_like(self.ids, dtype=torch.bool))
-        return listed | (self.offsets.diff() == 0)[:, None]
+    def allowed(self, vocabulary: int, start: int = 0) -> Annotated[Tensor, "bool (N, V)"]:
+        """Which tokens of the vocabulary each token could have been; of a shard, of the V tokens from ``start`` on."""
+        columns = self.ids.long() - start
+        columns = torch.where((columns >= 0) & (columns < vocabulary), columns, vocabulary)  # others: one column more
+        nothing = torch.zeros(self.offsets.shape[0] - 1, vocabulary + 1, dtype=torch.bool, device=self.ids.device)
+        listed = nothing.index_put((self.token_of, columns), torch.ones_like(self.ids, dtype=torch.bool))
+        return listed[:, :vocabulary] | (self.offsets.diff() == 0)[:, None]
 
     def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
         """Whether each token is in its own set.
@@ -88,6 +90,60 @@ class Kept(NamedTuple):
         shift = self.offsets[tokens] - (ends - sizes)  # from the place in the new list to that in the old one
         place = torch.arange(int(sizes.sum()), device=self.ids.device) + shift.repeat_interleave(sizes)
         return Kept.from_counts(self.ids[place], sizes)
+
+
+AllReduce: TypeAlias = Callable[[Tensor], Tensor]
+"""Gives every rank the sum (or another reduction) of a tensor over the ranks; it needs no gradient of its own."""
+
+
+class VocabShard(NamedTuple):
+    """The part of the vocabulary that this rank's logits, or its rows of the LM head, are of: tensor parallelism.
+
+    A rank has the columns [start, start + v) of the logits (..., v), or these rows of a head (v, H). The ranks together
+    have each of ``size`` columns once, in parts of any sizes, none of them empty. Hidden states, token ids, kept sets
+    and masks are whole and the same on all ranks, and so are the results. All ranks make the same calls in one order.
+
+    The value and the first gradient are those of the whole vocabulary, each rank's gradient that of its own part. A
+    second derivative is not: it has terms of two shards.
+
+    >>> def two_ranks_alike(x):
+    ...     return 2 * x
+    >>> VocabShard(start=2, size=4, all_reduce=two_ranks_alike, all_reduce_max=torch.clone).start
+    2
+    """
+
+    start: int
+    """The id of the first column."""
+    size: int
+    """Of the whole vocabulary."""
+    all_reduce: AllReduce
+    """Sums a tensor over the ranks; called without a gradient."""
+    all_reduce_max: AllReduce
+    """Takes the largest over the ranks, element by element; called without a gradient."""
+    sum_hidden_gradient: bool = True
+    """Sum the gradient of hidden states over the ranks in backward. False where the layer before does: in Megatron's
+    sequence parallelism the gradient of its all-gather is a reduce-scatter."""
+
+
+class SequenceShard(NamedTuple):
+    """The part of each sequence that this rank has, where the ranks have one part after the other: context parallelism.
+
+    Rank 0 has the first tokens of every sequence, rank 1 those that follow, and so on, in parts of any lengths, which
+    may be empty. All ranks make the same calls in one order.
+
+    >>> alone = SequenceShard(part=0, all_gather=lambda x: x[None])
+    >>> alone.all_gather(torch.tensor([1.0])).shape
+    torch.Size([1, 1])
+    """
+
+    part: int
+    """Which one this is, counted from 0."""
+    all_gather: Callable[[Tensor], Tensor]
+    """Stacks the tensors of all ranks to (R, ...), in the order of the parts; called without a gradient."""
+
+    def all_reduce_rows(self, x: Tensor) -> Tensor:
+        """The sum over the parts: what the losses of whole sequences ask for."""
+        return self.all_gather(x).sum(0)
 
 
 class Totals(NamedTuple):

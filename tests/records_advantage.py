@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from rlprims.types import SequenceShard
+
 STATISTICS_OF_THE_BATCH = {
     "batches may be merged": "its statistics are those of the whole batch",
     "nan stays in its group": "its statistics are those of the whole batch",
@@ -24,6 +26,10 @@ def beside_another(x: torch.Tensor) -> torch.Tensor:
 def doubled_in_number(x: torch.Tensor) -> torch.Tensor:
     """The all_reduce of two ranks, when the other has as many prompts, none of which passes."""
     return x * torch.tensor([2.0, 1.0], dtype=x.dtype, device=x.device)
+
+
+FIRST_OF_TWO = SequenceShard(part=0, all_gather=lambda x: torch.stack([x, torch.ones_like(x)]))
+"""The part before one whose recurrences begin with 1."""
 
 
 def record(
@@ -98,7 +104,7 @@ RECORDS: list[dict[str, Any]] = [
         },
     ),
     record("advantage.grpo", {"std_over": "batch_centred"}, exempt=STATISTICS_OF_THE_BATCH),
-    record("advantage.length_adaptive_gae", {"alpha": 0.4}, {"gamma": 0.9, "alpha": 0.3}),
+    record("advantage.length_adaptive_gae", {"alpha": 0.4}, {"gamma": 0.9, "alpha": 0.3, "shard": FIRST_OF_TWO}),
     record("advantage.length_adaptive_gae"),
     record(
         "advantage.maxrl",
@@ -159,7 +165,7 @@ RECORDS: list[dict[str, Any]] = [
         },
     ),
     record("advantage.rtmc", {"gamma": 1.0, "prior": 1.0}, exempt=BY_TOKEN),
-    record("advantage.td_lambda", matters={"gamma": 0.9, "lam": 0.5}),
+    record("advantage.td_lambda", matters={"gamma": 0.9, "lam": 0.5, "shard": FIRST_OF_TWO}),
     record("advantage.td_lambda", {"gamma": 0.99, "lam": 0.0}),
     record("advantage.tree", matters={"normalize_std": False, "ddof": 0, "eps": 0.1, "tolerance": 10.0}),
     record("advantage.tree", {"normalize_std": False}),
@@ -183,9 +189,15 @@ RECORDS: list[dict[str, Any]] = [
     record("advantage.vine", matters={"gamma": 0.5}),
     record(
         "advantage.vtrace",
-        matters={"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "clip_pg_rho": 0.8},
+        matters={
+            **{"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "clip_pg_rho": 0.8},
+            "shard": FIRST_OF_TWO,
+        },
     ),
     record("advantage.vtrace", {"gamma": 0.9, "lam": 0.5, "clip_rho": 2.0, "clip_pg_rho": 3.0}),
-    record("advantage.vtrace_returns", matters={"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8}),
+    record(
+        "advantage.vtrace_returns",
+        matters={"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "shard": FIRST_OF_TWO},
+    ),
 ]
 """For ``check_advantage``: ``name``, ``call``, ``matters`` and ``exempt`` mean what they do in test_laws.Record."""

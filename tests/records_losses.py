@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import torch
+
+from rlprims.types import VocabShard
+
 SHARED_RATIO = {
     "on policy it is reinforce": "one ratio per response: its tokens share the mean of the advantages, not each its own"
 }
@@ -10,11 +14,20 @@ DERIVATIVES = ("gradient is the derivative", "second derivative is right", "ever
 DETACHED_WEIGHT = dict.fromkeys(DERIVATIVES, "the weight is a constant by definition")
 SCORE_FUNCTION = {"impossible tokens are finite": "linear in log_probs, which is infinite"}
 
+A_SHARD = VocabShard(0, 10**6, all_reduce=lambda x: 2 * x, all_reduce_max=torch.clone)
+"""Of two ranks with the same logits."""
+
+
+def one_more(x: torch.Tensor) -> torch.Tensor:
+    """The all_reduce_rows of a rank beside one that has a token of log-ratio 1 in each sequence."""
+    return x + 1
+
+
 RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gspo",
         "call": {},
-        "matters": {"clip_low": 0.5, "clip_high": 0.5, "mean": "product"},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5, "mean": "product", "all_reduce_rows": one_more},
         "exempt": SHARED_RATIO,
     },
     {"name": "losses.gspo", "call": {"clip_low": 0.2, "clip_high": 0.2}, "matters": {}, "exempt": SHARED_RATIO},
@@ -22,7 +35,7 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gspo_token",
         "call": {},
-        "matters": {"clip_low": 0.5, "clip_high": 0.5},
+        "matters": {"clip_low": 0.5, "clip_high": 0.5, "all_reduce_rows": one_more},
         "exempt": dict.fromkeys(DERIVATIVES, "each token answers for the response's ratio by itself"),
     },
     {
@@ -47,13 +60,13 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.gmpo",
         "call": {},
-        "matters": {"clip_low": 0.1, "clip_high": 0.1},
+        "matters": {"clip_low": 0.1, "clip_high": 0.1, "all_reduce_rows": one_more},
         "exempt": SHARED_RATIO,
     },
     {
         "name": "losses.topr",
         "call": {},
-        "matters": {"level": "token", "w_max": 2.0},
+        "matters": {"level": "token", "w_max": 2.0, "all_reduce_rows": one_more},
         "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
     },
     {
@@ -65,7 +78,7 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.opmd",
         "call": {},
-        "matters": {"tau": 1.0, "level": "token"},
+        "matters": {"tau": 1.0, "level": "token", "all_reduce_rows": one_more},
         "exempt": {"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
     },
     {
@@ -86,7 +99,10 @@ RECORDS: list[dict[str, Any]] = [
     {
         "name": "losses.vespo",
         "call": {},
-        "matters": {"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+        "matters": {
+            **{"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+            "all_reduce_rows": one_more,
+        },
         "exempt": {**DETACHED_WEIGHT, **SCORE_FUNCTION},
     },
     {
@@ -120,9 +136,14 @@ RECORDS: list[dict[str, Any]] = [
         "matters": {},
         "exempt": {**dict.fromkeys(DERIVATIVES, "the log-ratio is a constant by definition"), **SCORE_FUNCTION},
     },
-    {"name": "losses.full_kl", "call": {}, "matters": {"direction": "forward", "temperature": 0.5}, "exempt": {}},
+    {
+        "name": "losses.full_kl",
+        "call": {},
+        "matters": {"direction": "forward", "temperature": 0.5, "vocab": A_SHARD},
+        "exempt": {},
+    },
     {"name": "losses.full_kl", "call": {"direction": "forward", "temperature": 0.7}, "matters": {}, "exempt": {}},
-    {"name": "losses.jsd", "call": {}, "matters": {"beta": 0.1, "temperature": 0.5}, "exempt": {}},
+    {"name": "losses.jsd", "call": {}, "matters": {"beta": 0.1, "temperature": 0.5, "vocab": A_SHARD}, "exempt": {}},
     {"name": "losses.topk_kl", "call": {}, "matters": {"direction": "reverse"}, "exempt": {}},
     {
         "name": "losses.topk_kl",

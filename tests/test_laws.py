@@ -33,6 +33,7 @@ from rlprims.testing import (
 from rlprims.testing._bindings import Effort
 from rlprims.testing._laws_loss import tokens_are_independent
 from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
+from rlprims.types import VocabShard
 
 PACKAGES = ("advantage", "losses", "corrections", "rewards", "filters", "logprobs", "batching")
 
@@ -61,10 +62,21 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
+A_SHARD = VocabShard(0, 10**6, all_reduce=doubled, all_reduce_max=torch.clone)
+"""Of two ranks with the same logits."""
+
 RECORDS = [
-    Record("advantage.discounted_returns", check_advantage, matters={"gamma": 0.9}),
+    Record(
+        "advantage.discounted_returns",
+        check_advantage,
+        matters={"gamma": 0.9, "shard": records_advantage.FIRST_OF_TWO},
+    ),
     Record("advantage.discounted_returns", check_advantage, call={"gamma": 0.0}),
-    Record("advantage.gae", check_advantage, matters={"gamma": 0.9, "lam": 0.5}),
+    Record(
+        "advantage.gae",
+        check_advantage,
+        matters={"gamma": 0.9, "lam": 0.5, "shard": records_advantage.FIRST_OF_TWO},
+    ),
     Record("advantage.gae", check_advantage, call={"gamma": 0.99, "lam": 0.0}),
     Record("advantage.gae", check_advantage, call={"lam": 1.0}),
     Record(
@@ -123,9 +135,9 @@ RECORDS = [
         exempt={"equal scores are dropped": "asks whether scores are known, not whether they differ"},
     ),
     Record("filters.nonzero_range", check_filter, matters={"tolerance": 0.9}),
-    Record("logprobs.entropy_from_logits", check_logits, matters={"temperature": 0.5}),
+    Record("logprobs.entropy_from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
     Record("logprobs.entropy_from_logits", check_logits, call={"temperature": 0.7}),
-    Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5}),
+    Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
     Record("logprobs.from_logits", check_logits, call={"temperature": 0.7}),
     Record(
         "logprobs.from_logits",

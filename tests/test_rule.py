@@ -9,7 +9,7 @@ import pytest
 import rlprims
 
 ROOT = Path(rlprims.__file__).parent
-MODULES = ("layout", "masking", "ratios", "scan", "grouping", "trajectories", "routing")
+MODULES = ("layout", "masking", "_sharding", "ratios", "scan", "grouping", "trajectories", "routing")
 PACKAGES = ("advantage", "batching", "corrections", "diagnostics", "filters", "logprobs", "losses", "rewards")
 FILES = [ROOT / f"{name}.py" for name in MODULES] + [f for p in PACKAGES for f in sorted((ROOT / p).glob("*.py"))]
 

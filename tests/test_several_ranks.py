@@ -1,4 +1,4 @@
-"""The page on several GPUs, with real ranks: DDP and FSDP2 average gradients, and the example makes up for it."""
+"""The page on several GPUs, with real ranks: data, tensor and context parallelism, and the examples of each."""
 
 import subprocess
 import sys
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "several_ranks.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLE = EXAMPLES / "several_ranks.py"
 
 
-def torchrun(script: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), *options]
+def torchrun(script: Path, *options: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -29,3 +30,19 @@ def test_without_the_factor_they_are_not(tmp_path: Path) -> None:
     done = torchrun(wrong)
     assert done.returncode != 0
     assert "Tensor-likes are not close" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "says"), [("tensor_parallel", "loss and gradients"), ("context_parallel", "loss")])
+def test_shards_give_the_gradients_of_one_process(example: str, says: str) -> None:
+    done = torchrun(EXAMPLES / f"{example}.py")
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+    assert "of 2 ranks are those of one process" in done.stdout
+
+
+@pytest.mark.slow
+def test_one_two_and_four_ranks() -> None:
+    done = torchrun(Path(__file__).parent / "gloo_ranks.py", ranks=4)
+    assert done.returncode == 0, done.stderr
+    assert "1, 2 and 4 ranks give the numbers of one" in done.stdout

@@ -7,8 +7,8 @@ A ``RoleBaseline`` and a ``ValueTracker`` have a memory: one number per role, or
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from rlprims.layout import expand_to_tokens
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
+
+Rows: TypeAlias = list[tuple[str, tuple[float, ...]]]
+GatherRows: TypeAlias = Callable[[Rows], Iterable[Rows]]
+"""From the rows of this rank to those of each."""
 
 
 def remax(
@@ -117,8 +121,9 @@ class RoleBaseline:
         """float (B,), each row its role's average so far; 0 for a role that is new."""
         return torch.tensor([self.values.get(role, 0.0) for role in roles], dtype=torch.float32)
 
-    def update(self, roles: Sequence[str], scores: PerSequence) -> None:
-        for role, rows in _rows_of(roles, scores=scores).items():
+    def update(self, roles: Sequence[str], scores: PerSequence, *, all_gather: GatherRows | None = None) -> None:
+        """Scores (B,); ``all_gather`` makes a list of what each rank gives it, so that all have the same averages."""
+        for role, rows in _rows_of(roles, all_gather, scores=scores).items():
             kept = self.decay ** len(rows)
             self.values[role] = kept * self.values.get(role, 0.0) + (1 - kept) * _mean(s for (s,) in rows)
 
@@ -179,10 +184,20 @@ class ValueTracker:
         counts = [self.counts.get(prompt, (0.5, 0.5)) for prompt in prompts]
         return torch.tensor([passed / (passed + failed) for passed, failed in counts], dtype=torch.float32)
 
-    def update(self, prompts: Sequence[str], scores: PerSequence, kl: PerSequence) -> None:
-        """Scores from 0 to 1, and D of each row; rows of one prompt fade its counts once, by their mean D."""
+    def update(
+        self,
+        prompts: Sequence[str],
+        scores: PerSequence,
+        kl: PerSequence,
+        *,
+        all_gather: GatherRows | None = None,
+    ) -> None:
+        """Scores from 0 to 1, and D of each row; rows of one prompt fade its counts once, by their mean D.
+
+        ``all_gather`` makes a list of what each rank gives it, so that all have the same counts.
+        """
         _check_scores(scores.tolist())
-        for prompt, rows in _rows_of(prompts, scores=scores, kl=kl).items():
+        for prompt, rows in _rows_of(prompts, all_gather, scores=scores, kl=kl).items():
             rho = 2 ** -max(_mean(d for _, d in rows) / self.half_life, 0.0)  # an estimate may be below 0
             rho = min(max(rho, self.min_decay), self.max_decay)
             passed, failed = self.counts.get(prompt, (0.5, 0.5))
@@ -204,16 +219,20 @@ class ValueTracker:
         self.counts = {prompt: (float(passed), float(failed)) for prompt, (passed, failed) in counts.items()}
 
 
-def _rows_of(names: Sequence[str], **per_row: Tensor) -> dict[str, list[tuple[float, ...]]]:
-    """The rows of each name, in order."""
+def _rows_of(
+    names: Sequence[str], all_gather: GatherRows | None, **per_row: Tensor
+) -> dict[str, list[tuple[float, ...]]]:
+    """The rows of each name, in order; those of all ranks, in theirs."""
     for argument, x in per_row.items():
         if x.shape != (len(names),):
             raise ValueError(f"{argument} has shape {tuple(x.shape)}, expected ({len(names)},): one entry per name")
         if not bool(x.isfinite().all()):
             raise ValueError(f"{argument} has entries that are not finite: leave those rows out")
+    named = list(zip(names, zip(*(x.tolist() for x in per_row.values()), strict=True), strict=True))
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for name, row in zip(names, zip(*(x.tolist() for x in per_row.values()), strict=True), strict=True):
-        rows[name].append(row)
+    for part in [named] if all_gather is None else all_gather(named):
+        for name, row in part:
+            rows[name].append(row)
     return rows
 
 

@@ -9,7 +9,7 @@ import torch
 from rlprims import scan
 from rlprims.layout import expand_to_tokens, last_of_turn, last_token, sequence_lengths, to_tokens
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
+from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask, TurnIds
 
 
 def discounted_returns(
@@ -20,6 +20,7 @@ def discounted_returns(
     turn_ids: TurnIds | None = None,
     *,
     gamma: float = 1.0,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """Discounted reward-to-go, R_t = r_t + γ R_{t+1}, over the valid tokens of each sequence.
 
@@ -37,6 +38,7 @@ def discounted_returns(
             alike, however long it is. With each turn's reward on its last token, every token of a turn has the turn's
             return: ROLL's step_reinforce. None: every token is a turn.
         gamma: discount per valid token, or per turn.
+        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask.
@@ -54,11 +56,27 @@ def discounted_returns(
     rewards = zero_outside(rewards, response_mask)
     discount: float | PerToken = gamma
     if turn_ids is not None:
-        discount = torch.where(last_of_turn(turn_ids, response_mask, cu_seqlens), gamma, torch.ones_like(rewards))
+        turn_ends = _last_of_turn(turn_ids, response_mask, cu_seqlens, shard)
+        discount = torch.where(turn_ends, gamma, torch.ones_like(rewards))
+    if shard is not None:
+        returns = scan.discounted_sum(rewards, discount, response_mask, cu_seqlens, shard, bootstrap_values)
+        return zero_outside(returns, response_mask)
     if bootstrap_values is not None:
         after_last = gamma * expand_to_tokens(bootstrap_values.to(rewards.dtype), response_mask, cu_seqlens)
         rewards = rewards + torch.where(last_token(response_mask, cu_seqlens), after_last, 0.0)
     return zero_outside(scan.discounted_sum(rewards, discount, response_mask, cu_seqlens), response_mask)
+
+
+def _last_of_turn(
+    turn_ids: TurnIds, mask: TokenMask, cu_seqlens: CuSeqlens | None, shard: SequenceShard | None
+) -> TokenMask:
+    """``layout.last_of_turn``, and where sequences are cut that of the whole sequence."""
+    if shard is None:
+        return last_of_turn(turn_ids, mask, cu_seqlens)
+    check_tokens(mask, cu_seqlens, turn_ids=turn_ids)
+    rows = mask.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    no_turn = torch.full((rows,), torch.nan, dtype=torch.float64, device=mask.device)
+    return mask & (scan.next_values(turn_ids.double(), mask, no_turn, cu_seqlens, shard) != turn_ids)
 
 
 def gae(
@@ -70,6 +88,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """Generalized advantage estimation, Schulman et al. 2016 (arXiv:1506.02438), eqs. 10 and 16.
 
@@ -88,6 +107,7 @@ def gae(
             those that ended. Truncation is not termination; None treats it as if it were.
         gamma: discount per valid token.
         lam: λ, from one-step errors (0) to Monte-Carlo returns (1); :func:`length_adaptive_gae` has one per response.
+        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask. A critic's target is ``advantages + values``, or, with a λ of its own,
@@ -101,7 +121,7 @@ def gae(
     >>> gae(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), v, m, lam=0.5)
     tensor([[0.3500, 0.5000, 0.0000, 0.6000]])
     """
-    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam)
+    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam, shard)
 
 
 def _gae(
@@ -112,13 +132,14 @@ def _gae(
     bootstrap_values: PerSequence | None,
     gamma: float,
     lam: float | PerToken,
+    shard: SequenceShard | None,
 ) -> PerToken:
     """:func:`gae` with one λ, or one per token."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
-    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens)
+    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
-    advantages = scan.discounted_sum(td_errors, gamma * lam, mask, cu_seqlens)
+    advantages = scan.discounted_sum(td_errors, gamma * lam, mask, cu_seqlens, shard)
     return zero_outside(advantages, mask)
 
 
@@ -131,6 +152,7 @@ def length_adaptive_gae(
     *,
     gamma: float = 1.0,
     alpha: float = 0.05,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """GAE with a λ for each response, VAPO, Yue et al. 2025 (arXiv:2504.05118): λ = 1 − 1 / (α l).
 
@@ -148,6 +170,7 @@ def length_adaptive_gae(
         bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
         gamma: discount per valid token.
         alpha: α, per token.
+        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask.
@@ -164,9 +187,11 @@ def length_adaptive_gae(
     if not alpha > 0:
         raise ValueError(f"alpha={alpha}, expected a number above 0: λ is 1 − 1 / (alpha · length)")
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(rewards).dtype)
+    all_reduce_rows = None if shard is None else shard.all_reduce_rows
+    lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    lengths = lengths.to(upcast(rewards).dtype)
     lam = to_tokens(1 - 1 / (alpha * lengths).clamp(min=1), response_mask, cu_seqlens)
-    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam)
+    return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam, shard)
 
 
 def td_lambda(
@@ -178,6 +203,7 @@ def td_lambda(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """λ-returns, Sutton & Barto 2018, eq. 12.20: what a critic learns under TD(λ).
 
@@ -193,6 +219,7 @@ def td_lambda(
         bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
         gamma: discount per valid token.
         lam: λ.
+        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards: returns, not advantages; 0 outside the mask.
@@ -204,7 +231,7 @@ def td_lambda(
     >>> td_lambda(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.3, 9.0, 0.5]]), m, lam=0.5)
     tensor([[0.7500, 0.0000, 1.0000]])
     """
-    advantages = gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam)
+    advantages = gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma=gamma, lam=lam, shard=shard)
     return advantages + zero_outside(values, response_mask)
 
 

@@ -4,7 +4,7 @@ from rlprims import scan
 from rlprims.advantage._returns import check_critic_data
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import log_ratio
-from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
+from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
 
 def vtrace(
@@ -21,6 +21,7 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
     clip_pg_rho: float = 1.0,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """V-trace, Espeholt et al. 2018 (arXiv:1802.01561), section 4.2: advantages that correct for another sampler.
 
@@ -43,6 +44,7 @@ def vtrace(
         clip_rho: bound of the ratio in the errors; it decides which policy's value is learned.
         clip_c: bound of the ratio that carries errors back; it decides how far.
         clip_pg_rho: ρ̄_pg, bound of the ratio before the advantage.
+        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask. A critic's target is :func:`vtrace_returns`, not advantages + values.
@@ -56,8 +58,8 @@ def vtrace(
     tensor([[0.2500, 0.5000]])
     """
     data = (rewards, values, old_log_probs, rollout_log_probs, response_mask, cu_seqlens, bootstrap_values)
-    rho, td_errors, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c)
-    next_errors = scan.next_values(errors, response_mask, None, cu_seqlens)
+    rho, td_errors, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, shard=shard)
+    next_errors = scan.next_values(errors, response_mask, None, cu_seqlens, shard)
     return zero_outside(rho.clamp(max=clip_pg_rho) * (td_errors + gamma * lam * next_errors), response_mask)
 
 
@@ -74,6 +76,7 @@ def vtrace_returns(
     lam: float = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
+    shard: SequenceShard | None = None,
 ) -> PerToken:
     """The critic's target under V-trace, Espeholt et al. 2018 (arXiv:1802.01561), eq. 1.
 
@@ -87,7 +90,7 @@ def vtrace_returns(
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
         bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
-        gamma, lam, clip_rho, clip_c: see :func:`vtrace`.
+        gamma, lam, clip_rho, clip_c, shard: see :func:`vtrace`.
 
     Returns:
         float, like rewards: returns, not advantages; 0 outside the mask.
@@ -101,7 +104,7 @@ def vtrace_returns(
     tensor([[0.7500, 1.0000]])
     """
     data = (rewards, values, old_log_probs, rollout_log_probs, response_mask, cu_seqlens, bootstrap_values)
-    _, _, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c)
+    _, _, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, shard=shard)
     return zero_outside(values, response_mask) + zero_outside(errors, response_mask)
 
 
@@ -118,6 +121,7 @@ def _errors(
     lam: float,
     clip_rho: float,
     clip_c: float,
+    shard: SequenceShard | None,
 ) -> tuple[PerToken, PerToken, PerToken]:
     """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without a ratio, and the errors E_t."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
@@ -125,7 +129,7 @@ def _errors(
     rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
     rho = log_ratio(old_log_probs, rollout_log_probs, mask).detach().exp()
     c = rho.clamp(max=clip_c)
-    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens)
+    next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
-    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c, mask, cu_seqlens)
+    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c, mask, cu_seqlens, shard)
     return rho, td_errors, errors

@@ -7,7 +7,7 @@ from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
 from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.ratios import estimate_kl
-from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, TurnIds
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 Statistic: TypeAlias = Literal["mean", "sum", "max"]
@@ -25,6 +25,7 @@ def rejection(
     statistic: Statistic = "mean",
     low: float | None = None,
     high: float = 0.01,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Keep tokens, turns or responses on which trainer and sampler agree; verl's rejection sampling, all its options.
 
@@ -51,12 +52,15 @@ def rejection(
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         Weights of 1 where kept and 0 elsewhere, which account for no gap.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree.
+        ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree;
+            segments of sequences that are cut.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
@@ -69,7 +73,7 @@ def rejection(
             [1., 0.]])
     """
     check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
-    check_level(level, response_mask, cu_seqlens, turn_ids)
+    check_level(level, response_mask, cu_seqlens, turn_ids, all_reduce_rows)
     check_choice("estimator", estimator, Estimator)
     check_choice("statistic", statistic, Statistic)
     smallest, largest = _bounds(estimator, low, high)
@@ -83,11 +87,12 @@ def rejection(
         x = x.reshape(segment_mask.shape)
         if statistic == "max":  # no token of the segment is outside the bounds
             outside = ~((smallest <= x) & (x <= largest))
-            keep = sequence_sum(outside, segment_mask, boundaries) == 0
+            keep = sequence_sum(outside, segment_mask, boundaries, all_reduce_rows=all_reduce_rows) == 0
         else:
-            total = sequence_sum(x, segment_mask, boundaries)
+            total = sequence_sum(x, segment_mask, boundaries, all_reduce_rows=all_reduce_rows)
             if statistic == "mean":
-                total = total / sequence_lengths(segment_mask, boundaries).clamp(min=1)
+                lengths = sequence_lengths(segment_mask, boundaries, all_reduce_rows=all_reduce_rows)
+                total = total / lengths.clamp(min=1)
             keep = (smallest <= total) & (total <= largest)
         keep = expand_to_tokens(keep, segment_mask, boundaries).reshape(response_mask.shape)
     return Weights((response_mask & keep).to(x.dtype))
@@ -101,6 +106,7 @@ def opsm(
     cu_seqlens: CuSeqlens | None = None,
     *,
     delta: float,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Off-policy sequence masking, DeepSeek-V3.2 (arXiv:2512.02556): unlearn only what the policy would still say.
 
@@ -117,6 +123,8 @@ def opsm(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         Weights of 1 where kept and 0 elsewhere, which account for no gap.
@@ -137,8 +145,8 @@ def opsm(
     if delta < 0:
         raise ValueError(f"delta={delta} must be at least 0, in nats")
     difference = zero_outside(rollout_log_probs, response_mask) - zero_outside(log_probs, response_mask)
-    total = sequence_sum(difference.detach(), response_mask, cu_seqlens)
-    mean = total / sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
+    total = sequence_sum(difference.detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    mean = total / sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
     is_on_policy = expand_to_tokens(mean <= delta, response_mask, cu_seqlens)
     keep = is_on_policy | (zero_outside(advantages, response_mask) >= 0)
     return Weights((response_mask & keep).to(difference.dtype))

@@ -10,7 +10,7 @@ from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio, sequence_log_ratio
-from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, TurnIds
 
 Mean: TypeAlias = Literal["product", "geometric"]
 Action: TypeAlias = Literal["truncate", "mask"]
@@ -29,6 +29,7 @@ def importance_weights(
     action: Action = "truncate",
     low: float = 0.0,
     high: float = 2.0,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Weights for the gap between trainer and sampler: w = π_old / π_rollout, the trainer's over the sampler's.
 
@@ -59,13 +60,15 @@ def importance_weights(
         mean: "product" or "geometric"; how the ratios of a segment or sequence become one.
         action: "truncate" or "mask".
         low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 bounds it from above only.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         Weights that account for "rollout->old": like old_log_probs, never attached to a graph; 0 outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown option; "geometric" for single tokens; bounds that do
-            not enclose 1.
+            not enclose 1; segments of sequences that are cut.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> trainer, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
@@ -75,7 +78,7 @@ def importance_weights(
     tensor([[1.6487, 1.6487]])
     """
     check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
-    check_level(level, response_mask, cu_seqlens, turn_ids)
+    check_level(level, response_mask, cu_seqlens, turn_ids, all_reduce_rows)
     check_choice("mean", mean, Mean)
     check_choice("action", action, Action)
     if not 0 <= low <= 1 <= high:
@@ -88,7 +91,8 @@ def importance_weights(
         segment_mask, boundaries = segments(level, response_mask, cu_seqlens, turn_ids)
         trainer = old_log_probs.detach().reshape(segment_mask.shape)
         sampler = rollout_log_probs.reshape(segment_mask.shape)
-        log_weights = sequence_log_ratio(trainer, sampler, segment_mask, boundaries, mean=mean == "geometric")
+        data = trainer, sampler, segment_mask, boundaries
+        log_weights = sequence_log_ratio(*data, mean=mean == "geometric", all_reduce_rows=all_reduce_rows)
     weights = log_weights.reshape(response_mask.shape).exp()
     if action == "truncate":
         bounded = weights.clamp(low, high)

@@ -7,7 +7,7 @@ verl's ``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence
 from rlprims.corrections._gates import rejection
 from rlprims.corrections._importance_weights import importance_weights
 from rlprims.corrections._weights import Weights
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
 def tis(
@@ -56,6 +56,7 @@ def mis(
     cu_seqlens: CuSeqlens | None = None,
     *,
     high: float = 3.0,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Masked importance sampling of responses: the product of their ratios, or 0 above ``high``; TRL's default mode.
 
@@ -69,7 +70,14 @@ def mis(
             [0., 0.]])
     """
     return importance_weights(
-        old_log_probs, rollout_log_probs, response_mask, cu_seqlens, level="sequence", action="mask", high=high
+        old_log_probs,
+        rollout_log_probs,
+        response_mask,
+        cu_seqlens,
+        level="sequence",
+        action="mask",
+        high=high,
+        all_reduce_rows=all_reduce_rows,
     )
 
 
@@ -81,6 +89,7 @@ def geometric(
     *,
     low: float = 0.999,
     high: float = 1.001,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Keep the responses whose ratios have a geometric mean in [low, high], whatever their length.
 
@@ -92,7 +101,8 @@ def geometric(
     tensor([[1., 1.],
             [0., 0.]])
     """
-    return rejection(old_log_probs, rollout_log_probs, response_mask, cu_seqlens, estimator="k1", low=low, high=high)
+    data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
+    return rejection(*data, estimator="k1", low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
 def seq_mask_tis(
@@ -103,6 +113,7 @@ def seq_mask_tis(
     *,
     low: float = 0.999,
     high: float = 1.002,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """w of each token, where the response is kept by :func:`geometric`. OpenRLHF's and NeMo-RL's, whose bounds it has.
 
@@ -115,7 +126,7 @@ def seq_mask_tis(
             [0.0000, 0.0000]])
     """
     data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
-    return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high)
+    return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
 def veto(
@@ -126,6 +137,7 @@ def veto(
     *,
     low: float = 1e-4,
     high: float = 100.0,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
     """Drop a response if the ratio of any of its tokens is below ``low`` or above ``high``. The bounds are SkyRL's.
 
@@ -146,4 +158,5 @@ def veto(
         statistic="max",
         low=low,
         high=high,
+        all_reduce_rows=all_reduce_rows,
     )

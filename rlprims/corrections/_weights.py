@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from rlprims.layout import turn_boundaries
 from rlprims.masking import check_choice, check_tokens
-from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, TurnIds
 
 Level: TypeAlias = Literal["token", "segment", "sequence"]
 
@@ -45,9 +45,20 @@ class Weights:
         return Weights(self.values * other.values, self.corrected | other.corrected)
 
 
-def check_level(level: Level, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, turn_ids: TurnIds | None) -> None:
-    """Raise ``ValueError`` unless the level is known and ``turn_ids``, if given, is like the mask."""
+def check_level(
+    level: Level,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    turn_ids: TurnIds | None,
+    all_reduce_rows: AllReduce | None,
+) -> None:
+    """Raise ``ValueError`` unless the level is known and fits cut sequences, and ``turn_ids`` is like the mask."""
     check_choice("level", level, Level)
+    if level == "segment" and all_reduce_rows is not None:
+        raise ValueError(
+            "level='segment' with all_reduce_rows, expected 'token' or 'sequence' where sequences are cut: sums of "
+            "turns are not exchanged; gather the log-probs first"
+        )
     if turn_ids is not None:
         check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)
 

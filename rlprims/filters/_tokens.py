@@ -1,13 +1,16 @@
 """Which tokens to train on: one bool per token, from statistics of all valid tokens of the step.
 
-``cu_seqlens`` is checked and not read: the statistics are of tokens, whatever their sequences.
+``cu_seqlens`` is checked and not read: the statistics are of tokens, whatever their sequences. With ``all_reduce`` they
+are of the tokens of all ranks, which exchange counts to find a threshold, and no tokens.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_tokens, masked_mean, zero_outside
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.masking import check_tokens, zero_outside
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
 def clip_cov(
@@ -20,13 +23,16 @@ def clip_cov(
     low: float = 1.0,
     high: float = 5.0,
     generator: torch.Generator | None = None,
+    all_reduce: AllReduce | None = None,
+    tokens_before: Tensor | int = 0,
 ) -> TokenMask:
     """Keep all tokens but a few of high covariance, drawn at random: Clip-Cov, Cui et al. 2025 (arXiv:2505.22617).
 
     Of the tokens with low < (log π − mean log π)(A − mean A) < high, ⌊fraction · valid tokens⌋ are drawn, at least one,
     or all of them if they are fewer; they get no gradient: ``losses * clip_cov(...)``. See :func:`kl_cov` for why.
 
-    Means and number are the whole step's: call this once, before the batch is split. verl and SkyRL take a
+    Means and number are the whole step's: call this once before the batch is split, or give ``all_reduce``.
+    verl and SkyRL take a
     micro-batch's, at least one token in each, and draw from the global generator; they do not draw a token that PPO
     clips already. Before the first update there is no such token.
 
@@ -40,7 +46,9 @@ def clip_cov(
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of all tokens to drop, above 0 and at most 1.
         low, high: the band of covariance to draw from, in units of the advantage.
-        generator: what to draw from; on any device.
+        generator: what to draw from; on any device, and in the same state on all ranks.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
+        tokens_before: with all_reduce: the number of valid tokens of the ranks before this one, whose draws are theirs.
 
     Returns:
         bool, like log_probs: True where kept; False where drawn, and outside the mask.
@@ -59,11 +67,11 @@ def clip_cov(
         raise ValueError(f"low={low} must be below high={high}: the band would be empty")
     if generator is None:
         raise ValueError("generator is None, expected a torch.Generator, so that the draw can be repeated")
-    covariance = _covariance(log_probs, advantages, response_mask)
+    covariance = _covariance(log_probs, advantages, response_mask, all_reduce)
     in_band = response_mask & (low < covariance) & (covariance < high)
     seed = torch.randint(2**62, (1,), generator=generator, device=generator.device).to(response_mask.device)
-    count = _share(fraction, response_mask.sum()).clamp(min=1)
-    drawn = _largest(_noise(seed, response_mask), in_band, count)
+    count = _share(fraction, _over_ranks(all_reduce, response_mask.sum())).clamp(min=1)
+    drawn = _largest(_noise(seed, response_mask, tokens_before), in_band, count, all_reduce)
     return response_mask & ~drawn
 
 
@@ -74,6 +82,7 @@ def kl_cov(
     cu_seqlens: CuSeqlens | None = None,
     *,
     fraction: float = 2e-4,
+    all_reduce: AllReduce | None = None,
 ) -> TokenMask:
     """Select the tokens that KL-Cov penalizes, Cui et al. 2025 (arXiv:2505.22617): those of the largest covariance.
 
@@ -85,7 +94,8 @@ def kl_cov(
         penalties = kl_coef * kl(log_probs, old_log_probs, response_mask, value="abs")
         losses = losses + torch.where(selected, penalties, 0.0)
 
-    Means and order are the whole step's: call this once, before the batch is split. verl and SkyRL take those of a
+    Means and order are the whole step's: call this once before the batch is split, or give ``all_reduce``.
+    verl and SkyRL take those of a
     micro-batch, in which one token is penalized however few there are.
 
     Args:
@@ -94,6 +104,7 @@ def kl_cov(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
 
     Returns:
         bool, like log_probs: True where selected, at least once if any token is valid, and on all that tie with the
@@ -108,19 +119,26 @@ def kl_cov(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
     _check_fraction(fraction)
-    covariance = _covariance(log_probs, advantages, response_mask)
-    return _largest(covariance, response_mask, _share(fraction, response_mask.sum()).clamp(min=1))
+    covariance = _covariance(log_probs, advantages, response_mask, all_reduce)
+    count = _share(fraction, _over_ranks(all_reduce, response_mask.sum())).clamp(min=1)
+    return _largest(covariance, response_mask, count, all_reduce)
 
 
 def high_entropy(
-    entropies: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, fraction: float = 0.2
+    entropies: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    fraction: float = 0.2,
+    all_reduce: AllReduce | None = None,
 ) -> TokenMask:
     """Keep the tokens where the policy was least certain: beyond the 80/20 rule, Wang et al. 2025 (arXiv:2506.01939).
 
     Kept are entropies of at least the (1 − fraction)-quantile of all valid tokens, so that a fifth of the tokens, the
     forks of the reasoning, gets the whole policy gradient. Ties with the last one are kept.
 
-    The quantile is the whole step's: call this once, before the batch is split. TRL and ms-swift take that of a
+    The quantile is the whole step's: call this once before the batch is split, or give ``all_reduce``.
+    TRL and ms-swift take that of a
     micro-batch, which makes the loss depend on the split.
 
     Args:
@@ -128,6 +146,7 @@ def high_entropy(
         response_mask: bool, like entropies.
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of the tokens to keep, above 0 and at most 1.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
 
     Returns:
         bool, like entropies: True where kept, at least once if any token is valid; False outside the mask.
@@ -142,8 +161,8 @@ def high_entropy(
     check_tokens(response_mask, cu_seqlens, entropies=entropies)
     _check_fraction(fraction)
     # n sorted tokens are n − 1 steps apart from first to last: so many stand at or above the quantile.
-    count = _share(fraction, (response_mask.sum() - 1).clamp(min=0)) + 1
-    return _largest(zero_outside(entropies, response_mask), response_mask, count)
+    count = _share(fraction, (_over_ranks(all_reduce, response_mask.sum()) - 1).clamp(min=0)) + 1
+    return _largest(zero_outside(entropies, response_mask), response_mask, count, all_reduce)
 
 
 def m2po(
@@ -153,6 +172,7 @@ def m2po(
     cu_seqlens: CuSeqlens | None = None,
     *,
     tau: float = 0.04,
+    all_reduce: AllReduce | None = None,
 ) -> TokenMask:
     """Drop the tokens that are farthest off policy: M2PO, Zheng et al. 2025 (arXiv:2510.01161).
 
@@ -160,7 +180,8 @@ def m2po(
     second moment, unlike a mean of d, has no signs that cancel. So a few extreme tokens are dropped and all other
     tokens are left unclipped, however stale.
 
-    The moment is the whole step's: call this once, before the batch is split. AReaL takes a micro-batch's, and always
+    The moment is the whole step's: call this once before the batch is split, or give ``all_reduce``.
+    AReaL takes a micro-batch's, and always
     leaves one token. Tokens that tie are kept or dropped together.
 
     Args:
@@ -169,6 +190,7 @@ def m2po(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed; not read.
         tau: τ, the largest mean of d², in nats²; at least 0.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
 
     Returns:
         bool, like log_probs: True where kept; False outside the mask.
@@ -185,6 +207,8 @@ def m2po(
         raise ValueError(f"tau={tau}, expected at least 0, in nats²")
     difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
     squares = difference.detach().square()
+    if all_reduce is not None:
+        return _of_small_mean(squares, response_mask, tau, all_reduce)
     ascending = torch.where(response_mask, squares, torch.inf).flatten().sort().values
     # The mean of the smallest k grows with k, so the number of means that are at most τ is the largest such k.
     means = ascending.cumsum(0) / torch.arange(1, ascending.shape[0] + 1, device=ascending.device)
@@ -226,11 +250,16 @@ def _check_fraction(fraction: float) -> None:
         raise ValueError(f"fraction={fraction}, expected above 0 and at most 1: a share of the tokens")
 
 
-def _covariance(log_probs: PerToken, advantages: PerToken, mask: TokenMask) -> PerToken:
+def _over_ranks(all_reduce: AllReduce | None, x: Tensor) -> Tensor:
+    return x if all_reduce is None else all_reduce(x)
+
+
+def _covariance(log_probs: PerToken, advantages: PerToken, mask: TokenMask, all_reduce: AllReduce | None) -> PerToken:
     """(log π − mean log π)(A − mean A), both means over all valid tokens (arXiv:2505.22617); undefined elsewhere."""
-    log_probs, advantages = log_probs.detach(), advantages.detach()
-    centred_log_probs = zero_outside(log_probs, mask) - masked_mean(log_probs, mask)
-    centred_advantages = zero_outside(advantages, mask) - masked_mean(advantages, mask)
+    log_probs, advantages = zero_outside(log_probs.detach(), mask), zero_outside(advantages.detach(), mask)
+    tokens = _over_ranks(all_reduce, mask.sum()).clamp(min=1)
+    centred_log_probs = log_probs - _over_ranks(all_reduce, log_probs.sum()) / tokens
+    centred_advantages = advantages - _over_ranks(all_reduce, advantages.sum()) / tokens
     return centred_log_probs * centred_advantages
 
 
@@ -239,7 +268,7 @@ def _share(fraction: float, count: Tensor) -> Tensor:
     return (fraction * count.double() + 1e-4).floor().long()
 
 
-def _largest(x: Tensor, mask: TokenMask, count: Tensor) -> TokenMask:
+def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | None = None) -> TokenMask:
     """True on the ``count`` (at least 1) largest valid numbers of the whole batch, and on those that equal the last.
 
     So the selection depends neither on the order of the tokens nor on padding.
@@ -247,15 +276,59 @@ def _largest(x: Tensor, mask: TokenMask, count: Tensor) -> TokenMask:
     >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
     [[False, False, True, True]]
     """
+    if all_reduce is not None:
+        return _largest_over_ranks(x, mask, count, all_reduce)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     descending = torch.where(mask, x, lowest).flatten().sort(descending=True).values
     descending = torch.cat([descending, descending.new_full((1,), lowest)])  # an empty batch has a threshold too
     return mask & (x >= descending.gather(0, count.reshape(1) - 1))
 
 
-def _noise(seed: Tensor, mask: TokenMask) -> Tensor:
+def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce) -> TokenMask:
+    """:func:`_largest` of the tokens of all ranks: those from the largest number on that ``count`` numbers reach."""
+    keys = _ordered(x)
+    ascending = torch.where(mask, keys, torch.iinfo(torch.int64).min).flatten().sort().values
+
+    def enough_reach(thresholds: Tensor) -> Tensor:
+        return all_reduce(ascending.shape[0] - torch.searchsorted(ascending, thresholds)) >= count
+
+    return mask & (keys >= _last_that(enough_reach, keys)) & ~x.isnan()
+
+
+def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: AllReduce) -> TokenMask:
+    """The most of the smallest numbers of all ranks whose mean is at most τ; equal ones are kept or dropped as one."""
+    keys = _ordered(squares)
+    ascending, order = torch.where(mask, keys, torch.iinfo(torch.int64).max).flatten().sort()
+    sums = torch.cat([squares.new_zeros(1, dtype=torch.float64), squares.flatten()[order].double().cumsum(0)])
+
+    def mean_is_small(thresholds: Tensor) -> Tensor:
+        up_to = torch.minimum(torch.searchsorted(ascending, thresholds, right=True), mask.sum())
+        total, number = all_reduce(torch.stack([sums[up_to], up_to.double()])).unbind()
+        return total <= tau * number
+
+    return mask & (keys <= _last_that(mean_is_small, keys))
+
+
+def _last_that(holds: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
+    """The largest int64 at which ``holds``, which is true up to it and false after: eight steps of 256 trials each."""
+    digits = torch.arange(256, device=keys.device)
+    last = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
+    for shift in range(56, -8, -8):
+        last = last + ((holds(last + (digits << shift)).sum() - 1).clamp(min=0) << shift)
+    return last
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """int64 in the order of the numbers: the bits of a float64 are, but for the sign (−0.0 + 0.0 is 0.0)."""
+    if not x.is_floating_point():
+        return x
+    bits = torch.where(x.isnan(), torch.nan, x.double() + 0.0).view(torch.int64)
+    return torch.where(bits < 0, bits ^ torch.iinfo(torch.int64).max, bits)
+
+
+def _noise(seed: Tensor, mask: TokenMask, tokens_before: Tensor | int) -> Tensor:
     """An int64 for each valid token, all different: Weyl's sequence, mixed as in splitmix64 (Steele et al. 2014)."""
-    x = seed + mask.flatten().cumsum(0) * -7046029254386353131
+    x = seed + (mask.flatten().cumsum(0) + tokens_before) * -7046029254386353131
     x = (x ^ (x >> 30)) * -4658895280553007687
     x = (x ^ (x >> 27)) * -7723592293110705685
     return (x ^ (x >> 31)).reshape(mask.shape)

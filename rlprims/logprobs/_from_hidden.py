@@ -5,10 +5,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from rlprims._sharding import check_vocab, shared
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
-from rlprims.masking import check_temperature, upcast
-from rlprims.types import Kept
+from rlprims.masking import check_placements, check_temperature, upcast
+from rlprims.types import Kept, VocabShard
 
 
 @accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
@@ -19,17 +20,18 @@ def linear_log_probs(
     temperature: float,
     soft_cap: float | None,
     kept: Kept | None = None,
+    vocab: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c).
 
     A hidden state with NaN or Inf gives NaN, and neither it nor the head gets a gradient from there.
     """
     finite = hidden.isfinite().all(-1)
-    states = torch.where(finite[..., None], hidden, 0.0)
+    states = torch.where(finite[..., None], shared(vocab, hidden), 0.0)
     with without_autocast(hidden):
         logits = upcast(states) @ upcast(head_weight).T
         log_probs, entropies = log_probs_and_entropies.formula(
-            logits, token_ids[..., None], temperature, soft_cap, kept=kept
+            logits, token_ids[..., None], temperature, soft_cap, kept=kept, vocab=vocab
         )
     assert entropies is not None
     return torch.where(finite, log_probs[..., 0], torch.nan), torch.where(finite, entropies, torch.nan)
@@ -43,6 +45,7 @@ def from_hidden(
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
+    vocab: VocabShard | None = None,
 ) -> LogProbs:
     """Log-prob and entropy of softmax(z / temperature) from hidden states and the LM head, z = hidden @ head_weightᵀ.
 
@@ -64,6 +67,8 @@ def from_hidden(
             :func:`from_logits`. The kernel makes their mask for a tile at a time.
         temperature: above 0.
         soft_cap: c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z.
+        vocab: where head_weight is this rank's rows of the head; see :class:`rlprims.types.VocabShard`. The gradient of
+            hidden is summed over the ranks in backward. No kernel computes: the logits of the shard are held.
 
     Returns:
         log_probs, entropies: float32 (or float64 if given) in nats, (...).
@@ -77,8 +82,11 @@ def from_hidden(
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     check_head(hidden, head_weight, token_ids, temperature, soft_cap)
+    size = check_vocab(vocab, head_weight.shape[0], token_ids)
     if kept is not None:
-        check_kept(kept, token_ids.shape, head_weight.shape[0], token_ids)
+        check_kept(kept, token_ids.shape, size, token_ids)
+    if vocab is not None:  # the kernels know no shards
+        return LogProbs(*linear_log_probs.formula(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
     return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept))
 
 
@@ -87,6 +95,8 @@ def check_head(
 ) -> None:
     """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
     check_temperature(temperature)
+    check_placements(hidden.dim() - 2, hidden=hidden)
+    check_placements(-1, head_weight=head_weight)
     if hidden.dim() < 1 or not hidden.is_floating_point():
         raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}, expected floats (..., H)")
     if head_weight.dim() != 2 or head_weight.shape[1] != hidden.shape[-1] or head_weight.dtype is not hidden.dtype:

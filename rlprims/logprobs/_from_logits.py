@@ -6,9 +6,10 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from rlprims._sharding import check_vocab, columns_of, entries, max_over, sum_over
 from rlprims.kernels import accelerated, are_readable
 from rlprims.masking import check_logits, upcast
-from rlprims.types import Kept, PerToken
+from rlprims.types import Kept, PerToken, VocabShard
 
 LEAST_Z = -1000.0
 """exp of it is 0 even in float64: below, 0 · z is 0 in the entropy, also for a banned token, whose z is −inf."""
@@ -30,6 +31,7 @@ def log_probs_and_entropies(
     with_entropies: bool = True,
     overwrite: bool = False,
     kept: Kept | None = None,
+    vocab: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) unless not asked for.
 
@@ -37,21 +39,24 @@ def log_probs_and_entropies(
     largest logit of a row is subtracted first, which changes no probability, so that 1 <= Σ exp z <= V. A row whose
     largest logit is NaN or infinite has no distribution: it gives NaN, and gets gradient 0.
 
-    ``overwrite`` allows a kernel to write the gradient where the logits are.
+    ``overwrite`` allows a kernel to write the gradient where the logits are. Sums over V are sums over the shards of
+    ``vocab``, if the logits are one.
     """
     logits = upcast(logits)
     if soft_cap is not None:
         logits = soft_cap * torch.tanh(logits / soft_cap)
     if kept is not None:
-        logits = torch.where(kept.allowed(logits.shape[-1]).reshape(logits.shape), logits, -torch.inf)
-    largest = logits.detach().amax(-1, keepdim=True)
+        allowed = kept.allowed(logits.shape[-1], columns_of(vocab))
+        logits = torch.where(allowed.reshape(logits.shape), logits, -torch.inf)
+    largest = max_over(vocab, logits.detach().amax(-1, keepdim=True))
     z = torch.where(largest.isfinite(), (logits - largest) / temperature, torch.nan)
     weights = z.exp()
-    total = weights.sum(-1, keepdim=True)
-    log_probs = z.gather(-1, token_ids) - total.log()
+    total = sum_over(vocab, weights.sum(-1, keepdim=True))
+    log_probs = entries(vocab, z, token_ids) - total.log()
     if not with_entropies:
         return log_probs, None
-    entropies = total.log() - (weights * z.clamp(min=LEAST_Z)).sum(-1, keepdim=True) / total
+    mean_z = sum_over(vocab, (weights * z.clamp(min=LEAST_Z)).sum(-1, keepdim=True)) / total
+    entropies = total.log() - mean_z
     return log_probs, entropies[..., 0]
 
 
@@ -62,6 +67,7 @@ def from_logits(
     *,
     temperature: float = 1.0,
     inplace_backward: bool = False,
+    vocab: VocabShard | None = None,
 ) -> Annotated[Tensor, "float, like token_ids"]:
     """Log-probability of the given tokens: log softmax(logits / temperature)[token].
 
@@ -81,6 +87,8 @@ def from_logits(
         temperature: above 0.
         inplace_backward: where a kernel computes, the gradient overwrites the logits, and no second (..., V) is made.
             They must not be read after backward; where another function's backward would, torch raises.
+        vocab: where the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No
+            kernel computes.
 
     Returns:
         float32 (or float64 if given) in nats, like token_ids.
@@ -94,12 +102,14 @@ def from_logits(
     >>> from_logits(torch.zeros(1, 3), torch.tensor([1]), Kept(torch.tensor([0, 1]), torch.tensor([0, 2])))
     tensor([-0.6931])
     """
-    ids = _check(logits, token_ids, kept, temperature, inplace_backward)
-    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward, kept)
+    ids = _check(logits, token_ids, kept, temperature, inplace_backward, vocab)
+    log_probs, _ = _scores(logits, ids, temperature, False, inplace_backward, kept, vocab)
     return log_probs.reshape(token_ids.shape)
 
 
-def entropy_from_logits(logits: Tensor, kept: Kept | None = None, *, temperature: float = 1.0) -> PerToken:
+def entropy_from_logits(
+    logits: Tensor, kept: Kept | None = None, *, temperature: float = 1.0, vocab: VocabShard | None = None
+) -> PerToken:
     """Entropy of softmax(logits / temperature): H = −Σ_j p_j log p_j, with 0 log 0 = 0.
 
     With ``kept`` it is that of the truncated policy: p = π_K, and the sum is over K.
@@ -111,6 +121,7 @@ def entropy_from_logits(logits: Tensor, kept: Kept | None = None, *, temperature
         logits: float (..., V); −inf bans a token.
         kept: the ids that each token was sampled from; None: from the whole vocabulary. See :func:`from_logits`.
         temperature: above 0.
+        vocab: where the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
 
     Returns:
         float32 (or float64 if given) in nats, (...), between 0 and log V.
@@ -122,10 +133,11 @@ def entropy_from_logits(logits: Tensor, kept: Kept | None = None, *, temperature
     tensor([0.6931])
     """
     check_logits(logits, temperature)
+    size = check_vocab(vocab, logits.shape[-1])
     if kept is not None:
-        check_kept(kept, logits.shape[:-1], logits.shape[-1])
+        check_kept(kept, logits.shape[:-1], size)
     no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
-    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature, kept=kept)
+    _, entropies = _scores(logits, no_tokens, temperature, True, False, kept, vocab)
     assert entropies is not None
     return entropies
 
@@ -137,6 +149,7 @@ def from_logits_with_entropy(
     *,
     temperature: float = 1.0,
     inplace_backward: bool = False,
+    vocab: VocabShard | None = None,
 ) -> LogProbs:
     """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
 
@@ -150,6 +163,7 @@ def from_logits_with_entropy(
             :func:`from_logits`.
         temperature: above 0.
         inplace_backward: where a kernel computes, the gradient overwrites the logits; see :func:`from_logits`.
+        vocab: where the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
 
     Returns:
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
@@ -161,8 +175,8 @@ def from_logits_with_entropy(
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
-    ids = _check(logits, token_ids, kept, temperature, inplace_backward)
-    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward, kept)
+    ids = _check(logits, token_ids, kept, temperature, inplace_backward, vocab)
+    log_probs, entropies = _scores(logits, ids, temperature, True, inplace_backward, kept, vocab)
     assert entropies is not None
     return LogProbs(log_probs.reshape(token_ids.shape), entropies)
 
@@ -213,7 +227,30 @@ def check_kept(
         )
 
 
-def _check(logits: Tensor, token_ids: Tensor, kept: Kept | None, temperature: float, inplace_backward: bool) -> Tensor:
+def _scores(
+    logits: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    with_entropies: bool,
+    overwrite: bool,
+    kept: Kept | None,
+    vocab: VocabShard | None,
+) -> tuple[Tensor, Tensor | None]:
+    """By the kernels, which know no shards, or by the formula."""
+    if vocab is not None:
+        formula = log_probs_and_entropies.formula
+        return formula(logits, token_ids, temperature, None, with_entropies, kept=kept, vocab=vocab)
+    return log_probs_and_entropies(logits, token_ids, temperature, None, with_entropies, overwrite, kept)
+
+
+def _check(
+    logits: Tensor,
+    token_ids: Tensor,
+    kept: Kept | None,
+    temperature: float,
+    inplace_backward: bool,
+    vocab: VocabShard | None,
+) -> Tensor:
     """The tokens as (..., K), or ``ValueError``."""
     check_logits(logits, temperature)
     leading = logits.shape[:-1]
@@ -224,6 +261,7 @@ def _check(logits: Tensor, token_ids: Tensor, kept: Kept | None, temperature: fl
         )
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")
+    size = check_vocab(vocab, logits.shape[-1], token_ids)
     if kept is not None:
-        check_kept(kept, leading, logits.shape[-1], token_ids if token_ids.shape == leading else None)
+        check_kept(kept, leading, size, token_ids if token_ids.shape == leading else None)
     return token_ids if token_ids.dim() == logits.dim() else token_ids[..., None]

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlprims._sharding import check_vocab
 from rlprims.kernels import accelerated
 from rlprims.logprobs._from_hidden import check_head, linear_log_probs
 from rlprims.logprobs._from_logits import check_kept
 from rlprims.masking import zero_outside
-from rlprims.types import Kept, PerToken, Scalar, TokenMask
+from rlprims.types import Kept, PerToken, Scalar, TokenMask, VocabShard
 
 
 class FusedLoss(NamedTuple):
@@ -33,12 +34,13 @@ def linear_token_loss(
     temperature: float,
     soft_cap: float | None,
     kept: Kept | None = None,
+    vocab: VocabShard | None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total_loss(log_probs, weights, mask, **data)``, a sum over valid ones of N tokens; log-probs and entropies."""
     states = torch.where(mask[:, None], hidden, 0.0)
-    log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap, kept)
+    log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap, kept, vocab)
     total = total_loss(log_probs, weights, mask, **data)
     return total, zero_outside(log_probs.detach(), mask), zero_outside(entropies.detach(), mask)
 
@@ -55,6 +57,7 @@ def fused_loss(
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
+    vocab: VocabShard | None = None,
 ) -> FusedLoss:
     """Σ over valid tokens of weight · loss(log_prob, data), from hidden states and the LM head, and its gradient.
 
@@ -88,6 +91,7 @@ def fused_loss(
             :func:`from_logits`.
         temperature: above 0, of the logits.
         soft_cap: c > 0 for logits c · tanh(z / c), or None.
+        vocab: where head_weight is this rank's rows of the head; see :func:`from_hidden`.
 
     Returns:
         loss float32 (or float64 if given) (), the only gradient, to hidden and head_weight; log_probs and entropies
@@ -115,10 +119,12 @@ def fused_loss(
         raise ValueError(
             f"response_mask has dtype {response_mask.dtype}, expected torch.bool: pass response_mask.bool()"
         )
+    size = check_vocab(vocab, head_weight.shape[0], torch.where(response_mask, token_ids, 0))
     if kept is not None:
-        check_kept(kept, token_ids.shape, head_weight.shape[0], token_ids, response_mask)
+        check_kept(kept, token_ids.shape, size, token_ids, response_mask)
     _check_token_wise(loss)
-    total, *per_token = linear_token_loss(
+    compute = linear_token_loss if vocab is None else partial(_of_a_shard, vocab)
+    total, *per_token = compute(
         hidden.reshape(-1, hidden.shape[-1]),
         head_weight,
         token_ids.flatten(),
@@ -131,6 +137,12 @@ def fused_loss(
         **{name: x.detach().flatten() for name, x in data.items()},
     )
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
+
+
+def _of_a_shard(vocab: VocabShard, *args: Any, **data: Tensor) -> Any:
+    """By the formula: the kernels know no shards."""
+    formula: Any = linear_token_loss.formula
+    return formula(*args, vocab, **data)
 
 
 def _total_loss(

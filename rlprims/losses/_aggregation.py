@@ -14,7 +14,7 @@ from torch import Tensor
 from rlprims.grouping import check_group_ids
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_sequences, check_tokens, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerToken, RowCounts, Scalar, TokenMask, Totals, TrajectoryIds
+from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerToken, RowCounts, Scalar, TokenMask, Totals, TrajectoryIds
 
 
 def count_totals(
@@ -22,30 +22,34 @@ def count_totals(
     cu_seqlens: CuSeqlens | None = None,
     group_ids: GroupIds | None = None,
     trajectory_ids: TrajectoryIds | None = None,
+    *,
+    all_reduce_rows: AllReduce | None = None,
 ) -> Totals:
     """Valid tokens, and sequences, groups and rollouts that have one: the denominators of a whole optimizer step.
 
-    Groups are 0 without ``group_ids``, and trajectories None without ``trajectory_ids``.
+    Groups are 0 without ``group_ids``, and trajectories None without ``trajectory_ids``. Where sequences are cut,
+    ``all_reduce_rows`` sums a tensor (B,) over the ranks that have parts of them: these ranks then have the same
+    totals, those of the whole sequences. Sum them over ranks with other sequences only.
 
     >>> count_totals(torch.tensor([[True, True], [False, False]]), group_ids=torch.tensor([0, 1]))
     Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1), trajectories=None)
     """
     check_tokens(response_mask, cu_seqlens)
-    sequences = (sequence_lengths(response_mask, cu_seqlens) > 0).sum()
+    lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    sequences = (lengths > 0).sum()
     groups, trajectories = torch.zeros_like(sequences), None
     if group_ids is not None:
-        groups = (_tokens_by_id(response_mask, cu_seqlens, group_ids=group_ids) > 0).sum()
+        groups = (_tokens_by_id(response_mask, cu_seqlens, lengths, group_ids=group_ids) > 0).sum()
     if trajectory_ids is not None:
-        trajectories = (_tokens_by_id(response_mask, cu_seqlens, trajectory_ids=trajectory_ids) > 0).sum()
-    return Totals(response_mask.sum(), sequences, groups, trajectories)
+        trajectories = (_tokens_by_id(response_mask, cu_seqlens, lengths, trajectory_ids=trajectory_ids) > 0).sum()
+    return Totals(lengths.sum(), sequences, groups, trajectories)
 
 
-def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, **named: GroupIds) -> Tensor:
+def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, lengths: Tensor, **named: GroupIds) -> Tensor:
     """int64 (B,): how many valid tokens the rows with each id have."""
     ((name, ids),) = named.items()
     check_group_ids(ids, name=name)
     check_sequences(response_mask, cu_seqlens, **named)
-    lengths = sequence_lengths(response_mask, cu_seqlens)
     return torch.zeros_like(lengths).index_add(0, ids, lengths)
 
 
@@ -126,7 +130,8 @@ def seq_mean_token_mean(
     """Mean over each sequence's tokens, mean over sequences: GRPO (arXiv:2402.03300), eq. 3.
 
     ``row_tokens`` (int (B,)) is, for each row, the number of valid tokens of its sequence in the whole step. Give it,
-    with ``totals``, where a row is a part of a sequence. None: the sequences are whole.
+    with ``totals``, where a row is a part of a sequence: ``layout.sequence_lengths(..., all_reduce_rows=...)``, and
+    :func:`count_totals` with the same. None: the sequences are whole.
 
     >>> seq_mean_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.5000)
@@ -157,7 +162,8 @@ def prompt_token_mean(
     """
     check_tokens(response_mask, cu_seqlens, losses=losses)
     if group_tokens is None:
-        group_tokens = _tokens_by_id(response_mask, cu_seqlens, group_ids=group_ids)[group_ids]
+        lengths = sequence_lengths(response_mask, cu_seqlens)
+        group_tokens = _tokens_by_id(response_mask, cu_seqlens, lengths, group_ids=group_ids)[group_ids]
     groups = count_totals(response_mask, cu_seqlens, group_ids).groups if totals is None else totals.groups
     return _mean_of_means(losses, response_mask, cu_seqlens, group_tokens, groups)
 
@@ -186,7 +192,8 @@ def trajectory_mean(
     """
     check_tokens(response_mask, cu_seqlens, losses=losses)
     if trajectory_tokens is None:
-        tokens_of = _tokens_by_id(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
+        lengths = sequence_lengths(response_mask, cu_seqlens)
+        tokens_of = _tokens_by_id(response_mask, cu_seqlens, lengths, trajectory_ids=trajectory_ids)
         trajectory_tokens = tokens_of[trajectory_ids]
     if totals is None:
         totals = count_totals(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)

@@ -10,9 +10,10 @@ from typing import Annotated, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.masking import check_choice, check_temperature, check_tokens, zero_outside
+from rlprims._sharding import check_vocab, max_over, normalizer, sum_of_terms
+from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
-from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, token_wise
+from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabShard, token_wise
 
 Direction: TypeAlias = Literal["reverse", "forward"]
 
@@ -26,6 +27,7 @@ def full_kl(
     *,
     direction: Direction = "reverse",
     temperature: float = 1.0,
+    vocab: VocabShard | None = None,
 ) -> PerToken:
     """KL between two next-token distributions, exact: the sum over the vocabulary, and nothing is sampled.
 
@@ -43,6 +45,7 @@ def full_kl(
         cu_seqlens: int (B+1,) if packed; not read.
         direction: "reverse" or "forward".
         temperature: above 0, of both.
+        vocab: where both logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`.
 
     Returns:
         float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
@@ -58,11 +61,17 @@ def full_kl(
     check_choice("direction", direction, Direction)
     _check_rows(response_mask, "V", logits=logits, ref_logits=ref_logits)
     check_temperature(temperature)
+    check_vocab(vocab, logits.shape[-1])
 
-    p, log_p = _probabilities(logits, response_mask, temperature)
-    q, log_q = _probabilities(ref_logits.detach(), response_mask, temperature)
-    terms = p * (log_p - log_q) if direction == "reverse" else q * (log_q - log_p)
-    return zero_outside(terms.sum(-1), response_mask)
+    p, log_p = _probabilities(logits, response_mask, temperature, vocab)
+    q, log_q = _probabilities(ref_logits.detach(), response_mask, temperature, vocab)
+    if direction == "reverse":
+        terms = p * (log_p - log_q)
+        slopes = terms + p
+    else:
+        terms = q * (log_q - log_p)
+        slopes = torch.where(log_p > MIN_LOG_PROB, -q, 0.0)
+    return zero_outside(sum_of_terms(vocab, terms, slopes, p), response_mask)
 
 
 @token_wise
@@ -74,6 +83,7 @@ def jsd(
     *,
     beta: float = 0.5,
     temperature: float = 1.0,
+    vocab: VocabShard | None = None,
 ) -> PerToken:
     """Generalized Jensen-Shannon divergence, Agarwal et al. 2023 (arXiv:2306.13649), eq. 1, over the whole vocabulary.
 
@@ -90,6 +100,7 @@ def jsd(
         cu_seqlens: int (B+1,) if packed; not read.
         beta: between 0 and 1: the teacher's share of m.
         temperature: above 0, of both.
+        vocab: where both logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`.
 
     Returns:
         float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
@@ -108,12 +119,14 @@ def jsd(
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "V", logits=logits, teacher_logits=teacher_logits)
     check_temperature(temperature)
+    check_vocab(vocab, logits.shape[-1])
 
-    p, log_p = _probabilities(logits, response_mask, temperature)
-    q, log_q = _probabilities(teacher_logits.detach(), response_mask, temperature)
+    p, log_p = _probabilities(logits, response_mask, temperature, vocab)
+    q, log_q = _probabilities(teacher_logits.detach(), response_mask, temperature, vocab)
     log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    terms = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
-    return zero_outside(terms.sum(-1), response_mask)
+    slopes = (1 - beta) * p * (log_p - log_m)
+    terms = beta * q * (log_q - log_m) + slopes
+    return zero_outside(sum_of_terms(vocab, terms, slopes, p), response_mask)
 
 
 @token_wise
@@ -172,17 +185,20 @@ def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
         shapes = " and ".join(f"{name} has shape {tuple(x.shape)}" for name, x in rows.items())
         expected = f"({', '.join(map(str, mask.shape))}, {size})"
         raise ValueError(f"{shapes}, expected both {expected}: a row for each token of response_mask")
+    check_placements(first.dim() - 2, **rows)
     for name, x in rows.items():
         if not x.is_floating_point():
             raise ValueError(f"{name} has dtype {x.dtype}, expected floats")
 
 
-def _probabilities(logits: PerTokenLogits, mask: TokenMask, temperature: float) -> tuple[Tensor, Tensor]:
+def _probabilities(
+    logits: PerTokenLogits, mask: TokenMask, temperature: float, vocab: VocabShard | None
+) -> tuple[Tensor, Tensor]:
     """softmax(logits / temperature), and its logarithm, at least −100; masked rows count as rows of zeros."""
     logits = zero_outside(logits, mask.unsqueeze(-1)) / temperature
     # not torch.log_softmax, which in float32 on a CPU is off by 5e-6 at V = 50,000
-    logits = logits - logits.amax(-1, keepdim=True).detach()
-    log_p = logits - logits.exp().sum(-1, keepdim=True).log()
+    logits = logits - max_over(vocab, logits.amax(-1, keepdim=True).detach())
+    log_p = logits - normalizer(vocab, logits).log()
     return log_p.exp(), log_p.clamp(min=MIN_LOG_PROB)
 
 

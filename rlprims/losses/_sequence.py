@@ -8,7 +8,7 @@ from rlprims.layout import expand_to_tokens, lengths_of_tokens, sequence_lengths
 from rlprims.losses._clipped import check_clip
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import clamp_log_ratio, sequence_log_ratio, summed_log_ratio
-from rlprims.types import CuSeqlens, PerToken, TokenMask
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 RatioMean: TypeAlias = Literal["geometric", "product"]
 Level: TypeAlias = Literal["sequence", "token"]
@@ -24,6 +24,7 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     mean: RatioMean = "geometric",
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Group sequence policy optimization, Zheng et al. 2025 (arXiv:2507.18071), eq. 5: one ratio for each response.
 
@@ -47,6 +48,8 @@ def gspo(
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
         mean: "geometric" or "product"; how the tokens' ratios become one.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -63,7 +66,8 @@ def gspo(
     check_choice("mean", mean, RatioMean)
 
     advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
-    log_s = sequence_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens, mean=mean == "geometric")
+    data = log_probs, old_log_probs, response_mask, cu_seqlens
+    log_s = sequence_log_ratio(*data, mean=mean == "geometric", all_reduce_rows=all_reduce_rows)
     s = log_s.exp()
     clipped_s = s.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(advantages * s, advantages * clipped_s)
@@ -78,6 +82,7 @@ def gspo_token(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """GSPO-token, Zheng et al. 2025 (arXiv:2507.18071), section 4.3: :func:`gspo` with a gradient for each token.
 
@@ -94,6 +99,8 @@ def gspo_token(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -109,7 +116,8 @@ def gspo_token(
     check_clip(clip_low, clip_high)
 
     advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
-    s = sequence_log_ratio(log_probs.detach(), old_log_probs, response_mask, cu_seqlens, mean=True).exp()
+    constants = log_probs.detach(), old_log_probs, response_mask, cu_seqlens
+    s = sequence_log_ratio(*constants, mean=True, all_reduce_rows=all_reduce_rows).exp()
     # −inf − (−inf) would be NaN: a token that the policy excludes gets no gradient
     log_probs = zero_outside(log_probs, response_mask & (log_probs != -torch.inf))
     s_t = s * (log_probs - log_probs.detach()).exp()
@@ -126,6 +134,7 @@ def gmpo(
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Geometric-mean policy optimization, Zhao et al. 2025 (arXiv:2507.20673): clip each token, then average.
 
@@ -144,6 +153,8 @@ def gmpo(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: bounds below and above 0, of the log-ratio.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -165,8 +176,9 @@ def gmpo(
     d = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask)
     clipped_d = torch.where(advantages > 0, d.clamp(max=clip_high), d.clamp(min=-clip_low))
     clipped_d = torch.where(advantages == 0, 0.0, clipped_d)
-    lengths = sequence_lengths(response_mask, cu_seqlens).clamp(min=1)
-    ratio = clamp_log_ratio(sequence_sum(clipped_d, response_mask, cu_seqlens) / lengths).exp()
+    lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
+    total = sequence_sum(clipped_d, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    ratio = clamp_log_ratio(total / lengths).exp()
     return -advantages * expand_to_tokens(ratio, response_mask, cu_seqlens)
 
 
@@ -179,6 +191,7 @@ def opmd(
     *,
     tau: float = 0.1,
     level: Level = "sequence",
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Online policy mirror descent, Kimi k1.5 2025 (arXiv:2501.12599), section 2.3: REINFORCE and a squared log-ratio.
 
@@ -198,6 +211,8 @@ def opmd(
         cu_seqlens: int (B+1,) if packed.
         tau: τ > 0, in units of the advantage per nat.
         level: what is squared: the log-ratio of the "sequence", or of each "token".
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -216,8 +231,9 @@ def opmd(
 
     advantages = zero_outside(advantages, response_mask).detach()
     if level == "sequence":
-        total = summed_log_ratio(log_probs, old_log_probs, response_mask, cu_seqlens)
-        squares = total.square() / lengths_of_tokens(response_mask, cu_seqlens)
+        data = log_probs, old_log_probs, response_mask, cu_seqlens
+        total = summed_log_ratio(*data, all_reduce_rows=all_reduce_rows)
+        squares = total.square() / lengths_of_tokens(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     else:
         squares = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask).square()
     return tau / 2 * squares - advantages * zero_outside(log_probs, response_mask)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio, sequence_log_ratio
-from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
+from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, token_wise
 
 Level: TypeAlias = Literal["sequence", "token"]
 
@@ -104,6 +104,7 @@ def topr(
     *,
     level: Level = "sequence",
     w_max: float = 1.0,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Tapered off-policy REINFORCE, Le Roux et al. 2025 (arXiv:2503.14286): only bad responses are weighted.
 
@@ -123,6 +124,8 @@ def topr(
         cu_seqlens: int (B+1,) if packed.
         level: "sequence", the product of the response's ratios; or "token", each token's own.
         w_max: largest weight of a bad token, at least 1.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -144,7 +147,8 @@ def topr(
         raise ValueError(f"w_max={w_max}, expected a number of at least 1, the weight on policy")
 
     if level == "sequence":
-        log_rho = sequence_log_ratio(log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens, mean=False)
+        constants = log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens
+        log_rho = sequence_log_ratio(*constants, mean=False, all_reduce_rows=all_reduce_rows)
     else:
         log_rho = log_ratio(log_probs.detach(), rollout_log_probs, response_mask)
     weights = torch.where(advantages > 0, 1.0, log_rho.exp().clamp(max=w_max))
@@ -162,6 +166,7 @@ def vespo(
     lambda_pos: float = 3.0,
     k_neg: float = 3.0,
     lambda_neg: float = 2.0,
+    all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
     """Variational sequence-level soft policy optimization, Shen et al. 2026 (arXiv:2602.10693): a soft kernel of w.
 
@@ -181,6 +186,8 @@ def vespo(
         cu_seqlens: int (B+1,) if packed.
         k_pos, k_neg: power of w, at least 0.
         lambda_pos, lambda_neg: rate of the decay in w, at least 0.
+        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
@@ -198,7 +205,8 @@ def vespo(
     if min(k_pos, lambda_pos, k_neg, lambda_neg) < 0:
         raise ValueError(f"{k_pos=}, {lambda_pos=}, {k_neg=} and {lambda_neg=}, expected numbers of at least 0")
 
-    log_w = sequence_log_ratio(log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens, mean=False)
+    constants = log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens
+    log_w = sequence_log_ratio(*constants, mean=False, all_reduce_rows=all_reduce_rows)
     phi = torch.where(advantages > 0, _phi(log_w, k_pos, lambda_pos), _phi(log_w, k_neg, lambda_neg))
     return reinforce(log_probs, phi * advantages, response_mask, cu_seqlens)
 

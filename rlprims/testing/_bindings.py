@@ -1,5 +1,6 @@
 """Which laws bind which kind of primitive, and how much time each of them takes."""
 
+import inspect
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -16,6 +17,7 @@ from rlprims.testing import (
     _laws_numeric,
     _laws_purity,
     _laws_selector,
+    _laws_sharding,
     _laws_tensors,
     _laws_transforms,
 )
@@ -157,7 +159,7 @@ PACKED = Laws(
 
 def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
     """The laws that bind a function, by what it asks for."""
-    layers = [TRANSFORMS]
+    layers = [TRANSFORMS, Laws(_of_shards(subject), (), ())]
     if subject.is_differentiable:
         layers.append(DERIVATIVES)
     if "packed" in subject.layouts:
@@ -167,6 +169,19 @@ def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
     elif kind == "logits":
         layers.append(Laws(_LOGITS, (), ()))
     return Laws(*(sum(laws, start=()) for laws in zip(*layers, strict=True)))
+
+
+def _of_shards(subject: Primitive | LogitFunction) -> tuple[Law, ...]:
+    """By what it asks for to compute a part."""
+    asked = set(inspect.signature(subject.fn).parameters)
+    laws: tuple[Law, ...] = ()
+    if "vocab" in asked:
+        laws += (_laws_sharding.a_vocabulary_may_be_cut,)
+    if asked & {"all_reduce_rows", "shard"}:
+        laws += (_laws_sharding.sequences_may_be_cut,)
+    if "all_reduce" in asked:
+        laws += (_laws_sharding.a_batch_may_be_spread,)
+    return laws
 
 
 def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from rlprims.advantage import RoleBaseline, ValueTracker, grpo, remax
 from rlprims.rewards import at_last_token
+from rlprims.testing import Rank, on_ranks
 
 
 def scores(*numbers: float) -> torch.Tensor:
@@ -176,3 +177,23 @@ class TestValueTracker:
             ValueTracker().start(["x", "y"], [[1]])
         with pytest.raises(ValueError, match="kl has shape"):
             ValueTracker().update(["x"], scores(1), scores(0, 0))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_trackers_of_all_ranks_are_one_tracker(ranks: int) -> None:
+    """Rows of one name on several ranks, and a rank without rows: each rank has the state of the whole batch."""
+    names = ["a", "b", "a", "c", "b", "a"]
+    scores, kl = torch.rand(2, 6, generator=torch.Generator().manual_seed(0))
+    home = torch.tensor([0, 1, 1, 0, 0, 1]) % ranks  # of four ranks two have none
+
+    def states(rank: Rank | None) -> list[dict[str, Any]]:
+        mine = list(range(6)) if rank is None else (home == rank.index).nonzero()[:, 0].tolist()
+        options = {} if rank is None else {"all_gather": rank.all_gather_objects}
+        roles, tracker = RoleBaseline(decay=0.5), ValueTracker()
+        for _ in range(2):
+            roles.update([names[i] for i in mine], scores[mine], **options)
+            tracker.update([names[i] for i in mine], scores[mine], kl[mine], **options)
+        return [roles.state_dict(), tracker.state_dict()]
+
+    for found in on_ranks(lambda rank, _: states(rank), [None] * ranks):
+        assert found == states(None)

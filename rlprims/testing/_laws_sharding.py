@@ -1,0 +1,110 @@
+"""A batch, its sequences or its vocabulary may be spread over ranks: the numbers are those of one rank that has all."""
+
+from collections.abc import Sequence
+
+import torch
+
+from rlprims.grouping import dense_ids
+from rlprims.testing._cases import Batch, make_batches
+from rlprims.testing._compare import assert_close
+from rlprims.testing._laws_logits import VOCAB, LogitFunction, _logits, _tokens
+from rlprims.testing._primitive import Outcome, Primitive
+from rlprims.testing._ranks import Rank, on_ranks
+from rlprims.types import SequenceShard, VocabShard
+
+EXACT = 1e-12
+SEEDS = (0,)
+
+
+def sequences_may_be_cut(p: Primitive) -> None:
+    """Columns on four ranks, one of which has none: values, and the gradient of the cut tensors."""
+    for batch in make_batches(SEEDS):
+        width = batch.mask.shape[1]
+        spans = [slice(0, 2), slice(2, 2), slice(2, width - 1), slice(width - 1, width)]
+        for names in p.variants:
+            want = p.run(batch, names)
+
+            def of_rank(rank: Rank, span: slice, batch: Batch = batch, names: tuple[str, ...] = names) -> Outcome:
+                part = _columns(batch, span)
+                if "shard" in p.parameters:
+                    return p.run(part, names, shard=SequenceShard(rank.index, rank.all_gather))
+                return p.run(part, names, all_reduce_rows=rank.all_reduce)
+
+            parts = on_ranks(of_rank, spans)
+            assert_close("the value of cut sequences", torch.cat([x.value for x in parts], 1), want.value, EXACT)
+            for name in want.gradients:
+                got = torch.cat([x.gradients[name] for x in parts], 1)
+                assert_close(f"the gradient of {name} of cut sequences", got, want.gradients[name], EXACT)
+
+
+def a_batch_may_be_spread(p: Primitive) -> None:
+    """Groups on three ranks, one of which has no row: each row's numbers."""
+    for batch in make_batches(SEEDS):
+        home = batch.data["group_ids"] % 2
+        rows = [(home == 0).nonzero()[:, 0], home.new_zeros(0), (home == 1).nonzero()[:, 0]]
+        for names in p.variants:
+            want = p.run(batch, names)
+
+            def of_rank(
+                rank: Rank, index: torch.Tensor, batch: Batch = batch, names: tuple[str, ...] = names
+            ) -> Outcome:
+                part = batch.rows(index)
+                dense = {name: dense_ids(part.data[name]) for name in ("group_ids", "trajectory_ids")}
+                return p.run(part.replace(**dense), names, all_reduce=rank.all_reduce)
+
+            for index, got in zip(rows, on_ranks(of_rank, rows), strict=True):
+                assert_close("the value of a part of the batch", got.value, want.value[index], EXACT)
+
+
+def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
+    """Logits in three uneven parts: the value on each rank, and the gradient of its part."""
+    if isinstance(p, LogitFunction):
+        _logits_may_be_cut(p)
+        return
+    for batch in make_batches(SEEDS):
+        for names in p.variants:
+            want = p.run(batch, names)
+            cut = [name for name in names if name.endswith("logits")]
+            size = batch.data[cut[0]].shape[-1]
+            spans = _thirds(size)
+
+            def of_rank(
+                rank: Rank,
+                span: slice,
+                batch: Batch = batch,
+                names: tuple[str, ...] = names,
+                cut: Sequence[str] = cut,
+                size: int = size,
+            ) -> Outcome:
+                part = batch.replace(**{name: batch.data[name][..., span] for name in cut})
+                return p.run(part, names, vocab=VocabShard(span.start, size, rank.all_reduce, rank.all_reduce_max))
+
+            for span, got in zip(spans, on_ranks(of_rank, spans), strict=True):
+                assert_close("the value of a shard", got.value, want.value, EXACT)
+                for name, gradient in want.gradients.items():
+                    assert_close(f"the gradient of a shard's {name}", got.gradients[name], gradient[..., span], EXACT)
+
+
+def _logits_may_be_cut(f: LogitFunction) -> None:
+    logits = _logits(6)
+    data = {"token_ids": _tokens(logits)} if f.takes_tokens else {}
+    cotangent = torch.linspace(-1, 2, 6, dtype=torch.float64)
+    spans = _thirds(VOCAB)
+
+    def of_rank(rank: Rank, span: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        x = logits[:, span].detach().clone().requires_grad_()
+        vocab = VocabShard(span.start, VOCAB, rank.all_reduce, rank.all_reduce_max)
+        value = f.fn(x, **data, **{**f.hyperparameters, "vocab": vocab})
+        return value.detach(), torch.autograd.grad(value, x, cotangent)[0]
+
+    for span, (value, gradient) in zip(spans, on_ranks(of_rank, spans), strict=True):
+        assert_close("the value of a shard", value, f(logits).detach(), EXACT)
+        assert_close("the gradient of a shard's logits", gradient, f.gradient(logits, cotangent)[:, span], EXACT)
+
+
+def _columns(batch: Batch, span: slice) -> Batch:
+    return batch.map(lambda x: x[:, span], lambda x: x)
+
+
+def _thirds(size: int) -> list[slice]:
+    return [slice(0, 1), slice(1, size - 2), slice(size - 2, size)]

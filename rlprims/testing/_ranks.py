@@ -1,0 +1,98 @@
+"""Ranks as threads of one process: collectives without a process group, so that a test can draw cuts by the hundred."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+SECONDS = 60.0
+"""How long a rank waits for the others."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of several ranks, each in a thread of its own. Its methods are what the library takes as callables."""
+
+    index: int
+    count: int
+    _meeting: "_Meeting"
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        return torch.stack(self._meeting.exchange(self.index, "all_reduce", x)).sum(0)
+
+    def all_reduce_max(self, x: Tensor) -> Tensor:
+        """The largest over the ranks, element by element."""
+        return torch.stack(self._meeting.exchange(self.index, "all_reduce_max", x)).amax(0)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """(R, ...): the tensors of all ranks in their order."""
+        return torch.stack(self._meeting.exchange(self.index, "all_gather", x))
+
+    def all_gather_objects(self, x: Any) -> list[Any]:
+        """What each rank gives, in their order: for numbers by name, such as those of a tracker."""
+        return self._meeting.exchange(self.index, "all_gather_objects", x)
+
+
+class _Meeting:
+    """Where the ranks of one run exchange tensors: all bring one, and all leave with a copy of each."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._calls: list[tuple[str, Any]] = [("nothing", None)] * ranks
+
+    def exchange(self, index: int, name: str, x: Any) -> list[Any]:
+        self._calls[index] = (f"{name} of {_described(x)}", x)
+        self._barrier.wait(SECONDS)
+        calls = list(self._calls)
+        self._barrier.wait(SECONDS)
+        if len({call for call, _ in calls}) > 1:
+            told = ", ".join(f"rank {i} {call}" for i, (call, _) in enumerate(calls))
+            raise RuntimeError(f"the ranks make different calls: {told}; expected the same of all, in the same order")
+        return [x.detach().clone() if isinstance(x, Tensor) else x for _, x in calls]
+
+    def leave(self) -> None:
+        self._barrier.abort()
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def on_ranks(function: Callable[..., Result], *per_rank: Sequence[Any]) -> list[Result]:
+    """``function(rank, *arguments)`` on several ranks at once, with the arguments of each; the results in their order.
+
+    A rank is a thread, so a test needs no process group, and ``rank.all_reduce``, ``all_reduce_max`` and ``all_gather``
+    are the callables that functions of shards ask for. A rank that raises ends the others. Ranks that do not make the
+    same calls in the same order, which would wait for ever on a cluster, are an error.
+
+    >>> def mean(rank, x):
+    ...     return rank.all_reduce(x) / rank.count
+    >>> on_ranks(mean, [torch.tensor(1.0), torch.tensor(3.0)])
+    [tensor(2.), tensor(2.)]
+    """
+    count = len(per_rank[0])
+    meeting = _Meeting(count)
+
+    def run(index: int) -> Result:
+        try:
+            result = function(Rank(index, count, meeting), *(arguments[index] for arguments in per_rank))
+            meeting.exchange(index, "has ended", None)
+        except BaseException:
+            meeting.leave()
+            raise
+        return result
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, index) for index in range(count)]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
