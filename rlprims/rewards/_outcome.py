@@ -57,6 +57,13 @@ def columns_of(verifier: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(verifier).parameters.values() if p.kind is positional][2:]
 
 
+def plain(value: Any) -> Any:
+    """What JSON cannot hold as it is: numpy's and torch's numbers and arrays."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 def _number(value: Any) -> float | None:
     if value is None or isinstance(value, (str, bytes)):
         return None

@@ -75,3 +75,8 @@ def child(response: str, answer: str) -> float:
 
 def sourced(response: str, answer: str, data_source: str) -> float:
     return float(len(data_source))
+
+
+def slowly(response: str, answer: str) -> float:
+    time.sleep(0.002)
+    return float(response)
