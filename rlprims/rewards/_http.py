@@ -160,7 +160,7 @@ class _Timed(io.RawIOBase):
         if left <= 0:
             raise TimeoutError("timed out while the answer came")
         self._connection.settimeout(left)
-        return cast(int | None, self._raw.readinto(buffer))  # type: ignore[attr-defined]
+        return cast(int | None, self._raw.readinto(buffer))
 
     def close(self) -> None:
         self._raw.close()
@@ -174,14 +174,14 @@ def _response(connection: socket.socket, *args: Any, deadline: float, **options:
 
 
 class _HTTP(http.client.HTTPConnection):
-    def __init__(self, *args: Any, timeout: float, **options: Any) -> None:
-        super().__init__(*args, timeout=timeout, **options)
+    def __init__(self, host: str, *, timeout: float) -> None:
+        super().__init__(host, timeout=timeout)
         self.response_class = partial(_response, deadline=time.monotonic() + timeout)  # type: ignore[assignment]
 
 
 class _HTTPS(http.client.HTTPSConnection):
-    def __init__(self, *args: Any, timeout: float, **options: Any) -> None:
-        super().__init__(*args, timeout=timeout, **options)
+    def __init__(self, host: str, *, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, timeout=timeout, context=context)
         self.response_class = partial(_response, deadline=time.monotonic() + timeout)  # type: ignore[assignment]
 
 

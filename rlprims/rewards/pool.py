@@ -19,9 +19,9 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 from rlprims.masking import check_choice
-from rlprims.rewards._outcome import Failure, Outcome, columns_of, plain
+from rlprims.rewards._outcome import Failure, Outcome, plain, wants
 from rlprims.rewards._pool_server import IDLE
-from rlprims.rewards.scoring import Scores, to_rows, to_scores
+from rlprims.rewards.scoring import Row, Scores, to_rows, to_scores
 from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
@@ -85,7 +85,7 @@ class Pool:
         if workers < 1 or seconds <= 0:
             raise ValueError(f"workers={workers} must be at least 1, and seconds={seconds} above 0")
         path = verifier if isinstance(verifier, str) else _path(verifier)
-        self._columns = columns_of(imported(path))
+        self._wants = wants(imported(path))
         self._seconds = seconds
         self._zero_at_limit = timeout == "zero"
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Pool:
             RuntimeError: workers end before anything is scored; once there is a score it is kept, and the rows that are
                 left fail by ``no worker``.
         """
-        rows = to_rows(self._columns, responses, answers, extra)
+        rows = to_rows(self._wants, responses, answers, extra)
         with self._lock:
             if not self._finalizer.alive:
                 raise ValueError("the pool is closed")
@@ -136,7 +136,7 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _score(self, rows: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    def _score(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(rows)
         todo: deque[tuple[int, bytes]] = deque()
         for index, row in enumerate(rows):
@@ -176,7 +176,7 @@ class Pool:
                     worker = self._workers[slot] = _Worker(self._server)
                 chunk = [todo.popleft() for _ in range(min(self._chunk, -(-len(todo) // len(self._workers))))]
                 worker.give(chunk, self._seconds)
-        done = None
+        done: bool | None = None
         for slot, cause in self._wait():
             worker = self._workers[slot]
             assert worker is not None

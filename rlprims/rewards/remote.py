@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._outcome import Failure, Outcome, plain, read
+from rlprims.rewards._outcome import Failure, Outcome, Wants, plain, read
 from rlprims.rewards._pace import Pace, tokens
-from rlprims.rewards.scoring import Scores, to_rows, to_scores
+from rlprims.rewards.scoring import Scores, to_columns, to_scores
 
 __all__ = ["RemoteError", "remote"]
 
@@ -67,13 +67,14 @@ def remote(
     if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
         raise ValueError("rows_per_request, concurrency, limits of time, size and rate must be positive")
     names = ["answers", *(extra or {})]
-    rows = to_rows(names[1:], responses, answers, extra)
+    columns, named = to_columns(Wants(("", ""), tuple(names[1:]), (), False), responses, answers, extra)
+    rows = list(zip(*columns, *named.values(), strict=True))
     by_request, by_token = Pace(requests_per_second), Pace(tokens_per_second)
     end = math.inf if deadline is None else time.monotonic() + deadline
 
     def ask(part: Sequence[tuple[int, tuple[str, ...]]]) -> list[Outcome]:
-        columns = zip(["responses", *names], zip(*(row for _, row in part), strict=True), strict=True)
-        body = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in columns)
+        parts = zip(["responses", *names], zip(*(row for _, row in part), strict=True), strict=True)
+        body = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in parts)
         try:
             waits = [by_request.turn(), by_token.turn(sum(tokens(responses[index]) for index, _ in part))]
             time.sleep(max(0.0, min(max(waits), end - time.monotonic())))

@@ -131,7 +131,7 @@ def test_no_json_is_not_asked_again(server: Server) -> None:
 def test_waiting_doubles_and_is_asked_for(server: Server) -> None:
     server.reply = lambda request: (503, {}, {})
     waits: list[float] = []
-    with pytest.raises(RemoteError, match="HTTP 503: .*, after 4 attempts"):
+    with pytest.raises(RemoteError, match=r"HTTP 503: .*, after 4 attempts"):
         post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.append)
     assert all(0.5 * 8 * 2**k <= wait <= 1.5 * 8 * 2**k for k, wait in enumerate(waits))
     assert len(waits) == 3
