@@ -257,12 +257,14 @@ class Config(_Section):
     @property
     def asked_in_evaluation(self) -> RewardConfig:
         """The verifier, or the first of the rewards."""
-        return self.rewards[0] if self.verifier is None else self.verifiers()[0]
+        return self.verifiers()[0]
 
     def verifiers(self) -> list[RewardConfig]:
         """The verifier as one of the rewards, and those that are listed."""
+        if self.verifier is None:
+            return list(self.rewards)
         first = RewardConfig(fn=self.verifier, name="verifier_scores", workers=self.scoring.workers)
-        return [*([first] if self.verifier is not None else []), *self.rewards]
+        return [first, *self.rewards]
 
     @property
     def score_parts(self) -> list[str]:
@@ -387,6 +389,8 @@ def _lines(error: ValidationError) -> list[str]:
 def _fields(location: tuple[int | str, ...]) -> list[str]:
     section: Any = Config
     for name in location:
+        if isinstance(name, int):  # of a list, whose section is found already
+            continue
         annotation = section.model_fields[str(name)].annotation
         section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))
     return list(section.model_fields)
