@@ -34,6 +34,10 @@ def call(verifier: Callable[..., Any], arguments: Sequence[Any], options: Mappin
 
 
 def raised(error: BaseException) -> Failure:
+    """An exception with a text ``cause`` is counted by that: a server's, a judge's."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, str):
+        return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
     return Failure(f"raised {type(error).__name__}", str(error)[:_LONGEST_DETAIL])
 
 

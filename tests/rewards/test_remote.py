@@ -48,6 +48,7 @@ class Server:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.handle_error = lambda *of: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/score"
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
