@@ -57,6 +57,12 @@ def longer(request: Any) -> Reply:
     return said({"reason": "", "better": "A" if a > b else "B" if b > a else "tie"})
 
 
+def docile(request: Any) -> Reply:
+    """Fits whatever schema it is given."""
+    properties = request["response_format"]["json_schema"]["schema"]["properties"]
+    return said({name: kind["enum"][0] if "enum" in kind else "as it is" for name, kind in properties.items()})
+
+
 class TestARubric:
     def test_weighs_named_criteria(self, judge: Judge, server: Server) -> None:
         scored = rubric("it is 72", "72", "6*12?", judge=judge, criteria=CRITERIA)
