@@ -76,6 +76,10 @@ class Reward:
         return any(inspect.iscoroutinefunction(f) for f in (self.fn, getattr(self.fn, "__call__", None)))  # noqa: B004
 
     @property
+    def _paced(self) -> bool:
+        return (self.requests_per_minute or self.tokens_per_minute) is not None
+
+    @property
     def waits(self) -> bool:
         """Whether others can go on meanwhile."""
         return self.is_async or self.per == "scores" or self.concurrency is not None
@@ -166,14 +170,13 @@ class _Call(NamedTuple):
     rows: list[int]
     arguments: Sequence[Any]
     named: dict[str, Any]
-    tokens: int
 
 
 def _calls(reward: Reward, data: _Data) -> list[_Call]:
     wanted: Wants = wants(reward.fn)
     if reward.per == "answer":
         rows = to_rows(wanted, data.responses, data.answers, data.extra)
-        return [_Call([i], row.arguments, row.named, tokens(row.arguments[0])) for i, row in enumerate(rows)]
+        return [_Call([i], row.arguments, row.named) for i, row in enumerate(rows)]
     arguments, named = to_columns(wanted, data.responses, data.answers, data.extra)
     groups: dict[Any, list[int]] = {}
     if reward.per == "batch":
@@ -188,7 +191,6 @@ def _calls(reward: Reward, data: _Data) -> list[_Call]:
             rows,
             [[column[row] for row in rows] for column in arguments],
             {name: [column[row] for row in rows] for name, column in named.items()},
-            tokens(*(data.responses[row] for row in rows)),
         )
         for rows in groups.values()
     ]
@@ -200,7 +202,8 @@ def _outcomes(reward: Reward, call: _Call, result: Any) -> list[Outcome]:
 
 def _once(reward: Reward, call: _Call) -> list[Outcome]:
     try:
-        time.sleep(_turn(reward, call))
+        if reward._paced:
+            time.sleep(_turn(reward, call))
         return _outcomes(reward, call, reward.fn(*call.arguments, **{**call.named, **reward.options}))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
@@ -210,7 +213,8 @@ def _once(reward: Reward, call: _Call) -> list[Outcome]:
 
 async def _once_async(reward: Reward, call: _Call, slots: asyncio.Semaphore) -> list[Outcome]:
     async with slots:
-        await asyncio.sleep(_turn(reward, call))
+        if reward._paced:
+            await asyncio.sleep(_turn(reward, call))
         limit = asyncio.timeout(reward.seconds)
         try:
             async with limit:
@@ -263,7 +267,8 @@ def _together(calls: Sequence[_Call], found: Sequence[Sequence[Outcome]], data: 
 
 def _turn(reward: Reward, call: _Call) -> float:
     by_call, by_token = _paces(reward.fn, reward.requests_per_minute, reward.tokens_per_minute)
-    return max(by_call.turn(), by_token.turn(call.tokens))
+    texts = [call.arguments[0]] if reward.per == "answer" else call.arguments[0]
+    return max(by_call.turn(), by_token.turn(tokens(*texts)))
 
 
 @cache
