@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-RAY_TESTS ?= tests/execution tests/trainer
+RAY_TESTS ?= tests/execution tests/trainer tests/rewards/test_judges_vllm.py
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false

@@ -48,6 +48,33 @@ def test_other_python_is_python(path: Path) -> None:
                 exec(line, {})
 
 
+def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
+    """Every block of it, one after the other; ``url`` is a judge that is really there."""
+    pytest.importorskip("math_verify")
+    from tests.rewards.test_judges import docile
+    from tests.rewards.test_remote import Server
+
+    server = Server()
+    server.reply = docile
+    names = {"__name__": "page", "url": server.url.removesuffix("/score") + "/v1", "folder": tmp_path}
+    try:
+        for code in blocks(DOCS / "rewards.md", "python"):
+            exec(compile(code, "rewards.md", "exec"), names)
+    finally:
+        server.http.shutdown()
+        server.http.server_close()
+    assert names["said"].scores.tolist() == [1.0, 1.5]
+    assert names["scored"].scores[0] == 1.0
+    assert len(server.requests) == 1 + 2 + 2 * 3
+
+
+def test_the_settings_of_the_page_on_rewards_are_settings() -> None:
+    whole = {"run_dir": "run", "algorithm": "grpo", "model": {"path": "m"}, "data": {"train": "d"}}
+    for text in blocks(DOCS / "rewards.md", "yaml"):
+        config = Config.model_validate(whole | yaml.safe_load(text))
+        assert Config.model_validate(config.model_dump(mode="json")) == config
+
+
 @pytest.mark.parametrize("path", [path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "yaml")], ids=str)
 def test_settings_are_settings(path: Path) -> None:
     for text in blocks(path, "yaml"):

@@ -17,14 +17,14 @@ from rlprims.corrections import Weights
 from rlprims.ended import Ended
 from rlprims.filters import finite
 from rlprims.grouping import group_count, group_mean, is_constant
-from rlprims.layout import expand_to_tokens, last_of_turn
+from rlprims.layout import expand_to_tokens, last_of_turn, sequence_sum
 from rlprims.masking import check_sequences, ended_by, zero_outside
 from rlprims.rewards import at_last_token, kl_penalty
 from rlprims.scan import sum_from_right
 from rlprims.trajectories import join
+from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 Data = Mapping[str, Tensor]
-_PLACEMENT = use(at_last_token)
 
 
 def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
@@ -137,9 +137,15 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
 
 
 def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
-    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed."""
+    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed.
+
+    ``rm_scores`` of tokens are their rewards as they are; what shaping adds to their sum is on the last token.
+    """
     with torch.no_grad():
-        rewards = _PLACEMENT({**data, "scores": data["shaped_scores"]})
+        given, mask = data.get("rm_scores"), data["response_mask"]
+        per_token = given is not None and given.shape == mask.shape
+        placement = _BESIDE_PROCESS_REWARDS if per_token else _PLACEMENT
+        rewards = placement({**data, "scores": data["shaped_scores"]})
         if algorithm.kl_in_reward is not None:
             rewards = kl_penalty(
                 rewards,
@@ -159,6 +165,21 @@ def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.
         if algorithm.normalization is not None:
             estimated["advantages"] = algorithm.normalization({**data, "advantages": advantages})
         return estimated
+
+
+def _beside_process_rewards(
+    scores: PerSequence, rm_scores: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
+) -> PerToken:
+    """Rewards of tokens, and on the last token what a score has beside their sum: shaping, or all of a row without."""
+    given = zero_outside(rm_scores.float(), response_mask)
+    known = sequence_sum(given, response_mask, cu_seqlens).isfinite()
+    process = torch.where(expand_to_tokens(known, response_mask, cu_seqlens), given, 0.0)
+    beside = scores - sequence_sum(process, response_mask, cu_seqlens)
+    return process + at_last_token(beside, response_mask, cu_seqlens)
+
+
+_PLACEMENT = use(at_last_token)
+_BESIDE_PROCESS_REWARDS = use(_beside_process_rewards)
 
 
 def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:

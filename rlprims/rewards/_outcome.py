@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 _LONGEST_DETAIL = 500
@@ -33,6 +34,10 @@ def call(verifier: Callable[..., Any], arguments: Sequence[Any], options: Mappin
 
 
 def raised(error: BaseException) -> Failure:
+    """An exception with a text ``cause`` is counted by that: a server's, a judge's."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, str):
+        return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
     return Failure(f"raised {type(error).__name__}", str(error)[:_LONGEST_DETAIL])
 
 
@@ -51,10 +56,51 @@ def read(result: Any) -> Outcome:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def columns_of(verifier: Callable[..., Any]) -> list[str]:
-    """The data columns that it names after the response and the answer; those without a default must be there."""
-    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [p.name for p in inspect.signature(verifier).parameters.values() if p.kind is positional][2:]
+class Wants(NamedTuple):
+    """What a function takes of the data, by its signature; what stands after ``*`` is an option and no data."""
+
+    positional: tuple[str, ...]
+    """what it calls the response, and the answer if it takes one"""
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    """those with a default"""
+    rest: bool
+    """``**kwargs``: it takes all other columns"""
+
+    def of(self, available: Iterable[str]) -> list[str]:
+        """The columns to give it.
+
+        Raises:
+            ValueError: one that it needs is not there.
+        """
+        names = list(available)
+        if missing := [name for name in self.required if name not in names]:
+            near = {name: get_close_matches(name, names, n=1) for name in missing}
+            hints = "".join(f"; did you mean {found[0]!r}?" for found in near.values() if found)
+            raise ValueError(f"the verifier needs the columns {missing}; extra has {sorted(names)}{hints}")
+        optional = [name for name in names if name in self.optional or self.rest]
+        return [*self.required, *(name for name in optional if name not in self.required + self.positional)]
+
+
+def wants(function: Callable[..., Any]) -> Wants:
+    """The second parameter is the answer unless it has a default and another name: then it is a column."""
+    parameters = list(inspect.signature(function).parameters.values())
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
+    rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return Wants(("", ""), (), (), rest)
+    first = 2 if len(named) > 1 and (named[1].default is inspect.Parameter.empty or named[1].name == "answer") else 1
+    after = [p for p in named[first:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = tuple(p.name for p in after if p.default is p.empty)
+    optional = tuple(p.name for p in after if p.default is not p.empty)
+    return Wants(tuple(p.name for p in named[:first]), required, optional, rest)
+
+
+def plain(value: Any) -> Any:
+    """What JSON cannot hold as it is: numpy's and torch's numbers and arrays."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _number(value: Any) -> float | None:

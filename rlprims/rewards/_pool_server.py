@@ -108,7 +108,7 @@ def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket
     while left > 0 and (request := requests.readline()):
         done: list[tuple[int, Outcome]] = []
         flushed = -math.inf
-        for index, *arguments in json.loads(request):
+        for index, arguments, named in json.loads(request):
             now = time.monotonic()
             if now - flushed > _FLUSH:
                 _send(connection, done)
@@ -116,7 +116,7 @@ def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket
                 _limit_cpu(job["cpu_seconds"])
             progress[:] = struct.pack("q", index)
             try:
-                outcome = call(verifier, arguments, options)
+                outcome = call(verifier, arguments, {**named, **options})
             except SystemExit as error:
                 outcome = raised(error)
             done.append((index, outcome))

@@ -19,9 +19,9 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 from rlprims.masking import check_choice
-from rlprims.rewards._outcome import Failure, Outcome, columns_of
+from rlprims.rewards._outcome import Failure, Outcome, plain, wants
 from rlprims.rewards._pool_server import IDLE
-from rlprims.rewards.scoring import Scores, to_rows, to_scores
+from rlprims.rewards.scoring import Row, Scores, to_rows, to_scores
 from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
@@ -29,6 +29,8 @@ __all__ = ["Pool"]
 _CHUNK_SECONDS = 0.02
 _LARGEST_CHUNK = 256
 _LIMITS = ("timeout", "CPU limit", "raised MemoryError")
+_PATIENCE = 20
+"""Processes that may end, one after the other, before anything is scored."""
 
 AtLimit: TypeAlias = Literal["nan", "zero"]
 
@@ -83,7 +85,7 @@ class Pool:
         if workers < 1 or seconds <= 0:
             raise ValueError(f"workers={workers} must be at least 1, and seconds={seconds} above 0")
         path = verifier if isinstance(verifier, str) else _path(verifier)
-        self._columns = columns_of(imported(path))
+        self._wants = wants(imported(path))
         self._seconds = seconds
         self._zero_at_limit = timeout == "zero"
         self._lock = threading.Lock()
@@ -97,7 +99,8 @@ class Pool:
             "memory_mb": memory_mb,
             "recycle_after": recycle_after,
         }
-        self._server = _Server(json.dumps(job, default=_path))
+        self._job = json.dumps(job, default=_path)
+        self._server = _Server(self._job)
         self._finalizer = weakref.finalize(self, _Server.close, self._server)
 
     def __call__(
@@ -107,17 +110,19 @@ class Pool:
 
         Raises:
             ValueError: columns of different lengths, or one that the verifier needs is missing; the pool is closed.
-            RuntimeError: workers cannot be started.
+            RuntimeError: workers end before anything is scored; once there is a score it is kept, and the rows that are
+                left fail by ``no worker``.
         """
-        rows = to_rows(self._columns, responses, answers, extra)
+        rows = to_rows(self._wants, responses, answers, extra)
         with self._lock:
             if not self._finalizer.alive:
                 raise ValueError("the pool is closed")
             try:
                 outcomes = self._score(rows)
             except BaseException:  # an interrupt: nobody may go on with rows that nobody waits for
-                for slot in range(len(self._workers)):
-                    self._end(slot)
+                with suppress(_ServerEnded):
+                    for slot in range(len(self._workers)):
+                        self._end(slot)
                 raise
         return to_scores([_zero(outcome) for outcome in outcomes] if self._zero_at_limit else outcomes)
 
@@ -131,37 +136,77 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _score(self, rows: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    def _score(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(rows)
         todo: deque[tuple[int, bytes]] = deque()
         for index, row in enumerate(rows):
             try:
-                todo.append((index, json.dumps([index, *row], default=_plain).encode()))
+                todo.append((index, json.dumps([index, *row], default=plain).encode()))
             except (TypeError, ValueError, RecursionError) as error:
                 outcomes[index] = Failure("not JSON", str(error))
         barren = 0
         while todo or any(worker and worker.pending for worker in self._workers):
-            for slot in range(len(self._workers)):
-                worker = self._workers[slot]
-                if todo and (worker is None or not worker.pending):
-                    if worker is None:
-                        worker = self._workers[slot] = _Worker(self._server)
-                    chunk = [todo.popleft() for _ in range(min(self._chunk, -(-len(todo) // len(self._workers))))]
-                    worker.give(chunk, self._seconds)
-            for slot, cause in self._wait():
-                worker = self._workers[slot]
-                assert worker is not None
-                barren = 0 if worker.take(outcomes, self._seconds) else barren
-                if cause is None and not worker.ended:
-                    if not worker.pending:
-                        self._chunk = _next_size(self._chunk, worker.given, worker.elapsed)
-                    continue
-                failure, lost = self._bury(slot, cause, outcomes)
-                todo.extendleft(reversed(lost))
-                barren = 0 if failure else barren + 1
-                if barren > 3 + len(self._workers):
-                    raise RuntimeError("workers end before they score anything: is memory_mb too small?")
+            try:
+                done = self._round(todo, outcomes)
+            except _ServerEnded as error:
+                self._take_back(todo, outcomes)
+                done, problem = False, str(error)
+                with suppress(_ServerEnded):
+                    self._start_server()
+            else:
+                problem = "workers end before they score anything: is memory_mb too small?"
+            if done is None:
+                continue
+            barren = 0 if done else barren + 1
+            if barren > _PATIENCE + len(self._workers):
+                if not any(isinstance(outcome, dict) for outcome in outcomes):
+                    raise RuntimeError(problem)
+                self._take_back(todo, outcomes)
+                for index, _ in todo:
+                    outcomes[index] = Failure("no worker", problem)
+                break
         return cast(list[Outcome], outcomes)  # nothing is left to do: each row has one
+
+    def _round(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> bool | None:
+        """Give, wait, take: True if a row is done, False if a worker has only ended, None if nothing has happened."""
+        for slot in range(len(self._workers)):
+            worker = self._workers[slot]
+            if todo and (worker is None or not worker.pending):
+                if worker is None:
+                    worker = self._workers[slot] = _Worker(self._server)
+                chunk = [todo.popleft() for _ in range(min(self._chunk, -(-len(todo) // len(self._workers))))]
+                worker.give(chunk, self._seconds)
+        done: bool | None = None
+        for slot, cause in self._wait():
+            worker = self._workers[slot]
+            assert worker is not None
+            done = worker.take(outcomes, self._seconds) or done
+            if cause is None and not worker.ended:
+                if not worker.pending:
+                    self._chunk = _next_size(self._chunk, worker.given, worker.elapsed)
+                continue
+            failure, lost = self._bury(slot, cause, outcomes)
+            todo.extendleft(reversed(lost))
+            done = done or failure
+        return done
+
+    def _take_back(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> None:
+        """Every worker's rows, but those that it has scored; nobody works on any then."""
+        for slot, worker in enumerate(self._workers):
+            if worker is not None:
+                with suppress(_ServerEnded):
+                    self._server.ask({"end": worker.pid})
+                worker.take(outcomes, self._seconds)
+                todo.extendleft(reversed(worker.pending.items()))
+                worker.connection.close()
+                self._workers[slot] = None
+
+    def _start_server(self) -> None:
+        """Another in the place of one that has ended."""
+        self._server.close()
+        server = _Server(self._job)
+        self._finalizer.detach()
+        self._server, self._finalizer = server, weakref.finalize(self, _Server.close, server)
 
     def _wait(self) -> list[tuple[int, str | None]]:
         """The workers that have something to say, and with a cause those whose time is over."""
@@ -194,8 +239,14 @@ class Pool:
         return blamed, list(worker.pending.items())
 
     def _end(self, slot: int) -> int:
-        worker, self._workers[slot] = self._workers[slot], None
-        return 0 if worker is None else int(self._server.ask({"end": worker.pid})["status"])
+        worker = self._workers[slot]
+        status = 0 if worker is None else int(self._server.ask({"end": worker.pid})["status"])
+        self._workers[slot] = None
+        return status
+
+
+class _ServerEnded(RuntimeError):
+    """The server process is no more, and its workers with it."""
 
 
 class _Server:
@@ -212,8 +263,9 @@ class _Server:
                 start_new_session=True,  # Ctrl-C is the trainer's
             )
         self._answers = self._control.makefile("rb")
-        self._control.sendall(job.encode() + b"\n")
         try:
+            with suppress(OSError):  # it has ended: the answer says so
+                self._control.sendall(job.encode() + b"\n")
             if problem := self._answer().get("error"):
                 raise ValueError(f"the verifier cannot be imported in another process: {problem}")
         except BaseException:
@@ -221,13 +273,19 @@ class _Server:
             raise
 
     def ask(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
-        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        except OSError as error:
+            raise _ServerEnded(f"the pool's server process has ended: {error}") from None
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        line = self._answers.readline()
-        if not line:
-            raise RuntimeError("the pool's server process has ended")
+        try:
+            line = self._answers.readline()
+        except OSError:  # reset
+            line = b""
+        if not line.endswith(b"\n"):
+            raise _ServerEnded("the pool's server process has ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -328,9 +386,3 @@ def _path(verifier: Any) -> str:
     if verifier.__module__ == "__main__" or imported(path) is not verifier:
         raise ValueError(f"{path} cannot be imported in another process: define the function in a module")
     return path
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # numpy, torch
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,16 +1,20 @@
 """Scores from a server: see :func:`remote`."""
 
-import threading
+import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._outcome import Failure, Outcome, read
-from rlprims.rewards.scoring import Scores, to_rows, to_scores
+from rlprims.rewards._outcome import Failure, Outcome, Wants, plain, read
+from rlprims.rewards._pace import Pace, tokens
+from rlprims.rewards.scoring import Scores, to_columns, to_scores
 
 __all__ = ["RemoteError", "remote"]
+
+_OF_THE_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
 
 
 def remote(
@@ -22,67 +26,104 @@ def remote(
     rows_per_request: int = 16,
     concurrency: int = 8,
     requests_per_second: float | None = None,
+    tokens_per_second: float | None = None,
     timeout: float = 60.0,
+    deadline: float | None = 600.0,
     retries: int = 4,
     backoff: float = 1.0,
+    largest_answer_mb: float = 64.0,
     headers: Mapping[str, str] | None = None,
 ) -> Scores:
-    """Score by an HTTP server. Requests that fail cost their rows only.
+    """Score by an HTTP server. A request that fails costs its rows only, and each cause is counted by its name.
 
     A request is ``{"responses": [...], "answers": [...], ...}`` with every column of ``extra``; the answer is
     ``{"results": [...]}``, for each row a number, a mapping with ``score``, or null where it has none.
 
+    If the server refuses several rows (HTTP 400, 413, 422) or its answer to them cannot be read, they are asked for
+    again one by one, so that the row at fault costs itself.
+
+    Redirects are not followed: the data and the headers go to the host of ``url`` alone.
+
     Args:
-        url: where to POST.
+        url: where to POST, http or https; proxies of the environment are used.
         responses: texts.
-        answers: JSON values.
+        answers: JSON values; a row with one that is none (a circular list) fails by itself.
         extra: further columns, JSON values; all are sent.
         rows_per_request: rows.
         concurrency: requests at once.
         requests_per_second: started at most; None: as fast as they are answered.
-        timeout: seconds of one attempt.
+        tokens_per_second: of the responses, counted as a quarter of their bytes; None: no limit.
+        timeout: seconds of one attempt, from the connection to the last byte.
+        deadline: seconds of the whole call, attempts and waits included; rows without an answer then have no score.
         retries: further attempts where one may succeed (no answer, 429, 5xx).
-        backoff: seconds before the second attempt, doubled after each.
+        backoff: seconds before the second attempt, doubled after each; a readable Retry-After goes before.
+        largest_answer_mb: of one request's answer.
         headers: of each request, such as an authorization.
 
     Raises:
         ValueError: columns of different lengths; a setting that is not positive.
     """
-    if min(rows_per_request, concurrency) < 1 or timeout <= 0 or (requests_per_second or 1.0) <= 0:
-        raise ValueError("rows_per_request, concurrency, timeout and requests_per_second must be positive")
+    positive = (rows_per_request, concurrency, timeout, deadline or 1.0, largest_answer_mb)
+    if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
+        raise ValueError("rows_per_request, concurrency, limits of time, size and rate must be positive")
     names = ["answers", *(extra or {})]
-    rows = to_rows(names[1:], responses, answers, extra)
-    pace = _Pace(requests_per_second)
+    columns, named = to_columns(Wants(("", ""), tuple(names[1:]), (), False), responses, answers, extra)
+    rows = list(zip(*columns, *named.values(), strict=True))
+    by_request, by_token = Pace(requests_per_second), Pace(tokens_per_second)
+    end = math.inf if deadline is None else time.monotonic() + deadline
 
-    def ask(part: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        columns = dict(zip(["responses", *names], map(list, zip(*part, strict=True)), strict=True))
+    def ask(part: Sequence[tuple[int, tuple[str, ...]]]) -> list[Outcome]:
+        parts = zip(["responses", *names], zip(*(row for _, row in part), strict=True), strict=True)
+        body = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in parts)
         try:
-            pace.wait()
-            answer = post(url, columns, timeout=timeout, retries=retries, backoff=backoff, headers=headers)
-            results = answer["results"]
-            if len(results) != len(part):
-                return [Failure("wrong length", f"{len(results)} results for {len(part)} rows")] * len(part)
-            return [read(result) for result in results]
+            waits = [by_request.turn(), by_token.turn(sum(tokens(responses[index]) for index, _ in part))]
+            time.sleep(max(0.0, min(max(waits), end - time.monotonic())))
+            answer = post(
+                url,
+                f"{{{body}}}".encode(),
+                timeout=timeout,
+                retries=retries,
+                backoff=backoff,
+                headers=headers,
+                deadline=end,
+                largest_answer=int(largest_answer_mb * 2**20),
+            )
+            failure = _misfit(answer, len(part))
         except RemoteError as error:
-            return [Failure("no answer", str(error))] * len(part)
-        except (TypeError, KeyError) as error:
-            return [Failure("wrong answer", f"{type(error).__name__}: {error}")] * len(part)
+            failure = Failure(error.cause, error.detail)
+        if failure is None:
+            return [_read(result) for result in answer["results"]]
+        if len(part) > 1 and failure.cause in _OF_THE_ROWS:
+            return [outcome for row in part for outcome in ask([row])]
+        return [failure] * len(part)
 
-    parts = [rows[at : at + rows_per_request] for at in range(0, len(rows), rows_per_request)]
+    outcomes: list[Outcome | None] = [None] * len(rows)
+    todo: list[tuple[int, tuple[str, ...]]] = []
+    for index, row in enumerate(rows):
+        try:
+            todo.append((index, tuple(json.dumps(value, default=plain) for value in row)))
+        except (TypeError, ValueError, RecursionError) as error:
+            outcomes[index] = Failure("not JSON", str(error))
+    parts = [todo[at : at + rows_per_request] for at in range(0, len(todo), rows_per_request)]
     with ThreadPoolExecutor(concurrency) as threads:
-        return to_scores([outcome for outcomes in threads.map(ask, parts) for outcome in outcomes])
+        for part, found in zip(parts, threads.map(ask, parts), strict=True):
+            for (index, _), outcome in zip(part, found, strict=True):
+                outcomes[index] = outcome
+    return to_scores([outcome for outcome in outcomes if outcome is not None])
 
 
-class _Pace:
-    """Lets callers through, so many a second, evenly."""
+def _misfit(answer: Any, rows: int) -> Failure | None:
+    results = answer.get("results") if isinstance(answer, dict) else None
+    if not isinstance(results, list):
+        keys = f"an object with {sorted(answer)}" if isinstance(answer, dict) else type(answer).__name__
+        return Failure("wrong answer", f'expected {{"results": [...]}}, got {keys}'[:500])
+    if len(results) != rows:
+        return Failure("wrong length", f"{len(results)} results for {rows} rows")
+    return None
 
-    def __init__(self, rate: float | None) -> None:
-        self._gap = 0.0 if rate is None else 1 / rate
-        self._next = time.monotonic()
-        self._lock = threading.Lock()
 
-    def wait(self) -> None:
-        with self._lock:
-            turn = max(self._next, time.monotonic())
-            self._next = turn + self._gap
-        time.sleep(max(0.0, turn - time.monotonic()))
+def _read(result: Any) -> Outcome:
+    try:
+        return read(result)
+    except RecursionError:
+        return Failure("wrong answer", "nested too deeply")

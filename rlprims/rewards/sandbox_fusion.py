@@ -1,9 +1,27 @@
-"""A client of SandboxFusion (github.com/bytedance/SandboxFusion), for those who have the server: see :func:`run`."""
+"""A client of SandboxFusion (github.com/bytedance/SandboxFusion), for those who have it: :func:`run`, :func:`call`."""
+
+import secrets
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards.sandbox import Result
+from rlprims.rewards.sandbox import CaseResult, Result, _values
 
-__all__ = ["RemoteError", "run"]
+__all__ = ["RemoteError", "call", "run"]
+
+# Reads the arguments before the program can, and writes the result as a last line that nothing else is taken for.
+_CALLER = """
+if True:
+    import sys
+    arguments = loads(sys.stdin.read())
+    sys.setrecursionlimit(10_000)
+    program = {{"__name__": "program"}}
+    exec(compile({program!r}, "program.py", "exec"), program)
+    function = program.get({function!r}) or getattr(program["Solution"](), {function!r})
+    result = dumps(function(*arguments))
+    sys.__stdout__.write("\\n{mark}" + result + "\\n")
+"""
 
 
 def run(
@@ -38,7 +56,7 @@ def run(
     answer = post(url, request, timeout=2 * seconds + 10, retries=retries, backoff=backoff)
     if not isinstance(answer, dict) or answer.get("status") not in ("Success", "Failed"):
         message = answer.get("message") if isinstance(answer, dict) else answer
-        raise RemoteError(f"{url}: the sandbox has failed: {str(message)[:500]}")
+        raise RemoteError("wrong answer", f"{url}: the sandbox has failed: {str(message)[:500]}")
     last = answer.get("run_result") or answer.get("compile_result") or {}
     over = last.get("status") == "TimeLimitExceeded"
     return Result(
@@ -48,3 +66,34 @@ def run(
         last.get("stderr") or "",
         "server",
     )
+
+
+def call(
+    url: str,
+    program: str,
+    function: str,
+    arguments: Sequence[Any],
+    *,
+    seconds: float = 10.0,
+    memory_mb: int = 1024,
+    retries: int = 3,
+    backoff: float = 1.0,
+) -> CaseResult:
+    """Run a program there and call its function, or the method of its class ``Solution``; arguments are plain data.
+
+    Raises:
+        RemoteError: as :func:`run`.
+    """
+    mark = secrets.token_hex(16)
+    source = resources.files("rlprims.rewards.sandbox").joinpath("_values.py").read_text(encoding="utf-8")
+    text = source + _CALLER.format(program=program, function=function, mark=mark)
+    given = _values.dumps(list(arguments))
+    result = run(url, text, stdin=given, seconds=seconds, memory_mb=memory_mb, retries=retries, backoff=backoff)
+    _, found, last = result.stdout.rpartition(mark)
+    try:
+        value = _values.loads(last) if found else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = ""
+    if result.status == "finished" and result.code == 0 and not found:
+        return CaseResult("finished", 1, None)
+    return CaseResult(result.status, result.code, value if found else None)

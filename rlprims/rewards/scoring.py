@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlprims.rewards._outcome import Failure, Outcome, call, columns_of, raised, read
+from rlprims.rewards._outcome import Failure, Outcome, Wants, call, raised, read, wants
 
 __all__ = ["Cause", "Failure", "Scores", "batch", "naive"]
 
@@ -54,7 +54,8 @@ def naive(
 ) -> Scores:
     """Each row by ``verifier(response, answer, **options)``, here and now: quick, and without any limit.
 
-    Columns of ``extra`` that the verifier names as parameters are given to it.
+    Columns of ``extra`` that the verifier names as parameters are given to it. One with a default may be missing, or be
+    None in a row; ``**kwargs`` takes all the others.
 
     Raises:
         ValueError: columns of different lengths, or one that the verifier needs is missing.
@@ -66,7 +67,7 @@ def naive(
     Failure(cause='raised KeyError', detail="'2'")
     """
     rows = to_rows(verifier, responses, answers, extra)
-    return to_scores([call(verifier, row, options) for row in rows])
+    return to_scores([call(verifier, row.arguments, {**row.named, **options}) for row in rows])
 
 
 def batch(
@@ -84,35 +85,63 @@ def batch(
     >>> batch(lambda responses, answers: [len(r) for r in responses], ["a", "bc"], ["", ""]).scores
     tensor([1., 2.])
     """
-    rows = to_rows(verifier, responses, answers, extra)
-    if not rows:
+    arguments, named = to_columns(wants(verifier), responses, answers, extra)
+    if not responses:
         return to_scores([])
     try:
-        results = verifier(*map(list, zip(*rows, strict=True)), **options)
-        if len(results) != len(rows):
-            wrong = Failure("wrong length", f"{len(results)} results for {len(rows)} rows")
-            return to_scores([wrong] * len(rows))
-        return to_scores([read(result) for result in results])
+        return to_scores(read_all(verifier(*arguments, **named, **options), len(responses)))
     except Exception as error:
-        return to_scores([raised(error)] * len(rows))
+        return to_scores([raised(error)] * len(responses))
+
+
+class Row(NamedTuple):
+    """What a verifier is called with for one row."""
+
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
 
 
 def to_rows(
-    verifier: Callable[..., Any] | Sequence[str],
+    verifier: Callable[..., Any] | Wants,
     responses: Sequence[str],
     answers: Sequence[Any],
     extra: Mapping[str, Sequence[Any]] | None = None,
-) -> list[tuple[Any, ...]]:
-    """The verifier's positional arguments, row by row; of ``extra`` the columns that it names."""
-    extra = extra or {}
-    names = columns_of(verifier) if callable(verifier) else verifier
-    if missing := [name for name in names if name not in extra]:
-        raise ValueError(f"the verifier needs the columns {missing}; extra has {sorted(extra)}")
-    columns = {"answers": answers, **{name: extra[name] for name in names}}
-    for name, column in columns.items():
+) -> list[Row]:
+    """Row by row; an optional column that is None in a row leaves the verifier's default."""
+    wanted = verifier if isinstance(verifier, Wants) else wants(verifier)
+    arguments, named = to_columns(wanted, responses, answers, extra)
+    rows = zip(*arguments, strict=True)
+    if not named:
+        return [Row(row, {}) for row in rows]
+    values = zip(*named.values(), strict=True)
+    optional = set(wanted.optional)
+    return [
+        Row(row, {n: v for n, v in zip(named, of_row, strict=True) if v is not None or n not in optional})
+        for row, of_row in zip(rows, values, strict=True)
+    ]
+
+
+def to_columns(
+    wanted: Wants, responses: Sequence[str], answers: Sequence[Any], extra: Mapping[str, Sequence[Any]] | None
+) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+    """The columns that a verifier is given by position, and by name.
+
+    Raises:
+        ValueError: columns of different lengths, or one that it needs is missing.
+    """
+    available = {"answer": answers, **(extra or {})} if len(wanted.positional) < 2 else extra or {}
+    named = {name: list(available[name]) for name in wanted.of(available)}
+    for name, column in {"answers": answers, **named}.items():
         if len(column) != len(responses):
             raise ValueError(f"{name} has {len(column)} rows and responses has {len(responses)}: give one for each")
-    return list(zip(responses, *columns.values(), strict=True))
+    return [list(responses), list(answers)][: len(wanted.positional)], named
+
+
+def read_all(results: Any, rows: int) -> list[Outcome]:
+    """The outcomes of one call for several rows; all fail if it gave another number of results."""
+    if len(results) != rows:
+        return [Failure("wrong length", f"{len(results)} results for {rows} rows")] * rows
+    return [read(result) for result in results]
 
 
 def to_scores(outcomes: Sequence[Outcome]) -> Scores:

@@ -13,6 +13,7 @@ from rlprims.filters import DynamicSampling
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
 from rlprims.trainer.measures import Clock
+from rlprims.trainer.rewarding import causes
 from rlprims.trainer.rollout import prompt_rows, respond, score, split_groups, with_baseline
 
 _COUNTERS = ("samples", "groups", "generated_tokens")
@@ -84,7 +85,7 @@ class Collector:
             rows = self._respond(examples, groups, copies=size)
         with clock("score"):
             rows = score(self.execution, config, rows)
-        self.failures.update(failure.partition(": ")[0] for failure in rows["failure"] if failure is not None)
+        self.failures.update(cause for failure in rows["failure"] for cause in causes(failure))
         for name in {"scores", *config.score_parts} & rows.batch.keys():
             metric = "score" if name == "scores" else f"score/{name}"
             self.scores[metric] += rows[name][rows[name].isfinite()].tolist()

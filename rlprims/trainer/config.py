@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.rewards.several import Reward
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
@@ -19,6 +20,9 @@ _PRODUCED = {
     *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
+
+
+_SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
 
 
 class _Section(BaseModel):
@@ -73,6 +77,50 @@ class ScoringConfig(_Section):
     thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
 
 
+class RewardConfig(_Section):
+    """One of several reward functions: of this process or of workers (``fn``), or at a server (``url``)."""
+
+    fn: Use | None = Field(default=None, description="(response, answer, columns by name) to a score; may be async")
+    url: str | None = Field(default=None, description="of a server that scores, as rewards.remote asks it")
+    name: str = Field(default="", description="its column; empty: the function's name")
+    weight: float = Field(default=1.0, description="in the sum; score_weights goes before; 0: only watched")
+    per: Literal["answer", "group", "batch"] = Field(default="answer", description="what one call scores")
+    skips: bool = Field(default=False, description="None says that it does not apply to that response")
+    workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="calls at once; null: 64 if async, 8 of a server, else one by one"
+    )
+    seconds: float | None = Field(default=None, gt=0, description="of one call of an async function, or of an attempt")
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0, description="of responses, about 4 bytes each")
+    rows_per_request: int = Field(default=16, ge=1, description="of a server")
+    deadline: float | None = Field(default=600.0, gt=0, description="seconds of all requests of a batch to a server")
+    retries: int = Field(default=4, ge=0, description="of a request to a server")
+    key: str | None = Field(default=None, description="environment variable with the server's key, sent as a bearer's")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "RewardConfig":
+        if (self.fn is None) == (self.url is None):
+            raise ValueError("write fn, a function's import path, or url, a server's address")
+        if self.url is not None and not self.name:
+            raise ValueError("a server's column needs a name: write name: ...")
+        if self.url is not None and (self.workers or self.per != "answer"):
+            raise ValueError("workers and per are of functions; a server is sent rows_per_request at once")
+        if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
+            raise ValueError("workers score response by response, within the limits of scoring: leave out the others")
+        if self.fn is not None:
+            called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
+            limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
+            reward = Reward(self.fn.fn, **called, **limits)  # type: ignore[arg-type]
+            if self.workers and (reward.is_async or any(limits.values())):
+                raise ValueError("workers call no async functions and keep no rates: leave workers out")
+        return self
+
+    @property
+    def column(self) -> str:
+        return self.name or (self.fn.fn.__name__ if self.fn else "")
+
+
 class CriticConfig(_Section):
     """The critic's own training, where the algorithm has one."""
 
@@ -112,13 +160,18 @@ class Config(_Section):
     algorithm: Algorithm
     model: ModelConfig
     data: DataConfig
-    verifier: Use = Field(default=use(rewards.verifiers.gsm8k), description="(response, answer) to a score")
+    verifier: Use | None = Field(
+        default=use(rewards.verifiers.gsm8k),
+        description="(response, answer) to a score, which evaluation asks too; null, as it is where rewards are "
+        "listed and it is not written: the first of them",
+    )
+    rewards: tuple[RewardConfig, ...] = Field(default=(), description="reward functions, each with a weight")
     scoring: ScoringConfig = ScoringConfig()
     score_weights: dict[str, float] | None = Field(
         default=None,
         min_length=1,
-        description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, or any of the "
-        "verifier's; null: the first two, as far as they are there, each 1",
+        description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, those of rewards, "
+        "or any of the verifier's; null: all of the first three, each 1 or its own weight",
     )
     unscored: Literal["drop_group", "leave_out"] = Field(
         default="drop_group", description="a response without a score: leave_out keeps the others of its group"
@@ -143,6 +196,12 @@ class Config(_Section):
     def _from_preset(cls, value: Any) -> Any:
         return value if isinstance(value, Algorithm) else algorithm_from(value)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rewards_alone(cls, values: Any) -> Any:
+        listed = isinstance(values, Mapping) and values.get("rewards")
+        return {**values, "verifier": None} if listed and "verifier" not in values else values
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         if self.prompts_per_step % self.algorithm.mini_batches:
@@ -152,6 +211,15 @@ class Config(_Section):
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
+        names = [reward.column for reward in self.rewards]
+        if self.verifier is None and not names:
+            raise ValueError("verifier: null needs rewards: list a function or a server")
+        if repeated := sorted({n for n in names if names.count(n) > 1 or n in _SOURCES or n in _PRODUCED}):
+            raise ValueError(f"rewards: {repeated} are taken or there twice: give each a name of its own")
+        if not self.weights:
+            raise ValueError("rewards: every weight is 0, so that there is no score: give one a weight")
+        if self.verifier is None and "verifier_scores" in self.weights:
+            raise ValueError("score_weights names verifier_scores, and there is no verifier: write verifier: ...")
         if self.model.reward is None and "reward_model_scores" in self.weights:
             raise ValueError("score_weights names reward_model_scores, and there is no reward model: set model.reward")
         differ = self.execution != "local" or self.staleness or self.replay is not None
@@ -175,17 +243,35 @@ class Config(_Section):
     @property
     def weights(self) -> dict[str, float]:
         """Columns that make the score."""
-        both = {"verifier_scores": 1.0} | ({"reward_model_scores": 1.0} if self.model.reward else {})
-        return both if self.score_weights is None else self.score_weights
+        if self.score_weights is not None:
+            return self.score_weights
+        listed = {reward.column: reward.weight for reward in self.rewards}
+        return {name: weight for name in self.score_sources if (weight := listed.get(name, 1.0))}
+
+    @property
+    def score_sources(self) -> list[str]:
+        """The columns of who scores: the verifier, the reward model, the rewards."""
+        first = ["verifier_scores"] * (self.verifier is not None) + ["reward_model_scores"] * bool(self.model.reward)
+        return [*first, *(reward.column for reward in self.rewards)]
+
+    @property
+    def asked_in_evaluation(self) -> RewardConfig:
+        """The verifier, or the first of the rewards."""
+        return self.verifiers()[0]
+
+    def verifiers(self) -> list[RewardConfig]:
+        """The verifier as one of the rewards, and those that are listed."""
+        if self.verifier is None:
+            return list(self.rewards)
+        first = RewardConfig(fn=self.verifier, name="verifier_scores", workers=self.scoring.workers)
+        return [first, *self.rewards]
 
     @property
     def score_parts(self) -> list[str]:
         """Columns that are logged beside the score; none if it is what the verifier says."""
-        if self.model.reward is None and self.score_weights is None:
+        if self.model.reward is None and self.score_weights is None and not self.rewards:
             return []
-        return list(
-            dict.fromkeys(["verifier_scores", *(["reward_model_scores"] * bool(self.model.reward)), *self.weights])
-        )
+        return list(dict.fromkeys([*self.score_sources, *self.weights]))
 
     def warnings(self) -> list[str]:
         """What runs and may not mean what it seems to."""
@@ -209,7 +295,7 @@ class Config(_Section):
                 f"{self.algorithm.name} knows it: add corrections: [rlprims.corrections.tis], or take a loss that "
                 "reads rollout_log_probs"
             )
-        if self.verifier.fn is rewards.verifiers.math and not self.scoring.workers:
+        if any(r.fn and r.fn.fn is rewards.verifiers.math and not r.workers for r in self.verifiers()):
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
         return found
 
@@ -303,6 +389,8 @@ def _lines(error: ValidationError) -> list[str]:
 def _fields(location: tuple[int | str, ...]) -> list[str]:
     section: Any = Config
     for name in location:
+        if isinstance(name, int):  # of a list, whose section is found already
+            continue
         annotation = section.model_fields[str(name)].annotation
         section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))
     return list(section.model_fields)

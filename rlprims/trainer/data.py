@@ -1,7 +1,7 @@
 """Prompts: JSON lines to token ids, and the order in which a run sees them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,13 @@ class Example(NamedTuple):
 
     prompt: str
     prompt_ids: list[int]
-    answer: str
+    answer: Any
+    """Text; or what else JSON has: a list, a mapping, a truth value."""
     data_source: str
     question: str = ""
     """Without the template."""
+    fields: Mapping[str, Any] = {}
+    """The row as it was read, for verifiers that name its fields."""
 
 
 class Examples(NamedTuple):
@@ -29,8 +32,15 @@ class Examples(NamedTuple):
     truncated: int
 
 
-def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_length: int) -> Examples:
-    """Read, check and tokenize every row.
+def load_examples(
+    path: Path,
+    config: DataConfig,
+    tokenizer: Any,
+    *,
+    max_prompt_length: int,
+    check: Callable[[Any, str, Mapping[str, Any]], None] = lambda answer, source, fields: None,
+) -> Examples:
+    """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored.
 
     Raises:
         ValueError: no such file, an empty one, a row that is not an object with the two fields as text (file and line
@@ -40,7 +50,12 @@ def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_
     filtered = truncated = 0
     for number, row in _read(path):
         place = f"{path}:{number}"
-        question, answer = (_text(row, field, place) for field in (config.question, config.answer))
+        question, answer = _text(row, config.question, place), _answer(row, config.answer, place)
+        source = str(row.get(config.source, path.stem))
+        try:
+            check(answer, source, row)
+        except ValueError as error:
+            raise ValueError(f"{place}: the answer cannot be scored: {error}") from None
         prompt = _prompt(question, config, tokenizer)
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=config.template != "chat")
         if not ids:
@@ -53,7 +68,7 @@ def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_
                 continue
             truncated += 1
             ids = ids[-max_prompt_length:]
-        rows.append(Example(prompt, ids, answer, str(row.get(config.source, path.stem)), question))
+        rows.append(Example(prompt, ids, answer, source, question, row))
     if not rows:
         why = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
         raise ValueError(f"{path}: nothing to train on: {why}")
@@ -85,6 +100,12 @@ def _text(row: dict[str, Any], field: str, place: str) -> str:
         what = f"is {value!r}" if field in row else f"is missing; the row has {sorted(row)}"
         raise ValueError(f"{place}: field {field!r} {what}: it must be text or a number")
     return str(value)
+
+
+def _answer(row: dict[str, Any], field: str, place: str) -> Any:
+    """As it is, but for a number, which verifiers read as text."""
+    value = row.get(field)
+    return value if isinstance(value, bool | dict | list) and value != [] and value != {} else _text(row, field, place)
 
 
 def _prompt(question: str, config: DataConfig, tokenizer: Any) -> str:

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from rlprims.algorithms import Use
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Execution, Sampling
-from rlprims.trainer.config import ScoringConfig
+from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
 from rlprims.trainer.rollout import prompt_rows, respond, verify
 
@@ -23,7 +22,7 @@ def evaluate(
     tokenizer: Any,
     examples: Sequence[Example],
     *,
-    verifier: Use,
+    verifier: RewardConfig,
     scoring: ScoringConfig,
     sampling: Sampling,
     samples: int,

@@ -1,6 +1,5 @@
 """Prompts to scored groups: sample, decode, score, and the greedy baseline where the algorithm compares with it."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from rlprims.algorithms import (
     Algorithm,
-    Use,
     assess_groups,
     component_scores,
     leave_out_rows,
@@ -22,11 +20,10 @@ from rlprims.execution import Execution, Sampling, kept_columns
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
-from rlprims.rewards.pool import Pool
-from rlprims.rewards.scoring import naive
-from rlprims.rewards.verifiers import without_thinking
-from rlprims.trainer.config import Config, ScoringConfig
+from rlprims.rewards.scoring import Failure
+from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
+from rlprims.trainer.rewarding import as_columns, ask, lines
 
 
 def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:
@@ -43,6 +40,7 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
             "prompt_ids": _column([example.prompt_ids for example, _ in rows]),
             "answer": _column([example.answer for example, _ in rows]),
             "data_source": _column([example.data_source for example, _ in rows]),
+            "fields": _column([example.fields for example, _ in rows]),
         },
     )
 
@@ -90,66 +88,45 @@ def _known_scores(rows: DataProto) -> Tensor:
 
 def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto:
     """A row that a weighed source could not score has none; a column that the verifier left out of a row counts 0."""
-    rows = verify(config.verifier, rows, config.scoring)
     if not config.score_parts:
-        return rows
-    sources, weights, failures = {"verifier_scores": rows["scores"]}, config.weights, rows["failure"]
+        return verify(config.asked_in_evaluation, rows, config.scoring)
+    asked = config.verifiers()
+    said = ask(asked, rows, config.scoring)
+    columns = as_columns(said, flat="verifier_scores")
+    failed = {name: ~part.scores.isfinite() for name, part in said.parts.items()}
+    for reward in asked:
+        if reward.skips:  # None is no failure: the row has no share of this one
+            applies = [f is None or f.cause != "returned None" for f in said.parts[reward.column].failures]
+            failed[reward.column] &= torch.tensor(applies, dtype=torch.bool)
+    failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in said.failures]
     if config.model.reward is not None:
-        sources["reward_model_scores"] = read = execution.reward_scores(rows)
-        unread = "no reward model score: the text is longer than its window, or the score is not finite"
-        failures = _column([f or (None if ok else unread) for f, ok in zip(failures, read.isfinite(), strict=True)])
-    rows = rows.union(DataProto.from_dict(tensors=sources))
-    if missing := sorted(set(weights) - set(rows.batch.keys())):
-        raise ValueError(f"score_weights names {missing}; the columns are {sorted(rows.batch.keys())}")
-    scores = combine(torch.stack([rows[name] for name in weights], 1), weights=tuple(weights.values()))
-    for name in sources.keys() & weights.keys():
-        scores = torch.where(sources[name].isfinite(), scores, torch.nan)
-    rows["scores"], rows["failure"] = scores, failures
-    return rows
+        columns["reward_model_scores"] = read = execution.reward_scores(rows)
+        failed["reward_model_scores"] = ~read.isfinite()
+        unread = Failure("no reward model score", "the text is longer than its window, or the score is not finite")
+        failures = [[*row, *[unread] * (not ok)] for row, ok in zip(failures, read.isfinite().tolist(), strict=True)]
+    weights = config.weights
+    if missing := sorted(set(weights) - set(columns) - set(rows.batch.keys())):
+        raise ValueError(f"score_weights names {missing}; the columns are {sorted({*columns, *rows.batch.keys()})}")
+    known = {**rows.batch, **columns}
+    scores = combine(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
+    for name in failed.keys() & weights.keys():
+        scores = torch.where(failed[name], torch.nan, scores)
+    texts = {"failure": _column([lines(row) for row in failures])}
+    return rows.union(DataProto.from_dict(tensors={**columns, "scores": scores}, non_tensors=texts))
 
 
-def verify(verifier: Use, rows: DataProto, scoring: ScoringConfig | None = None) -> DataProto:
+def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> DataProto:
     """The rows with ``scores`` and every number that the verifier returned, as columns.
 
     A verifier that raises, or whose score is not a number, or that a limit ended, costs that sample its score: it
     becomes NaN, and the column ``failure`` says why.
     """
-    columns = {name: column.tolist() for name, column in rows.non_tensor_batch.items()}
-    responses = columns["response"]
-    if scoring is not None and scoring.thinking is not None:
-        opening, closing = scoring.thinking
-        responses = [
-            without_thinking(text, opening=opening, closing=closing, opened=scoring.thinking_opened)
-            for text in responses
-        ]
-    if scoring is not None and scoring.workers:
-        scored = _pool(verifier, scoring)(responses, columns["answer"], columns)
-    else:
-        scored = naive(verifier.fn, responses, columns["answer"], columns, **dict(verifier.bound))
-    for cause, example in scored.causes.items():
-        if (verifier.path, cause) not in _REPORTED:
-            _REPORTED.add((verifier.path, cause))
-            said = columns["response"][example.first][:200]
-            warnings.warn(
-                f"{verifier.path} {cause}: {example.detail}; of {said!r}. Later ones are counted", stacklevel=2
-            )
-    failures = [failure and str(failure) for failure in scored.failures]
-    tensors = {"scores": scored.scores, **scored.columns}
-    return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": _column(failures)}))
-
-
-_REPORTED: set[tuple[str, str]] = set()
-_POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
-
-
-def _pool(verifier: Use, scoring: ScoringConfig) -> Pool:
-    """One for each verifier and its limits, for the life of the process: starting one costs seconds."""
-    key = (verifier.model_dump_json(), scoring)
-    if key not in _POOLS:
-        _POOLS[key] = Pool(
-            verifier.fn, dict(verifier.bound), **scoring.model_dump(exclude={"thinking", "thinking_opened"})
-        )
-    return _POOLS[key]
+    said = ask([verifier], rows, scoring)
+    columns = as_columns(said, flat=verifier.column)
+    part = said.parts[verifier.column]
+    columns = {name: column for name, column in columns.items() if name != verifier.column} | {"scores": part.scores}
+    texts = {"failure": _column([failure and lines([failure]) for failure in part.failures])}
+    return rows.union(DataProto.from_dict(tensors=columns, non_tensors=texts))
 
 
 def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:

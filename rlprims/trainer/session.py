@@ -32,6 +32,7 @@ from rlprims.trainer.measures import worker_metrics
 from rlprims.trainer.profile import StepProfiles
 from rlprims.trainer.progress import ProgressHook
 from rlprims.trainer.replay import Replay
+from rlprims.trainer.rewarding import checks
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.writing import CannotWrite, writing
 
@@ -100,7 +101,7 @@ def _execution(config: Config, path: str, tokenizer: Any) -> Execution:
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
-    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit)
+    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=checks(config))
     for count, what in ((examples.filtered, "left out"), (examples.truncated, "cut")):
         if count:
             console.print(f"{path}: {count} prompts longer than {limit} tokens were {what}", style="yellow")
@@ -115,7 +116,7 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
         parts.execution,
         parts.tokenizer,
         parts.evaluation.rows[: config.evaluation.limit],
-        verifier=config.verifier,
+        verifier=config.asked_in_evaluation,
         scoring=config.scoring,
         sampling=config.sampling,
         samples=config.evaluation.samples,

@@ -75,3 +75,12 @@ def child(response: str, answer: str) -> float:
 
 def sourced(response: str, answer: str, data_source: str) -> float:
     return float(len(data_source))
+
+
+def slowly(response: str, answer: str) -> float:
+    time.sleep(0.002)
+    return float(response)
+
+
+def columns(response: str, answer: Any, level: int = 9, missing: int = 0, **others: Any) -> float:
+    return float(len(answer) + level + missing + len(others))

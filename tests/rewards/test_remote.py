@@ -1,7 +1,8 @@
 """Scores and programs by HTTP, from a server that is really there and misbehaves."""
 
 import json
-import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ import pytest
 
 from rlprims.rewards import sandbox_fusion
 from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards._pace import Pace, tokens
 from rlprims.rewards.remote import remote
-from rlprims.rewards.scoring import Cause
 from rlprims.rewards.verifiers import code_stdin
 
 Reply = tuple[int, Any, dict[str, str]]
@@ -47,8 +48,9 @@ class Server:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.handle_error = lambda *of: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/score"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
 
 @pytest.fixture
@@ -83,25 +85,34 @@ def test_a_server_that_recovers(server: Server) -> None:
 
 
 def test_a_request_that_fails_costs_its_rows(server: Server) -> None:
-    server.reply = lambda request: (400, {}, {}) if "bad" in request["responses"] else lengths(request)
+    server.reply = lambda request: (404, {}, {}) if "bad" in request["responses"] else lengths(request)
     scores = remote(server.url, ["a", "bc", "bad", "d"], [""] * 4, rows_per_request=2)
     assert scores.scores[:2].tolist() == [1, 2]
     assert scores.scores[2:].isnan().all()
-    assert scores.causes["no answer"].rows == 2
-    assert "HTTP 400, after 1 attempts" in scores.causes["no answer"].detail
+    assert scores.causes["HTTP 404"].rows == 2
+    assert "HTTP 404: {}, after 1 attempts" in scores.causes["HTTP 404"].detail
 
 
 @pytest.mark.parametrize(
-    ("answer", "cause"),
+    ("answer", "cause", "detail"),
     [
-        ({"results": [1.0]}, Cause(2, 0, "1 results for 2 rows")),
-        ({"scores": [1.0, 2.0]}, Cause(2, 0, "KeyError: 'results'")),
-        ([1.0, 2.0], Cause(2, 0, "TypeError: list indices must be integers or slices, not str")),
+        ({"results": [1.0] * 3}, "wrong length", "3 results for 1 rows"),
+        ({"scores": [1.0, 2.0]}, "wrong answer", "an object with ['scores']"),
+        ([1.0, 2.0], "wrong answer", "got list"),
+        ({"results": {"score": 1.0}}, "wrong answer", "an object with ['results']"),
+        (b"[" * 10**5, "wrong answer", "no JSON: nested too deeply"),
+        (b"9" * 5000, "wrong answer", "no JSON"),
+        (b"", "wrong answer", "no JSON"),
+        (b"\xff\xfe", "wrong answer", "no JSON"),
     ],
+    ids=range(8),
 )
-def test_answers_that_do_not_fit(server: Server, answer: Any, cause: Cause) -> None:
+def test_answers_that_do_not_fit(server: Server, answer: Any, cause: str, detail: str) -> None:
     server.reply = lambda request: (200, answer, {})
-    assert list(remote(server.url, ["a", "b"], ["", ""]).causes.values()) == [cause]
+    causes = remote(server.url, ["a", "b"], ["", ""]).causes
+    assert list(causes) == [cause]
+    assert causes[cause].rows == 2
+    assert detail in causes[cause].detail
 
 
 def test_results_that_are_no_scores(server: Server) -> None:
@@ -114,22 +125,14 @@ def test_results_that_are_no_scores(server: Server) -> None:
 
 def test_no_json_is_not_asked_again(server: Server) -> None:
     server.reply = lambda request: (200, b"<html>", {})
-    assert "no JSON" in remote(server.url, ["a"], [""]).causes["no answer"].detail
+    assert "no JSON" in remote(server.url, ["a"], [""]).causes["wrong answer"].detail
     assert len(server.requests) == 1
-
-
-def test_no_server_and_no_answer_in_time(server: Server) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request and never answers
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        scores = remote(url, ["a"], [""], timeout=0.1, retries=1, backoff=0.01)
-        assert "after 2 attempts" in scores.causes["no answer"].detail
-    assert remote(url, ["a"], [""], timeout=0.1, retries=0).causes["no answer"].rows == 1
 
 
 def test_waiting_doubles_and_is_asked_for(server: Server) -> None:
     server.reply = lambda request: (503, {}, {})
     waits: list[float] = []
-    with pytest.raises(RemoteError, match="HTTP 503, after 4 attempts"):
+    with pytest.raises(RemoteError, match=r"HTTP 503: .*, after 4 attempts"):
         post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.append)
     assert all(0.5 * 8 * 2**k <= wait <= 1.5 * 8 * 2**k for k, wait in enumerate(waits))
     assert len(waits) == 3
@@ -143,6 +146,15 @@ def test_the_rate_is_bounded(server: Server) -> None:
     server.reply = lengths
     remote(server.url, ["a"] * 11, [""] * 11, rows_per_request=1, requests_per_second=20)
     assert max(server.times) - min(server.times) > 0.4  # ten gaps of 50 ms, less what the first was late
+
+
+def test_tokens_are_paced_too(server: Server) -> None:
+    pace = Pace(100.0)
+    assert [round(pace.turn(50), 1) for _ in range(3)] == [0.0, 0.5, 1.0]
+    assert tokens("a" * 40, "") == 11
+    server.reply = lengths
+    remote(server.url, ["a" * 396] * 3, [""] * 3, rows_per_request=1, tokens_per_second=1000)  # 100 each
+    assert max(server.times) - min(server.times) > 0.15
 
 
 def test_settings(server: Server) -> None:
@@ -181,6 +193,35 @@ def test_programs_at_a_sandbox_fusion_server(server: Server) -> None:
     assert failed.stderr == "Error"
     with pytest.raises(RemoteError, match="the sandbox has failed: no room"):
         sandbox_fusion.run(server.url, "else")
+
+
+def running(request: Any) -> Reply:
+    """As SandboxFusion does: the program in a process of its own."""
+    command = [sys.executable, "-c", request["code"]]
+    ran = subprocess.run(command, input=request["stdin"], capture_output=True, text=True, timeout=20, check=False)
+    run = {"status": "Finished", "return_code": ran.returncode, "stdout": ran.stdout, "stderr": ran.stderr}
+    return 200, {"status": "Failed" if ran.returncode else "Success", "message": "", "run_result": run}, {}
+
+
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("def double(x):\n    print('0' * 99)\n    return 2 * x", 1.0),
+        ("class Solution:\n    def double(self, x):\n        return 2 * x", 1.0),
+        ("def double(x):\n    return math.prod([2, x])", 1.0),  # the prompt's import
+        ("def double(x):\n    return 4", 0.5),
+        ("def double(x):\n    raise SystemExit(0)", 0.0),
+        ("import os\nprint(4)\nos._exit(0)", 0.0),
+        ("def double(x):\n    return {4}", 0.0),
+        ("def twice(x):\n    return 2 * x", 0.0),
+        ("def double(x:", 0.0),
+    ],
+)
+def test_functions_called_at_a_sandbox_fusion_server(server: Server, program: str, passed: float) -> None:
+    """``fn_name`` was refused there."""
+    server.reply = running
+    answer = {"fn_name": "double", "inputs": [[2], [3]], "outputs": [4, 6], "prompt": "import math\n"}
+    assert code_stdin(program, answer, server=server.url, partial=True)["passed"] == passed
 
 
 def test_code_verified_at_a_server(server: Server) -> None:

@@ -15,6 +15,7 @@ from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.trainer.config import Config
 from rlprims.trainer.examine import examine
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.rollout import join, score, split_groups
 from rlprims.trainer.session import build, evaluate_parts, start
 from tests import tiny
@@ -165,6 +166,41 @@ class TestKnownScores:
         scored = score(None, config, self.rows(tokens))  # type: ignore[arg-type]
         assert scored["scores"].tolist() == [1.25, 0.5, 0.0]
         assert scored["acc"].nan_to_num(-1).tolist() == [-1, -1, 0]
+
+    @pytest.mark.parametrize("shaping", [(), ("rlprims.rewards.overlong_penalty",)])
+    def test_of_each_token_reach_the_estimators_as_they_are(self, shaping: tuple[str, ...]) -> None:
+        """Their sum was put on the last token."""
+        options = {"max_length": 3, "buffer_length": 2, "penalty_factor": 0.5}
+        algorithm = algorithms.ppo().replace(kl_in_reward=None, score_shaping=[{"fn": fn, **options} for fn in shaping])
+        mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+        given = torch.tensor([[0.1, 0.7, -0.3], [0.2, 0.4, NAN], [NAN, NAN, 5.0]])
+        scores = torch.tensor([0.5, 0.6, 9.0])  # the last row's is the verifier's
+        data = {"rm_scores": given, "scores": scores, "response_mask": mask, "values": torch.zeros(3, 3)}
+        data |= {"ended": torch.zeros(3, dtype=torch.int8)}
+        data |= algorithms.shape_scores(algorithm, data)
+        rewards = algorithms.estimate_advantages(algorithm, data)["rewards"]
+        late = torch.tensor([-0.5, -0.25, 0.0]) if shaping else torch.zeros(3)
+        expected = torch.tensor([[0.1, 0.7, -0.3], [0.2, 0.4, 0.0], [9.0, 0.0, 0.0]])
+        expected[range(3), mask.sum(1) - 1] += late
+        torch.testing.assert_close(rewards, expected)
+
+    def test_of_each_token_in_a_run(self, load: Load, settings: Settings, console: Console) -> None:
+        config = load(settings | {"algorithm": {"preset": "ppo", "group_size": 2}, "steps": 1})
+        parts = build(config, console)
+        generate = parts.execution.generate
+
+        def scored(*args: Any, **options: Any) -> DataProto:
+            rows = generate(*args, **options)
+            rows["rm_scores"] = rows["responses"].float().sin()
+            return rows
+
+        parts.execution.generate = scored  # type: ignore[method-assign]
+        trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
+        batch = trainer.step().batch
+        mask = batch["response_mask"]
+        expected = torch.where(mask, batch["responses"].float().sin(), 0.0)
+        torch.testing.assert_close(batch["scores"], expected.sum(1))
+        torch.testing.assert_close(batch["rewards"], expected)
 
     def test_all_known_and_nothing_is_run(self, load: Load, settings: Settings) -> None:
         config = load(settings | {"verifier": "tests.trainer.verifiers.never_a_number"})

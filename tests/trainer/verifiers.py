@@ -1,6 +1,8 @@
 """Verifiers that an untrained model can please, and ones that misbehave; named by import path in the tests' configs."""
 
+import asyncio
 import math
+from typing import Any
 
 
 def has_a_digit(response: str, answer: str) -> dict[str, float]:
@@ -32,3 +34,23 @@ def raises_or_hangs(response: str, answer: str) -> float:
     while response.startswith(("c", "d")):
         pass
     return float(len(response) % 3)
+
+
+async def brief(response: str, level: int = 2, missing: float = 0.0) -> dict[str, float]:
+    await asyncio.sleep(0.001)
+    return {"score": float(len(response) < level) + missing, "length": float(len(response))}
+
+
+def rank(responses: list[str], answers: list[Any], **others: Any) -> list[float]:
+    assert {"question", "prompt", "data_source", "level", "parts"} <= set(others)
+    return [float(sorted(responses).index(response)) for response in responses]
+
+
+def fails_on_a(response: str, answer: Any, *, also: str = "b") -> float | None:
+    if response.startswith("a"):
+        raise RuntimeError("cannot read this")
+    return None if response.startswith(also) else 1.0
+
+
+def of_parts(responses: list[str], answers: list[Any], parts: list[Any]) -> list[float]:
+    return [float(len(answer["gold"]) + len(part)) for answer, part in zip(answers, parts, strict=True)]

@@ -5,7 +5,7 @@ A verifier is any function of a response and its answer. Columns of the data tha
 run here: code goes to :mod:`rlprims.rewards.sandbox`, and what may not end belongs into :mod:`rlprims.rewards.pool`.
 """
 
-from rlprims.rewards.verifiers._by_source import SOURCES, by_source
+from rlprims.rewards.verifiers._by_source import SOURCES, by_source, check_answer
 from rlprims.rewards.verifiers._code import code_asserts, code_stdin
 from rlprims.rewards.verifiers._exact import exact
 from rlprims.rewards.verifiers._f1 import f1
@@ -21,6 +21,7 @@ from rlprims.rewards.verifiers._thinking import without_thinking
 __all__ = [
     "SOURCES",
     "by_source",
+    "check_answer",
     "code_asserts",
     "code_stdin",
     "exact",

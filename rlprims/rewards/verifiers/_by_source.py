@@ -1,14 +1,17 @@
 """The verifier that belongs to a row's ``data_source``."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from rlprims.rewards.verifiers._code import code_asserts, code_stdin
+from rlprims.rewards.verifiers._code_data import read_cases, read_tests
 from rlprims.rewards.verifiers._exact import exact
 from rlprims.rewards.verifiers._gsm8k import gsm8k
 from rlprims.rewards.verifiers._imported import imported
 from rlprims.rewards.verifiers._math import math
+from rlprims.rewards.verifiers._multiple_choice import multiple_choice
 
 
 def _search(response: str, answer: Any) -> dict[str, float]:
@@ -17,21 +20,29 @@ def _search(response: str, answer: Any) -> dict[str, float]:
 
 
 SOURCES: dict[str, Callable[..., Any] | str] = {
-    "openai/gsm8k": gsm8k,
-    "gsm8k": gsm8k,
-    "lighteval/MATH*": math,
-    "DigitalLearningGmbH/MATH-lighteval": math,
-    "HuggingFaceH4/MATH-500": math,
-    "math*": math,
-    "aime*": math,
-    "numina_*": math,
-    "hiyouga/geometry3k": math,
-    "openai/openai_humaneval": code_asserts,
-    "mbpp": code_asserts,
-    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), code_stdin),
+    **dict.fromkeys(("openai/gsm8k", "gsm8k"), gsm8k),
+    **dict.fromkeys(("lighteval/MATH*", "DigitalLearningGmbH/MATH-lighteval", "EleutherAI/hendrycks_math"), math),
+    **dict.fromkeys(("HuggingFaceH4/MATH-500", "math-ai/math500", "math500", "math_500", "MATH-500"), math),
+    **dict.fromkeys(("math-ai/minervamath", "minervamath", "minerva_math*", "minerva"), math),
+    **dict.fromkeys(("Hothan/OlympiadBench", "math-ai/olympiadbench", "olympiadbench", "olympiad_bench"), math),
+    **dict.fromkeys(("math-ai/amc23", "amc23", "AI-MO/aimo-validation-amc", "amc*"), math),
+    **dict.fromkeys(("HuggingFaceH4/aime_2024", "Maxwell-Jia/AIME_2024", "math-ai/aime24", "aime24", "aime2024"), math),
+    **dict.fromkeys(("math-ai/aime25", "opencompass/AIME2025", "yentinglin/aime_2025", "aime25", "aime2025"), math),
+    **dict.fromkeys(("BytedTsinghua-SIA/DAPO-Math-17k", "DAPO-Math-17k", "dapo-math-17k", "math_dapo"), math),
+    **dict.fromkeys(("open-r1/DAPO-Math-17k-Processed", "AI-MO/NuminaMath-*", "numina_*"), math),
+    **dict.fromkeys(("math*", "aime*", "AIME*", "hiyouga/geometry3k", "geometry3k"), math),
+    **dict.fromkeys(("Idavidrein/gpqa", "gpqa", "gpqa_*", "fingertap/GPQA-Diamond"), multiple_choice),
+    **dict.fromkeys(
+        ("openai/openai_humaneval", "openai_humaneval", "humaneval", "evalplus/humanevalplus"), code_asserts
+    ),
+    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp", "evalplus/mbppplus", "mbppplus"), code_asserts),
+    **dict.fromkeys(("codeparrot/apps", "apps", "BAAI/TACO", "taco", "likaixin/TACO-verified"), code_stdin),
+    **dict.fromkeys(("deepmind/code_contests", "codecontests", "code_contests", "codeforces"), code_stdin),
+    "livecodebench*": code_stdin,
     "searchR1_*": _search,
 }
-"""``data_source`` to verifier. A name may have ``*`` in it; a whole name goes first, then the order counts."""
+"""``data_source`` to verifier: names of the hub, and the short ones that data sets are stored by. A name may have ``*``
+in it; a whole name goes first, then the order counts, then the same without regard to case."""
 
 
 def by_source(
@@ -43,20 +54,56 @@ def by_source(
     needs no registration. Verifiers that want options are functions of your own, one line each.
 
     Raises:
-        ValueError: no verifier for the source.
+        ValueError: no verifier for the source; it lists names that are near.
 
     >>> by_source("#### 72", "72", "openai/gsm8k")["score"]
     1.0
     >>> by_source("72", "72", "mine/sums", table={"mine/*": "rlprims.rewards.verifiers.exact"})["score"]
     1.0
     """
+    return _verifier_of(data_source, table)(response, answer)
+
+
+def check_answer(
+    verifier: Callable[..., Any], answer: Any, data_source: str, options: Mapping[str, Any] | None = None
+) -> None:
+    """Whether the verifier could ever test the answer: to be asked when data are read, before anything is sampled.
+
+    Raises:
+        ValueError: no verifier for the data source; cases or tests that cannot be run.
+    """
+    options = options or {}
+    if verifier is by_source:
+        check_answer(_verifier_of(data_source, options.get("table")), answer, data_source)
+    elif verifier is code_stdin:
+        read_cases(answer, options.get("max_cases"))
+    elif verifier is code_asserts:
+        read_tests(answer)
+
+
+def _verifier_of(source: str, table: Mapping[str, Callable[..., Any] | str] | None) -> Callable[..., Any]:
     for known in (table or {}, SOURCES):
-        if data_source in known:
-            return _load(known[data_source])(response, answer)
+        if source in known:
+            return _load(known[source])
         for pattern, verifier in known.items():
-            if fnmatchcase(data_source, pattern):
-                return _load(verifier)(response, answer)
-    raise ValueError(f"no verifier for data_source={data_source!r}: give table={{{data_source!r}: function}}")
+            if fnmatchcase(source, pattern):
+                return _load(verifier)
+    for pattern, verifier in SOURCES.items():
+        if fnmatchcase(source.lower(), pattern.lower()):
+            return _load(verifier)
+    raise ValueError(
+        f"no verifier for data_source={source!r}{_near(source, table)}: give table={{{source!r}: function}}"
+    )
+
+
+def _near(source: str, table: Mapping[str, Any] | None) -> str:
+    names = {name.lower(): name for name in [*SOURCES, *(table or {})]}
+    short = {name.rpartition("/")[2]: shown for name, shown in names.items()}
+    found = get_close_matches(source.lower(), names, n=3) or get_close_matches(
+        source.lower().rpartition("/")[2], short, n=3
+    )
+    shown = dict.fromkeys((names | short)[name] for name in found)
+    return f"; near it are {', '.join(map(repr, shown))}" if shown else "; verifiers.SOURCES lists all"
 
 
 def _load(verifier: Callable[..., Any] | str) -> Callable[..., Any]:

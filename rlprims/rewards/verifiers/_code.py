@@ -56,7 +56,7 @@ def code_stdin(
         checker: a function (input, output, expected) to bool, or its import path, which decides in place of
             ``compare``. It must accept what is expected; where it raises on an output, that case fails.
         blocks: ``last``, or ``joined``: all the Python blocks, one after the other.
-        server: URL of a SandboxFusion server's ``run_code``, to run there and not here; without ``fn_name``.
+        server: URL of a SandboxFusion server's ``run_code``, to run there and not here.
         allow_unisolated: see :func:`rlprims.rewards.sandbox.run`.
 
     Raises:
@@ -171,9 +171,11 @@ def _judge(cases: Cases, compare: Compare, tolerance: float, checker: Checker | 
 def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: int) -> Generator[Any, None, None]:
     from rlprims.rewards import sandbox, sandbox_fusion
 
-    if cases.function is not None:
-        raise ValueError("a server runs programs on their stdin, got fn_name; leave server out")
     text = f"{cases.before}\n{program}" if cases.before else program
     for given in cases.inputs:
+        if cases.function is not None:
+            limits: dict[str, Any] = {"seconds": seconds, "memory_mb": memory_mb}
+            yield sandbox_fusion.call(url, text, cases.function, given, **limits)
+            continue
         result = sandbox_fusion.run(url, text, stdin=given, seconds=seconds, memory_mb=memory_mb)
         yield sandbox.CaseResult(result.status, result.code, result.stdout)

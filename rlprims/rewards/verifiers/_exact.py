@@ -11,7 +11,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def exact(
-    response: str, answer: str | Sequence[str], *, tag: str | None = None, normalized: bool = False
+    response: str, answer: str | float | Sequence[str], *, tag: str | None = None, normalized: bool = False
 ) -> dict[str, float]:
     """1 if the response is the answer, or one of several, up to surrounding space.
 
@@ -32,8 +32,10 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
-def read(response: str, answer: str | Sequence[str], tag: str | None) -> tuple[str | None, list[str]]:
+def read(response: str, answer: str | float | Sequence[str], tag: str | None) -> tuple[str | None, list[str]]:
     """What is said, and the answers."""
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
     golds = [answer] if isinstance(answer, str) else list(answer) if isinstance(answer, Iterable) else []
     if not golds or not all(isinstance(gold, str) for gold in golds):
         raise ValueError(f"answer={answer!r} must be a text or a list of texts, at least one")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rlprims.rewards.verifiers._exact import normalize, read
 
 
-def f1(response: str, answer: str | Sequence[str], *, tag: str | None = "answer") -> dict[str, float]:
+def f1(response: str, answer: str | float | Sequence[str], *, tag: str | None = "answer") -> dict[str, float]:
     """The best F1 of normalized words over the answers (SQuAD); ``em`` is the normalized exact match, and ``acc`` too.
 
     Words count as often as they occur. ``tag``: only what the last ``<tag>...</tag>`` holds is read; without one the

@@ -6,7 +6,7 @@ from functools import lru_cache
 from rlprims.rewards.verifiers._numbers import first_number, last_number
 
 
-def gsm8k(response: str, answer: str, *, strict: bool = False) -> dict[str, float]:
+def gsm8k(response: str, answer: str | float, *, strict: bool = False) -> dict[str, float]:
     """1 if the response's final number equals the answer's, as numbers: 72, 72.0, 1,234 and $5 are read.
 
     The final number follows the last ``####`` or ``A:``; without one it is the last number of the text, unless
@@ -19,7 +19,7 @@ def gsm8k(response: str, answer: str, *, strict: bool = False) -> dict[str, floa
     >>> gsm8k("So she has 1,234 left. #### 1,234.0", "work ... #### 1234")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
-    gold, marked = _gold(answer), _marked(response)
+    gold, marked = _gold(str(answer)), _marked(response)
     number = last_number(response) if marked is None and not strict else first_number(marked or "")
     right = float(number == gold)
     return {"score": right, "acc": right, "format": float(marked is not None)}

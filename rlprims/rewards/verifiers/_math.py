@@ -17,7 +17,7 @@ _POWER = re.compile(r"(?:([-+]?[^\\*e^]{1,100}?)(?:\\times|\\cdot|\*)|([-+]?))10
 _RELATION = re.compile(r"[<>,;]|\b(?:or|and)\b|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|pm|mp|to)\b")
 
 
-def math(response: str, answer: str, *, final_phrase: bool = False) -> dict[str, float]:
+def math(response: str, answer: str | float | list[str], *, final_phrase: bool = False) -> dict[str, float]:
     r"""1 if the response's final expression means what the answer's does: 1/2 and \frac12, sets, matrices.
 
     The final expression is what the last closed ``\boxed{...}`` holds, else the rest of the last ``Answer:`` line (the
@@ -49,8 +49,13 @@ def math(response: str, answer: str, *, final_phrase: bool = False) -> dict[str,
         said = _expressions.final_phrase(response)
     if said is None:
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
-    inner = boxed(answer)
-    right = _equal(inner if inner is not None else answer, said)
+    if isinstance(answer, list) and len(answer) == 1:  # OlympiadBench
+        answer = answer[0]
+    if not isinstance(answer, str | int | float):
+        raise ValueError(f"expected one expression as the answer, got {answer!r}; use a text")
+    gold = str(answer)
+    inner = boxed(gold)
+    right = _equal(inner if inner is not None else gold, said)
     return {"score": float(right), "acc": float(right), "format": 1.0}
 
 

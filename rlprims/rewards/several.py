@@ -1,0 +1,285 @@
+"""Several reward functions at once, each with a weight, a column and failures of its own: see :func:`several`."""
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlprims.masking import check_choice
+from rlprims.rewards._outcome import Failure, Outcome, Wants, raised, read, wants
+from rlprims.rewards._pace import Pace, tokens
+from rlprims.rewards._scores import combine
+from rlprims.rewards.scoring import Scores, read_all, to_columns, to_rows, to_scores
+
+__all__ = ["Reward", "Several", "several"]
+
+Per: TypeAlias = Literal["answer", "group", "batch", "scores"]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function, and how it is called.
+
+    A function of one response is ``(response, answer, further columns by name, *, options)``; one ``per`` group or
+    batch takes lists and returns a list. The answer may be left out, a column with a default need not be there, and
+    ``**kwargs`` takes all other columns. It may be ``async``.
+
+    Raises:
+        ValueError: settings that do not fit.
+    """
+
+    fn: Callable[..., Any]
+    weight: float = 1.0
+    """of its score in the sum; 0: only watched"""
+    name: str = ""
+    """of its column; empty: the function's"""
+    per: Per = "answer"
+    """``scores``: it takes (responses, answers, columns) and returns :class:`Scores`, as a ``Pool`` does"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """what stands after ``*``"""
+    concurrency: int | None = None
+    """calls at once, in threads unless it is async; None: 64 if async, else one by one in this thread"""
+    seconds: float | None = None
+    """of one call of an async function; None: no limit"""
+    requests_per_minute: float | None = None
+    """calls that begin in a minute, evenly"""
+    tokens_per_minute: float | None = None
+    """of the responses of these calls, counted as a quarter of their bytes"""
+    skips: bool = False
+    """None says that it does not apply to that row, which is left out of the row's sum, and is no failure"""
+
+    def __post_init__(self) -> None:
+        check_choice("per", self.per, Per)
+        for name in ("concurrency", "seconds", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"expected {name} above 0, got {value}; use None for no limit")
+        if self.seconds is not None and not self.is_async:
+            raise ValueError(f"{self.column}: seconds can end async functions alone; use a Pool for others")
+
+    @property
+    def column(self) -> str:
+        return self.name or getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    @property
+    def is_async(self) -> bool:
+        return any(inspect.iscoroutinefunction(f) for f in (self.fn, getattr(self.fn, "__call__", None)))  # noqa: B004
+
+    @property
+    def _paced(self) -> bool:
+        return (self.requests_per_minute or self.tokens_per_minute) is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether others can go on meanwhile."""
+        return self.is_async or self.per == "scores" or self.concurrency is not None
+
+
+class Several(NamedTuple):
+    """What B responses scored by several functions."""
+
+    scores: Tensor
+    """float32 (B,), Σ weight · score; NaN where one with a weight has failed, or none applies"""
+    columns: dict[str, Tensor]
+    """float32 (B,) each: ``NAME``, and ``NAME/OTHER`` for the other numbers of that function"""
+    failures: list[list[Failure]]
+    """of each row, the causes with the names of the functions"""
+    parts: dict[str, Scores]
+    """what each function said"""
+
+
+def several(
+    rewards: Sequence[Reward],
+    responses: Sequence[str],
+    answers: Sequence[Any],
+    extra: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    group_ids: Sequence[Any] | None = None,
+) -> Several:
+    """Every function on every row. Those that wait (async, in threads, pools, servers) run while the others compute.
+
+    Args:
+        rewards: the functions.
+        responses: texts.
+        answers: one a row, of whatever type the functions read.
+        extra: further columns of the data.
+        group_ids: which rows are one group, for functions of groups.
+
+    Raises:
+        ValueError: two functions of one name; columns of different lengths, or one that a function needs is missing;
+            no ``group_ids`` for a function of groups.
+
+    >>> def right(response, answer):
+    ...     return float(response == answer)
+    >>> async def brief(response, *, most=3):
+    ...     return float(len(response) <= most)
+    >>> said = several([Reward(right), Reward(brief, 0.5)], ["72", "seven"], ["72", "7"])
+    >>> said.scores, said.columns["brief"]
+    (tensor([1.5000, 0.0000]), tensor([1., 0.]))
+    """
+    names = [reward.column for reward in rewards]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"expected reward functions of different names, got {names}; give each a name")
+    data = _Data(responses, answers, extra or {}, group_ids)
+    parts: dict[str, Scores] = {}
+    with ExitStack() as ends:
+        begun = {reward.column: _begin(reward, data, ends) for reward in rewards if reward.waits}
+        for reward in rewards:
+            if not reward.waits:
+                parts[reward.column] = _in_turn(reward, data)
+        parts |= {name: finish() for name, finish in begun.items()}
+    parts = {name: parts[name] for name in names}
+    skipping = {reward.column for reward in rewards if reward.skips}
+    failures: list[list[Failure]] = [[] for _ in responses]
+    failed = torch.zeros(len(responses), dtype=torch.bool)
+    for reward in rewards:
+        for row, failure in enumerate(parts[reward.column].failures):
+            if failure is not None and not (reward.column in skipping and failure.cause == "returned None"):
+                failures[row].append(Failure(f"{reward.column} {failure.cause}", failure.detail))
+                failed[row] |= reward.weight != 0
+    weighed = [reward for reward in rewards if reward.weight] or list(rewards)
+    scores = combine(
+        torch.stack([parts[reward.column].scores for reward in weighed], 1),
+        weights=tuple(float(reward.weight) for reward in weighed),
+    )
+    columns = {name: part.scores for name, part in parts.items()}
+    columns |= {f"{name}/{other}": x for name, part in parts.items() for other, x in part.columns.items()}
+    return Several(torch.where(failed, torch.nan, scores), columns, failures, parts)
+
+
+class _Data(NamedTuple):
+    responses: Sequence[str]
+    answers: Sequence[Any]
+    extra: Mapping[str, Sequence[Any]]
+    group_ids: Sequence[Any] | None
+
+
+class _Call(NamedTuple):
+    """One call of a function, and the rows that it scores."""
+
+    rows: list[int]
+    arguments: Sequence[Any]
+    named: dict[str, Any]
+
+
+def _calls(reward: Reward, data: _Data) -> list[_Call]:
+    wanted: Wants = wants(reward.fn)
+    if reward.per == "answer":
+        rows = to_rows(wanted, data.responses, data.answers, data.extra)
+        return [_Call([i], row.arguments, row.named) for i, row in enumerate(rows)]
+    arguments, named = to_columns(wanted, data.responses, data.answers, data.extra)
+    groups: dict[Any, list[int]] = {}
+    if reward.per == "batch":
+        groups = {0: list(range(len(data.responses)))} if data.responses else {}
+    elif data.group_ids is None or len(data.group_ids) != len(data.responses):
+        raise ValueError(f"{reward.column} is per group: give group_ids, one for each response")
+    else:
+        for row, group in enumerate(data.group_ids):
+            groups.setdefault(group, []).append(row)
+    return [
+        _Call(
+            rows,
+            [[column[row] for row in rows] for column in arguments],
+            {name: [column[row] for row in rows] for name, column in named.items()},
+        )
+        for rows in groups.values()
+    ]
+
+
+def _outcomes(reward: Reward, call: _Call, result: Any) -> list[Outcome]:
+    return [read(result)] if reward.per == "answer" else read_all(result, len(call.rows))
+
+
+def _once(reward: Reward, call: _Call) -> list[Outcome]:
+    try:
+        if reward._paced:
+            time.sleep(_turn(reward, call))
+        return _outcomes(reward, call, reward.fn(*call.arguments, **{**call.named, **reward.options}))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        return [raised(error)] * len(call.rows)
+
+
+async def _once_async(reward: Reward, call: _Call, slots: asyncio.Semaphore) -> list[Outcome]:
+    async with slots:
+        if reward._paced:
+            await asyncio.sleep(_turn(reward, call))
+        limit = asyncio.timeout(reward.seconds)
+        try:
+            async with limit:
+                result = await reward.fn(*call.arguments, **{**call.named, **reward.options})
+            return _outcomes(reward, call, result)
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            late = isinstance(error, TimeoutError) and limit.expired()
+            why = Failure("timeout", f"took more than {reward.seconds:g} s") if late else raised(error)
+            return [why] * len(call.rows)
+
+
+def _in_turn(reward: Reward, data: _Data) -> Scores:
+    calls = _calls(reward, data)
+    return _together(calls, [_once(reward, call) for call in calls], data)
+
+
+def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]:
+    """Start it, and say how to wait for it; at an interrupt ``ends`` drops what has not begun."""
+    if reward.is_async:
+        calls = _calls(reward, data)
+
+        async def all_of_them() -> list[list[Outcome]]:
+            slots = asyncio.Semaphore(reward.concurrency or 64)
+            return list(await asyncio.gather(*(_once_async(reward, call, slots) for call in calls)))
+
+        future = asyncio.run_coroutine_threadsafe(all_of_them(), _loop(os.getpid()))
+        ends.callback(future.cancel)
+        return lambda: _together(calls, future.result(), data)
+    threads = ThreadPoolExecutor(reward.concurrency or 1)
+    ends.callback(threads.shutdown, wait=False, cancel_futures=True)
+    if reward.per == "scores":
+        scored: Future[Scores] = threads.submit(reward.fn, data.responses, data.answers, data.extra, **reward.options)
+        return scored.result
+    calls = _calls(reward, data)
+    futures = [threads.submit(_once, reward, call) for call in calls]
+    return lambda: _together(calls, [future.result() for future in futures], data)
+
+
+def _together(calls: Sequence[_Call], found: Sequence[Sequence[Outcome]], data: _Data) -> Scores:
+    by_row = {
+        row: outcome
+        for call, some in zip(calls, found, strict=True)
+        for row, outcome in zip(call.rows, some, strict=True)
+    }
+    return to_scores([by_row[row] for row in range(len(data.responses))])
+
+
+def _turn(reward: Reward, call: _Call) -> float:
+    by_call, by_token = _paces(reward.fn, reward.requests_per_minute, reward.tokens_per_minute)
+    texts = [call.arguments[0]] if reward.per == "answer" else call.arguments[0]
+    return max(by_call.turn(), by_token.turn(tokens(*texts)))
+
+
+@cache
+def _paces(fn: Callable[..., Any], requests: float | None, most: float | None) -> tuple[Pace, Pace]:
+    """One for all calls of the function with these limits: a step begins where the last one has ended."""
+    return Pace(requests and requests / 60), Pace(most and most / 60)
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """One loop for the life of the process, so that a client that a function keeps stays usable from step to step."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rlprims rewards", daemon=True).start()
+    return loop
