@@ -4,15 +4,19 @@ Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (
 ``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from rlprims.kernels import are_readable
 from rlprims.masking import check_cu_seqlens as check
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 __all__ = [
     "check",
+    "cu_seqlens",
     "expand_to_tokens",
     "last_of_turn",
     "last_token",
@@ -26,6 +30,28 @@ __all__ = [
     "turn_boundaries",
     "unpack",
 ]
+
+
+def cu_seqlens(lengths: Sequence[int] | Tensor) -> CuSeqlens:
+    """Where each packed sequence begins and ends, from the lengths: 0, then their running sum; int64 (B+1,).
+
+    Raises:
+        ValueError: lengths that are not integers (B,), or a negative one.
+
+    >>> cu_seqlens([2, 0, 1])
+    tensor([0, 2, 2, 3])
+    """
+    counts = torch.as_tensor(lengths)
+    if counts.numel() == 0:
+        counts = counts.long()
+    if counts.dim() != 1 or counts.is_floating_point() or counts.dtype is torch.bool:
+        raise ValueError(
+            f"lengths has shape {tuple(counts.shape)} and dtype {counts.dtype}, expected integers (B,): the number of "
+            "tokens of each sequence, padding left out; use mask.sum(1)"
+        )
+    if are_readable(counts) and (counts < 0).any():
+        raise ValueError(f"lengths has {int(counts.min())}, expected numbers of at least 0")
+    return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
 def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import accelerated, are_readable
-from rlprims.masking import check_logits, upcast
+from rlprims.masking import check_logits, check_tensors, upcast
 from rlprims.types import Kept, PerToken
 
 LEAST_Z = -1000.0
@@ -216,12 +216,21 @@ def check_kept(
 def _check(logits: Tensor, token_ids: Tensor, kept: Kept | None, temperature: float, inplace_backward: bool) -> Tensor:
     """The tokens as (..., K), or ``ValueError``."""
     check_logits(logits, temperature)
+    check_tensors(token_ids=token_ids)
     leading = logits.shape[:-1]
     if leading not in (token_ids.shape, token_ids.shape[:-1]) or token_ids.dtype is not torch.int64:
         raise ValueError(
             f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
-            f"expected int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}"
+            f"expected int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}; logits at "
+            "position t are of token t + 1: use from_logits(logits[:, :-1], input_ids[:, 1:])"
         )
+    if are_readable(token_ids) and token_ids.numel():
+        low, high = (int(bound) for bound in token_ids.aminmax())
+        if low < 0 or high >= logits.shape[-1]:
+            raise ValueError(
+                f"token_ids run from {low} to {high}, expected ids of the {logits.shape[-1]} logits: use "
+                "token_ids.clamp(min=0) where they are labels with -100, and leave those tokens out of response_mask"
+            )
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")
     if kept is not None:
