@@ -87,7 +87,7 @@ def from_logits(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token (...) that is not in its kept set.
+            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
@@ -156,7 +156,7 @@ def from_logits_with_entropy(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token (...) that is not in its kept set.
+            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
