@@ -33,5 +33,6 @@ html_title = f"rlprims {release}"
 html_static_path = ["site/static"]
 html_css_files = ["style.css"]
 html_copy_source = False
+html_search_scorer = str(HERE / "site" / "scorer.js")
 html_show_sphinx = False
 templates_path = []

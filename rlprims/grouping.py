@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import are_readable
-from rlprims.masking import upcast, zero_outside
+from rlprims.masking import check_tensors, upcast, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 
 
@@ -59,6 +59,7 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, n
 
     Values are read on a CPU only; on an accelerator ``index_add`` checks its bounds itself.
     """
+    check_tensors(**{name: group_ids})
     if group_ids.dim() != 1 or group_ids.dtype is not torch.int64:
         raise ValueError(
             f"{name} has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, expected int64 (B,): "
@@ -74,7 +75,7 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, n
         if low < 0 or high >= group_ids.shape[0]:
             raise ValueError(
                 f"{name} run from {int(low)} to {int(high)}, expected ids in [0, {group_ids.shape[0]}), the number "
-                "of rows: use grouping.dense_ids(labels)"
+                "of rows: use grouping.dense_ids(labels) on each batch, and again where rows were dropped"
             )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlprims._sharding import sum_rows
+from rlprims.kernels import are_readable
 from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.masking import check_cu_seqlens as check
 from rlprims.types import AllReduce, CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
@@ -18,6 +19,7 @@ from rlprims.types import AllReduce, CuSeqlens, PerSequence, PerToken, TokenMask
 __all__ = [
     "TokenShard",
     "check",
+    "cu_seqlens",
     "expand_to_tokens",
     "gather",
     "last_of_turn",
@@ -37,6 +39,28 @@ __all__ = [
 
 
 Cut: TypeAlias = Literal["zigzag", "contiguous"]
+
+
+def cu_seqlens(lengths: Sequence[int] | Tensor) -> CuSeqlens:
+    """Where each packed sequence begins and ends, from the lengths: 0, then their running sum; int64 (B+1,).
+
+    Raises:
+        ValueError: lengths that are not integers (B,), or a negative one.
+
+    >>> cu_seqlens([2, 0, 1])
+    tensor([0, 2, 2, 3])
+    """
+    counts = torch.as_tensor(lengths)
+    if counts.numel() == 0:
+        counts = counts.long()
+    if counts.dim() != 1 or counts.is_floating_point() or counts.dtype is torch.bool:
+        raise ValueError(
+            f"lengths has shape {tuple(counts.shape)} and dtype {counts.dtype}, expected integers (B,): the number of "
+            "tokens of each sequence, padding left out; use mask.sum(1)"
+        )
+    if are_readable(counts) and (counts < 0).any():
+        raise ValueError(f"lengths has {int(counts.min())}, expected numbers of at least 0")
+    return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
 def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:

@@ -4,6 +4,7 @@ A mask is bool like the tokens, padded ``(B, T)`` or packed ``(N,)``. What stand
 even NaN changes a value or a gradient.
 """
 
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -39,14 +40,33 @@ def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
     return zero_outside(x, mask).sum() / mask.sum().clamp(min=1)
 
 
+def check_tensors(**named: object) -> None:
+    """Raise ``ValueError`` unless each is a tensor; lists and numpy arrays are not.
+
+    >>> check_tensors(rewards=[0.0, 1.0])
+    Traceback (most recent call last):
+    ...
+    ValueError: rewards is a list, expected a torch.Tensor: use torch.as_tensor(rewards)
+    """
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            labels = name in ("group_ids", "trajectory_ids")
+            use = "grouping.dense_ids(labels), which takes any labels" if labels else f"torch.as_tensor({name})"
+            use = "layout.cu_seqlens(lengths)" if name == "cu_seqlens" else use
+            raise ValueError(f"{name} is a {type(x).__name__}, expected a torch.Tensor: use {use}")
+
+
 def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_token: Tensor) -> None:
     """Raise ``ValueError`` unless the mask is bool and every named tensor has its shape, padded or packed.
+
+    Also where ``log_probs`` need no gradient and ``old_log_probs`` do, as when the two are swapped.
 
     >>> check_tokens(torch.ones(2, 3, dtype=torch.bool), rewards=torch.zeros(2, 4))
     Traceback (most recent call last):
     ...
     ValueError: rewards has shape (2, 4), response_mask has (2, 3): both must be per token, padded (B, T) or packed (N,)
     """
+    check_tensors(response_mask=response_mask, **per_token)
     if response_mask.dtype is not torch.bool:
         raise ValueError(
             f"response_mask has dtype {response_mask.dtype}, expected torch.bool: pass response_mask.bool()"
@@ -56,6 +76,7 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
             f"response_mask has shape {tuple(response_mask.shape)}, expected (B, T); packed tokens (N,) need cu_seqlens"
         )
     if cu_seqlens is not None:
+        check_tensors(cu_seqlens=cu_seqlens)
         if response_mask.dim() != 1:
             raise ValueError(
                 f"response_mask has shape {tuple(response_mask.shape)}, expected (N,) because cu_seqlens is given"
@@ -63,7 +84,7 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
         if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or cu_seqlens.shape[0] < 1:
             raise ValueError(
                 f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, "
-                "expected integers (B+1,): the cumulative lengths, starting with 0"
+                "expected integers (B+1,): the cumulative lengths, starting with 0; use layout.cu_seqlens(lengths)"
             )
         if are_readable(cu_seqlens, response_mask):
             check_cu_seqlens(cu_seqlens, response_mask.shape[0])
@@ -74,10 +95,27 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
                 f"{name} has shape {tuple(tensor.shape)}, response_mask has {tuple(response_mask.shape)}: "
                 "both must be per token, padded (B, T) or packed (N,)"
             )
+    _check_order(per_token)
+
+
+_TRAINED = {"log_probs": ("old_log_probs", "rollout_log_probs", "ref_log_probs"), "new_values": ("values", "returns")}
+
+
+def _check_order(per_token: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` where the numbers that are trained need no gradient, and those they are compared with do."""
+    for trained, fixed in _TRAINED.items():
+        of = [name for name in (trained, *fixed) if name in per_token and per_token[name].requires_grad]
+        if trained in per_token and of and trained not in of and torch.is_grad_enabled():
+            first = "; verl's functions begin with the old ones" if trained == "log_probs" else ""
+            raise ValueError(
+                f"{of[0]} requires a gradient and {trained} does not, expected the other way round: pass them by name, "
+                f"{trained}=..., {of[0]}=...{first}"
+            )
 
 
 def check_sequences(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_sequence: Tensor) -> None:
     """Raise ``ValueError`` unless every named tensor is ``(B,)`` for the B sequences of the mask."""
+    check_tensors(**per_sequence)
     sequences = response_mask.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     for name, tensor in per_sequence.items():
         if tensor.shape != (sequences,):
@@ -112,15 +150,15 @@ def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
     >>> check_cu_seqlens(torch.tensor([0, 2]), 4)
     Traceback (most recent call last):
     ...
-    ValueError: cu_seqlens runs from 0 to 2, expected 0 to 4, the number of packed tokens
+    ValueError: cu_seqlens runs from 0 to 2, expected 0 to 4, the number of packed tokens: use layout.cu_seqlens
     """
     if cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens:
         raise ValueError(
             f"cu_seqlens runs from {int(cu_seqlens[0])} to {int(cu_seqlens[-1])}, expected 0 to {tokens}, "
-            "the number of packed tokens"
+            "the number of packed tokens: use layout.cu_seqlens"
         )
     if (cu_seqlens.diff() < 0).any():
-        raise ValueError("cu_seqlens decreases, expected cumulative lengths: 0, then torch.cumsum of the lengths")
+        raise ValueError("cu_seqlens decreases, expected cumulative lengths: use layout.cu_seqlens(lengths)")
 
 
 def check_placements(last_cut: int, **named: Tensor) -> None:
@@ -137,6 +175,7 @@ def check_placements(last_cut: int, **named: Tensor) -> None:
 
 def check_logits(logits: Tensor, temperature: float) -> None:
     """Raise ``ValueError`` unless logits are floats (..., V) and the temperature is above 0."""
+    check_tensors(logits=logits)
     check_placements(logits.dim() - 2, logits=logits)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits has shape {tuple(logits.shape)} and dtype {logits.dtype}, expected floats (..., V)")

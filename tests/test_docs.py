@@ -38,6 +38,14 @@ def test_examples(path: Path) -> None:
     assert failed == 0
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.glob("how_to/*.md")), ids=name)
+def test_every_block_of_the_how_to_pages_is_an_example_that_runs(path: Path) -> None:
+    found = [(kind, code) for kind, code in BLOCK.findall(path.read_text())]
+    assert 2 * len(found) == path.read_text().count("```")
+    assert all(kind == "python" and ">>> " in code for kind, code in found)
+    assert found or path.stem == "README"
+
+
 @pytest.mark.parametrize("path", [path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "python")], ids=str)
 def test_other_python_is_python(path: Path) -> None:
     """What needs a peer or a model is run in tests/peers; here it is read, and its imports from here are there."""

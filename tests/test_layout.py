@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from rlprims import layout
 from rlprims.layout import (
@@ -143,3 +144,35 @@ def test_turns_without_a_number_are_refused() -> None:
     for dtype in (torch.float32, torch.bool):
         with pytest.raises(ValueError, match=r"turn_ids has dtype .*, expected integers"):
             last_of_turn(torch.zeros(1, 2, dtype=dtype), mask)
+
+
+@given(lengths=st.lists(st.integers(0, 5), max_size=6))
+def test_boundaries_of_lengths(lengths: list[int]) -> None:
+    """Of a list and of a tensor; each sequence has its length."""
+    made = layout.cu_seqlens(lengths)
+    assert made.dtype is torch.int64
+    assert made.diff().tolist() == lengths
+    assert made[0] == 0
+    layout.check(made, sum(lengths))
+    assert torch.equal(layout.cu_seqlens(torch.tensor(lengths, dtype=torch.int32)), made)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([1.5, 2.0], "dtype torch.float32, expected integers"),
+        ([[1, 2]], r"shape \(1, 2\)"),
+        ([True], "dtype torch.bool"),
+        ([2, -1], "lengths has -1"),
+    ],
+)
+def test_lengths_that_are_none(lengths: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layout.cu_seqlens(lengths)
+
+
+def test_boundaries_in_a_compiled_step_and_on_a_device_without_a_look() -> None:
+    with FakeTensorMode():
+        assert layout.cu_seqlens(torch.empty(3, dtype=torch.int64)).shape == (4,)
+    compiled = torch.compile(layout.cu_seqlens, fullgraph=True, backend="eager")
+    assert compiled(torch.tensor([2, 1])).tolist() == [0, 2, 3]

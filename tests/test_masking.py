@@ -1,10 +1,15 @@
 """Masked means absent, and what does not fit is named."""
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
+from rlprims import advantage, filters, logprobs, losses, rewards
 from rlprims.masking import (
     check_choice,
     check_logits,
@@ -78,3 +83,74 @@ def test_logits_are_floats_and_a_temperature_is_above_zero() -> None:
     for temperature in (0.0, -1.0):
         with pytest.raises(ValueError, match="temperature="):
             check_temperature(temperature)
+
+
+ZEROS, IDS = torch.zeros(2, 3), torch.tensor([0, 0])
+
+
+def of_logits(token_ids):
+    return logprobs.from_logits(torch.zeros(1, 2, 4), token_ids)
+
+
+@pytest.mark.parametrize(
+    ("call", "got", "use"),
+    [
+        (lambda: advantage.grpo(ZEROS, ["a", "b"], MASK), "group_ids is a list", "grouping.dense_ids(labels)"),
+        (lambda: advantage.rloo(ZEROS, np.array([0, 0]), MASK), "group_ids is a ndarray", "grouping.dense_ids(labels)"),
+        (lambda: advantage.rloo(ZEROS, IDS.int(), MASK), "dtype torch.int32", "grouping.dense_ids(labels)"),
+        (lambda: advantage.rloo(ZEROS, torch.tensor([3, 40]), MASK), "from 3 to 40", "grouping.dense_ids(labels)"),
+        (lambda: filters.nonzero_range(ZEROS[:, 0], ["a", "b"]), "group_ids is a list", "grouping.dense_ids(labels)"),
+        (lambda: losses.count_totals(MASK, group_ids=["a"]), "group_ids is a list", "grouping.dense_ids(labels)"),
+        (lambda: advantage.grpo(ZEROS.numpy(), IDS, MASK), "rewards is a ndarray", "torch.as_tensor(rewards)"),
+        (lambda: advantage.grpo(ZEROS, IDS, MASK.tolist()), "response_mask is a list", "as_tensor(response_mask)"),
+        (lambda: advantage.gae(ZEROS[0], ZEROS[0], MASK[0], [0, 3]), "cu_seqlens is a list", "layout.cu_seqlens(len"),
+        (lambda: advantage.gae(ZEROS[0], ZEROS[0], MASK[0], torch.tensor([3])), "from 3 to 3", "use layout.cu_seqlens"),
+        (lambda: rewards.at_last_token([1.0, 0.0], MASK), "scores is a list", "torch.as_tensor(scores)"),
+        (lambda: of_logits([[0, 1]]), "token_ids is a list", "torch.as_tensor(token_ids)"),
+        (lambda: of_logits(torch.tensor([[1, -100]])), "from -100 to 1", "clamp(min=0)"),
+        (lambda: of_logits(torch.tensor([[1]])), "shape (1, 1)", "from_logits(logits[:, :-1], input_ids[:, 1:])"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_to_write(call: Callable[[], object], got: str, use: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){re.escape(got)}.*{re.escape(use)}"):
+        call()
+
+
+@pytest.mark.parametrize("totals", [17, 17.0, torch.tensor(17), (17, 2, 1), {"tokens": 17}])
+@pytest.mark.parametrize(
+    "mean",
+    [
+        losses.token_mean,
+        losses.seq_mean_token_mean,
+        losses.seq_mean_token_sum,
+        partial(losses.seq_mean_token_sum_norm, length=4),
+        lambda x, mask, totals: losses.prompt_token_mean(x, IDS, mask, totals=totals),
+        lambda x, mask, totals: losses.trajectory_mean(x, IDS, mask, totals=totals),
+    ],
+)
+def test_a_number_is_no_totals(mean: Callable[..., object], totals: object) -> None:
+    with pytest.raises(ValueError, match=r"totals is .*, expected types\.Totals, .* use losses\.count_totals"):
+        mean(ZEROS, MASK, totals=totals)
+
+
+LOSSES_OF_TWO_POLICIES = [
+    lambda new, old: losses.clipped_surrogate(new, old, ZEROS, MASK),
+    lambda new, old: losses.gspo(new, old, ZEROS, MASK),
+    lambda new, old: losses.cispo(new, old, ZEROS, MASK),
+    lambda new, old: losses.dppo(new, old, ZEROS, MASK),
+    lambda new, old: losses.kl(new, old, MASK),
+    lambda new, old: losses.value(new, old, ZEROS, MASK),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_TWO_POLICIES)
+def test_swapped_log_probs_are_found_by_their_gradient(loss: Callable[..., torch.Tensor]) -> None:
+    """verl's functions take the old log-probs first. No value is read: on a GPU this costs nothing."""
+    new, old = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"requires a gradient and .* does not, .* pass them by name"):
+        loss(old, new)
+    assert loss(new, old).requires_grad
+    assert loss(new, new).requires_grad
+    assert not loss(old, old).requires_grad
+    with torch.no_grad():
+        loss(old, new)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims import controllers, filters, losses
-from rlprims.algorithms._use import Use, use
+from rlprims.algorithms._use import Use, import_path, use
 from rlprims.ended import EndedName
 
 
@@ -27,7 +27,8 @@ class GroupFilter(_Spec):
 
     metric: str = Field(
         default="acc",
-        description="the column that keep reads as scores: scores, shaped_scores, or any that a verifier returned",
+        description="the column that keep reads as scores: scores, shaped_scores, or any that a verifier returned; "
+        "where there is no acc, scores",
     )
     keep: Use = Field(
         default=use(filters.nonzero_range), description="(scores, group_ids), or other columns, to keep or drop"
@@ -276,7 +277,11 @@ def merge(base: Any, changes: Any) -> Any:
 
 
 def _path(fn: Any) -> Any:
-    return Use(fn=fn).path if callable(fn) else fn
+    """One spelling for each function, where it can be imported."""
+    try:
+        return Use(fn=import_path(fn) if isinstance(fn, str) else fn).path
+    except ValueError:  # a path that leads nowhere is reported where it is used
+        return fn
 
 
 def knobs(algorithm: Algorithm) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from rlprims import advantage, corrections, filters, losses, rewards
 from rlprims.algorithms._adapters import kl_to_old
 from rlprims.algorithms._algorithm import Algorithm
+from rlprims.algorithms._dry_call import impossible
 
 
 class Finding(NamedTuple):
@@ -37,6 +38,23 @@ _IMPORTANCE = (
 _OF_ROWS = (filters.max_variance, filters.policy_filtration)
 """Filters that answer for single rows."""
 
+_STAGES = {
+    "filter": "filters",
+    "score_shaping": "rewards",
+    "kl_in_reward": "controllers",
+    "advantage": "advantage",
+    "normalization": "advantage",
+    "corrections": "corrections",
+    "token_selection": "filters",
+    "tokens": "filters",
+    "policy_loss": "losses",
+    "loss_terms": "losses",
+    "value_target": "advantage",
+    "value_loss": "losses",
+    "aggregation": "losses",
+}
+"""The package whose functions fill each stage; a stranger's may fill any."""
+
 _SEQUENCE_RATIO = (losses.gspo, losses.gspo_token)
 
 
@@ -54,6 +72,10 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
     def error(message: str) -> Finding:
         return Finding("error", message)
 
+    yield from map(error, _misplaced(a))
+    for stage, filled in a.uses():
+        if reason := impossible(filled):
+            yield error(f"{stage}: {_short(filled.path)} refuses {reason}")
     compares = "group_ids" in a.advantage.needs
     if compares and a.group_size == 1:
         yield error(
@@ -97,6 +119,20 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
             "filters.kl_cov chooses the tokens to hold back, and token_selection those to train on: give it to the "
             "tokens of a loss term, as in algorithms.kl_cov()"
         )
+
+
+def _misplaced(a: Algorithm) -> Iterator[str]:
+    """A loss in the advantage stage, a mean in the place of a loss, and the like."""
+    for stage, part in a.uses():
+        *_, kind = (piece for piece in stage.split(".") if not piece.isdigit())
+        library, _, room = part.path.rpartition(".")[0].partition(".")
+        if library == "rlprims" and room in _STAGES.values() and room != _STAGES[kind]:
+            yield f"{stage} is {_short(part.path)}, and this stage takes a function of rlprims.{_STAGES[kind]}"
+        elif kind in ("advantage", "filter", "score_shaping") and "advantages" in part.needs:
+            yield f"{stage} is {_short(part.path)}, which reads advantages, and there are none before that stage ends"
+        elif _STAGES[kind] == "losses" and (kind == "aggregation") != ("losses" in part.needs):
+            what = "the mean of the losses: such as losses.token_mean" if kind == "aggregation" else "a loss per token"
+            yield f"{stage} is {_short(part.path)}, and this stage takes {what}"
 
 
 def _warnings(a: Algorithm) -> Iterator[Finding]:

@@ -4,7 +4,7 @@
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import reduce
 
 import torch
@@ -79,7 +79,7 @@ def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
         return columns
     group_ids, valid = data["group_ids"], data["valid_rows"]
     some = group_count(group_ids, valid) > 0
-    for name in {"scores", algorithm.filter.metric if algorithm.filter else "scores"} & columns.keys():
+    for name in {"scores", filter_column(algorithm, columns) or "scores"} & columns.keys():
         others = torch.where(some, group_mean(columns[name], group_ids, valid), torch.nan)
         columns[name] = torch.where(valid, columns[name], others)
     return columns
@@ -88,7 +88,8 @@ def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
-    The filter's ``scores`` are its metric's column; one that asks for other columns has no metric. A rollout of several
+    The filter's ``scores`` are its metric's column, see :func:`filter_column`; one that asks for other columns has no
+    metric. A rollout of several
     rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
     """
     data = _with_ends_of_rollouts(data)
@@ -102,6 +103,23 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
         return _assess_scores(algorithm, data)
     found = zip(data["group_ids"].tolist(), _assess_scores(algorithm, data), strict=True)
     return [broken.get(group, reason) for group, reason in found]
+
+
+def filter_column(algorithm: Algorithm, columns: Container[str]) -> str | None:
+    """The column that the filter reads as scores, of these: its metric, or ``scores`` where there is no ``acc``.
+
+    A verifier that returns one number has no column but its score. None: the metric is not there.
+
+    >>> from rlprims import algorithms
+    >>> filter_column(algorithms.dapo(), {"scores"}), filter_column(algorithms.dapo(), {"scores", "acc"})
+    ('scores', 'acc')
+    """
+    if algorithm.filter is None:
+        return None
+    metric = algorithm.filter.metric
+    if metric in columns:
+        return metric
+    return "scores" if metric == "acc" and "scores" in columns else None
 
 
 def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
@@ -118,11 +136,13 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
     if algorithm.filter is None or None not in reasons:
         return reasons
-    metric, keep = algorithm.filter.metric, algorithm.filter.keep
+    metric, keep = filter_column(algorithm, data), algorithm.filter.keep
     if "scores" not in keep.needs:
         kept, explanations = keep(data).tolist(), [f"does not pass {keep}"] * len(scores)
-    elif metric not in data:
-        raise ValueError(f"filter.metric is {metric!r}; the columns are {sorted(data)}: the verifier must return it")
+    elif metric is None:
+        raise ValueError(
+            f"filter.metric is {algorithm.filter.metric!r}; the columns are {sorted(data)}: the verifier must return it"
+        )
     else:
         column = data[metric]
         kept = keep({**data, "scores": column}).tolist()

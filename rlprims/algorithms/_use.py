@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+import rlprims
 from rlprims.trajectories import by_trajectory
 
 
@@ -24,7 +26,8 @@ class Use(BaseModel):
     """A function and the hyperparameters bound to it; made by :func:`use`.
 
     Written as YAML or JSON it is the import path, ``rlprims.advantage.rloo``, or a mapping,
-    ``{fn: rlprims.advantage.grpo, ddof: 0}``. Nothing is registered: any importable function will do.
+    ``{fn: rlprims.advantage.grpo, ddof: 0}``; ``advantage.rloo``, as it is printed, is read too. Nothing is registered:
+    any importable function will do.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
@@ -145,12 +148,28 @@ def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
 
 
 def import_path(path: str) -> Any:
-    """The object at ``package.module.name``."""
-    module, _, name = path.rpartition(".")
+    """The object at ``package.module.name``; ``losses.token_mean`` is that of this library, unless yours has it.
+
+    >>> import_path("losses.token_mean") is import_path("rlprims.losses.token_mean")
+    True
+    """
     try:
-        return getattr(importlib.import_module(module), name)
+        return _imported(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
+        # A module that is there and does not import is the user's, and broken: its error is what helps.
+        absent = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
+        if (absent or isinstance(error, AttributeError)) and path.partition(".")[0] in rlprims.__all__:
+            with suppress(ImportError, AttributeError):
+                return _imported(f"rlprims.{path}")
+        how = "write it as package.module.function"
+        if "(" in path:
+            how = f"write {{fn: {path.partition('(')[0]}, name: value}}"
+        raise ValueError(f"cannot import {path!r} ({error}): {how}") from None
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:

@@ -4,7 +4,7 @@ import torch
 
 from rlprims.ended import CUT_OFF, EndedName
 from rlprims.grouping import check_group_ids, group_centred, group_count, group_mean, group_ranks, is_varied
-from rlprims.masking import ended_by, upcast
+from rlprims.masking import check_tensors, ended_by, upcast
 from rlprims.types import ComponentScores, EndedCodes, GroupIds, PerSequence, RowMask
 
 
@@ -204,6 +204,7 @@ def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowM
 
 
 def _check(scores: PerSequence, group_ids: GroupIds) -> None:
+    check_tensors(scores=scores, group_ids=group_ids)
     if scores.shape != group_ids.shape:
         raise ValueError(
             f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlprims._sharding import check_vocab, columns_of, entries, max_over, sum_over
 from rlprims.kernels import accelerated, are_readable
-from rlprims.masking import check_logits, upcast
+from rlprims.masking import check_logits, check_tensors, upcast
 from rlprims.types import Kept, PerToken, VocabShard
 
 LEAST_Z = -1000.0
@@ -95,7 +95,7 @@ def from_logits(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token (...) that is not in its kept set.
+            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
@@ -170,7 +170,7 @@ def from_logits_with_entropy(
 
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token (...) that is not in its kept set.
+            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
@@ -253,15 +253,24 @@ def _check(
 ) -> Tensor:
     """The tokens as (..., K), or ``ValueError``."""
     check_logits(logits, temperature)
+    check_tensors(token_ids=token_ids)
     leading = logits.shape[:-1]
     if leading not in (token_ids.shape, token_ids.shape[:-1]) or token_ids.dtype is not torch.int64:
         raise ValueError(
             f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
-            f"expected int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}"
+            f"expected int64 {tuple(leading)}, one token for each row of logits, or {(*leading, 'K')}; logits at "
+            "position t are of token t + 1: use from_logits(logits[:, :-1], input_ids[:, 1:])"
         )
+    size = check_vocab(vocab, logits.shape[-1], token_ids)
+    if are_readable(token_ids) and token_ids.numel():
+        low, high = (int(bound) for bound in token_ids.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(
+                f"token_ids run from {low} to {high}, expected ids of the {size} logits: use "
+                "token_ids.clamp(min=0) where they are labels with -100, and leave those tokens out of response_mask"
+            )
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")
-    size = check_vocab(vocab, logits.shape[-1], token_ids)
     if kept is not None:
         check_kept(kept, leading, size, token_ids if token_ids.shape == leading else None)
     return token_ids if token_ids.dim() == logits.dim() else token_ids[..., None]

@@ -53,6 +53,16 @@ def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, length
     return torch.zeros_like(lengths).index_add(0, ids, lengths)
 
 
+def _counts(totals: Totals) -> Totals:
+    """The totals, or ``ValueError`` if they are a number or anything else."""
+    if not isinstance(totals, Totals):
+        raise ValueError(
+            f"totals is {totals!r}, expected types.Totals, the counts of a whole optimizer step: use "
+            "losses.count_totals(response_mask), or Totals(tokens=..., sequences=..., groups=...)"
+        )
+    return totals
+
+
 def _at_least_one(count: Tensor | int) -> Tensor | int:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
@@ -80,7 +90,7 @@ def token_mean(
     >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
     """
-    tokens = response_mask.sum() if totals is None else totals.tokens
+    tokens = response_mask.sum() if totals is None else _counts(totals).tokens
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
 
 
@@ -95,7 +105,7 @@ def seq_mean_token_sum(
     >>> seq_mean_token_sum(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(4.5000)
     """
-    sequences = count_totals(response_mask, cu_seqlens).sequences if totals is None else totals.sequences
+    sequences = count_totals(response_mask, cu_seqlens).sequences if totals is None else _counts(totals).sequences
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(sequences)
 
 
@@ -138,7 +148,7 @@ def seq_mean_token_mean(
     """
     check_tokens(response_mask, cu_seqlens, losses=losses)
     lengths = sequence_lengths(response_mask, cu_seqlens)
-    sequences = (lengths > 0).sum() if totals is None else totals.sequences
+    sequences = (lengths > 0).sum() if totals is None else _counts(totals).sequences
     return _mean_of_means(losses, response_mask, cu_seqlens, lengths if row_tokens is None else row_tokens, sequences)
 
 
@@ -164,7 +174,7 @@ def prompt_token_mean(
     if group_tokens is None:
         lengths = sequence_lengths(response_mask, cu_seqlens)
         group_tokens = _tokens_by_id(response_mask, cu_seqlens, lengths, group_ids=group_ids)[group_ids]
-    groups = count_totals(response_mask, cu_seqlens, group_ids).groups if totals is None else totals.groups
+    groups = count_totals(response_mask, cu_seqlens, group_ids).groups if totals is None else _counts(totals).groups
     return _mean_of_means(losses, response_mask, cu_seqlens, group_tokens, groups)
 
 
@@ -197,7 +207,7 @@ def trajectory_mean(
         trajectory_tokens = tokens_of[trajectory_ids]
     if totals is None:
         totals = count_totals(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
-    return _mean_of_means(losses, response_mask, cu_seqlens, trajectory_tokens, totals.of_rollouts().sequences)
+    return _mean_of_means(losses, response_mask, cu_seqlens, trajectory_tokens, _counts(totals).of_rollouts().sequences)
 
 
 def _mean_of_means(

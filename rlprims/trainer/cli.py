@@ -37,7 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="start a run", description="Start a run from a YAML file.")
+    train = commands.add_parser(
+        "train",
+        help="start a run",
+        description="Start a run from a YAML file. Modules beside the file can be named in it (verifier: mine.reward): "
+        "its folder is searched after all that is installed. A setting may name any function, which then runs: start "
+        "no file that you do not trust.",
+    )
     train.add_argument("config", type=Path, metavar="CONFIG.yaml")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="such as seed=1 algorithm.group_size=8")
     train.set_defaults(run=_train)

@@ -1,6 +1,7 @@
 """What a run is told: one YAML file, dotted overrides, and errors that say what to write."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -145,6 +146,9 @@ class Config(_Section):
     """A run."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
+    modules: Path | None = Field(
+        default=None, description="folder of modules that settings name; of a YAML file: the folder that it is in"
+    )
     seed: int = Field(default=0, ge=0, lt=2**32)
     steps: int = Field(default=100, ge=1)
     prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
@@ -324,7 +328,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The run of a YAML file, with ``key.subkey=value`` over it.
 
     A file may begin with ``extends: other.yaml``, a path beside it, whose settings it changes; its ``algorithm`` is
-    taken whole.
+    taken whole. A module beside the file can be named in it: its folder, which ``modules`` keeps for a resume, is
+    searched after all that is installed, so that no file in it takes the place of a package.
 
     Raises:
         ValueError: the file or an override is wrong; one line for each thing to mend, before anything runs.
@@ -332,6 +337,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     values = _read(path)
     for override in overrides:
         _set(values, override)
+    modules = str(values.setdefault("modules", str(path.parent.resolve())))
+    if modules not in sys.path:
+        sys.path.append(modules)
     try:
         return Config.model_validate(values)
     except ValidationError as error:

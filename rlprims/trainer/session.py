@@ -26,6 +26,7 @@ from rlprims.trainer.curves import draw_curves, read_metrics, summary_table
 from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.evaluation import evaluate
 from rlprims.trainer.examine import examine
+from rlprims.trainer.first_look import filter_note
 from rlprims.trainer.loggers import open_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer, train
 from rlprims.trainer.measures import worker_metrics
@@ -131,6 +132,8 @@ def start(config: Config, console: Console) -> int:
         console.print(f"warning: {warning}", style="yellow")
     parts = build(config, console)
     with closing(parts.execution):
+        if note := filter_note(config, parts.training.rows[0]):
+            console.print(f"note: {note}", style="yellow", highlight=False)
         return _Session(config, RunDirectory.create(config), parts, console).run()
 
 

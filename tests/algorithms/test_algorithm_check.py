@@ -5,11 +5,16 @@ import inspect
 import pytest
 import torch
 
-from rlprims import advantage, algorithms, corrections, filters, losses
+from rlprims import advantage, algorithms, controllers, corrections, filters, losses
 from rlprims.algorithms import LossTerm, check, use
 
 KL_IN_LOSS = LossTerm(coefficient=0.1, loss=use(losses.kl, value="k3", gradient="k2"))
 OVERLONG = algorithms.dapo().score_shaping
+
+
+def strangers_loss(log_probs, advantages, response_mask, *, clip_high: float = -1.0):
+    """Of another library: its hyperparameters are its own affair."""
+    return -torch.where(response_mask, log_probs * advantages, 0.0)
 
 
 def kl_term(**how):
@@ -17,6 +22,60 @@ def kl_term(**how):
 
 
 CASES = {
+    "a bound that the loss itself refuses": (
+        "error",
+        "policy_loss: losses.clipped_surrogate refuses clip_low=0.2 and clip_high=-1.0, expected clip_low in [0, 1]",
+        algorithms.grpo().replace(policy_loss={"clip_high": -1}),
+        algorithms.grpo().replace(policy_loss={"clip_high": 0.0}),
+    ),
+    "a buffer that is longer than the response": (
+        "error",
+        "score_shaping.0: rewards.overlong_penalty refuses buffer_length=4096",
+        algorithms.dapo(max_length=8),
+        algorithms.dapo(max_length=8, buffer_length=4),
+    ),
+    "a controller that cannot be made": (
+        "error",
+        "kl_in_reward: controllers.AdaptiveKL refuses",
+        algorithms.rloo().replace(kl_in_reward={"controller": use(controllers.AdaptiveKL, horizon=0)}),
+        algorithms.rloo().replace(kl_in_reward={"controller": controllers.AdaptiveKL}),
+    ),
+    "a loss in the advantage stage": (
+        "error",
+        "advantage is losses.clipped_surrogate, and this stage takes a function of rlprims.advantage",
+        algorithms.rloo().replace(advantage=losses.clipped_surrogate),
+        algorithms.rloo(),
+    ),
+    "an estimator in the place of a loss": (
+        "error",
+        "policy_loss is advantage.grpo, and this stage takes a function of rlprims.losses",
+        algorithms.rloo().replace(policy_loss=advantage.grpo),
+        algorithms.rloo(),
+    ),
+    "a mean in the place of a loss": (
+        "error",
+        "policy_loss is losses.token_mean, and this stage takes a loss per token",
+        algorithms.rloo().replace(policy_loss=losses.token_mean),
+        algorithms.rloo(),
+    ),
+    "a loss in the place of the mean": (
+        "error",
+        "aggregation is losses.reinforce, and this stage takes the mean of the losses",
+        algorithms.rloo().replace(aggregation=losses.reinforce),
+        algorithms.rloo(),
+    ),
+    "a mean in a loss term": (
+        "error",
+        "loss_terms.0 is losses.token_mean, and this stage takes a loss per token",
+        algorithms.rloo().replace(loss_terms=[LossTerm(coefficient=1.0, loss=use(losses.token_mean))]),
+        algorithms.rloo().replace(loss_terms=[LossTerm(coefficient=1.0, loss=use(losses.entropy))]),
+    ),
+    "a stranger's loss in the advantage stage": (
+        "error",
+        "which reads advantages, and there are none before that stage ends",
+        algorithms.rloo().replace(advantage=strangers_loss),
+        algorithms.rloo().replace(policy_loss=strangers_loss),
+    ),
     "a group of one has nobody to compare with": (
         "error",
         "compares the samples of a prompt, and group_size is 1",
@@ -185,6 +244,12 @@ def test_errors_come_first():
     severities = [finding.severity for finding in found]
     assert severities == sorted(severities)
     assert {"error", "warning"} == set(severities)
+
+
+@pytest.mark.parametrize("preset", algorithms.PRESETS.values())
+def test_no_preset_is_misplaced_or_impossible(preset):
+    found = [finding.message for finding in check(preset())]
+    assert not [message for message in found if "this stage takes" in message or " refuses " in message]
 
 
 @pytest.mark.parametrize("spec", [algorithms.dapo(), algorithms.rloo(dialect="trl-1.16")], ids=["dapo", "trl's rloo"])

@@ -334,6 +334,15 @@ class TestAssessGroups:
         data["ended"] = torch.tensor([Ended.STOP] * 5 + [Ended.LENGTH] + [Ended.STOP] * 2)
         assert assess_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
 
+    def test_without_acc_it_looks_at_the_scores(self):
+        """A verifier that returns one number: the groups of the DAPO filter are those of a verifier with acc."""
+        scores = torch.tensor([1.0, 0.0, 1.0, 1.0])
+        data = {"scores": scores, "group_ids": torch.tensor([0, 0, 1, 1])}
+        kept = [None, None, "scores is 1 throughout", "scores is 1 throughout"]
+        assert assess_groups(algorithms.dapo(), data) == kept
+        beside = assess_groups(algorithms.dapo(), {**data, "acc": scores})
+        assert beside == [reason and reason.replace("scores", "acc") for reason in kept]
+
     def test_a_missing_metric_names_the_columns(self):
         with pytest.raises(ValueError, match=r"filter.metric is 'format'; the columns are \['acc', 'group_ids', 'sc"):
             assess_groups(algorithms.dapo(metric="format"), self.data)

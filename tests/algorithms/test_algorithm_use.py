@@ -1,11 +1,12 @@
 """``use``: what is wrong with a stage is said when it is written down."""
 
 import functools
+import sys
 
 import pytest
 import torch
 
-from rlprims import advantage, controllers, losses
+from rlprims import advantage, algorithms, controllers, filters, losses, rewards
 from rlprims.algorithms import Use, import_path, use
 
 
@@ -66,6 +67,35 @@ class TestTypes:
 
     def test_none_is_a_value_where_the_signature_allows_it(self):
         assert use(losses.clipped_surrogate, dual_clip=None).hyperparameters["dual_clip"] is None
+
+
+class TestShortNames:
+    @pytest.mark.parametrize("fn", [losses.token_mean, advantage.gae, controllers.AdaptiveKL, rewards.verifiers.gsm8k])
+    def test_what_is_printed_is_read(self, fn):
+        assert use(str(use(fn))) == use(fn)
+
+    def test_a_short_name_keeps_the_knobs_of_its_stage(self):
+        mine = algorithms.dapo().replace(policy_loss={"fn": "losses.clipped_surrogate", "dual_clip": 3.0})
+        assert mine.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+
+    def test_ones_own_module_of_that_name_comes_first(self, tmp_path, monkeypatch):
+        (tmp_path / "filters.py").write_text("def finite(scores, group_ids):\n    return scores == scores\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        try:
+            assert import_path("filters.finite").__module__ == "filters"
+            assert import_path("filters.nonzero_range") is filters.nonzero_range
+        finally:
+            sys.modules.pop("filters", None)
+
+    def test_a_broken_module_of_that_name_is_not_passed_over(self, tmp_path, monkeypatch):
+        (tmp_path / "corrections.py").write_text("import no_such_package\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match=r"corrections\.tis' \(No module named 'no_such_package'\)"):
+            import_path("corrections.tis")
+
+    def test_a_printed_use_with_hyperparameters_is_a_mapping(self):
+        with pytest.raises(ValueError, match=r"write \{fn: losses\.clipped_surrogate, name: value\}"):
+            use("losses.clipped_surrogate(clip_high=0.28)")
 
 
 class TestWhatMayFillAStage:

@@ -4,11 +4,12 @@ import math
 import subprocess
 import sys
 import types
+from dataclasses import dataclass
 
 import pytest
 
-from rlprims import algorithms, controllers, corrections, losses
-from rlprims.algorithms import KLInReward, use
+from rlprims import algorithms, controllers, corrections, filters, losses
+from rlprims.algorithms import KLInReward, LossTerm, use
 from rlprims.interop.trl import grpo_trainer, reward_func, rloo_trainer
 from rlprims.rewards import verifiers
 
@@ -81,9 +82,9 @@ def test_rloo_may_have_its_kl_in_the_reward():
     algorithm = algorithms.rloo(dialect="trl-1.16").replace(kl_in_reward=KLInReward())
     trainer = rloo_trainer(algorithm, Started)
     assert (trainer.__name__, trainer.algorithm) == ("RLOOTrainer", algorithm)
-    with pytest.raises(ValueError, match=r"rloo reads ref_log_probs: give RLOOConfig\(beta=1\.0\)"):
+    with pytest.raises(ValueError, match=r"Config\(beta=0\.0\), and rloo has 0\.001: set beta=0\.001, or "):
         trainer()
-    trainer(beta=0.05)
+    trainer(beta=0.001)
     with pytest.raises(ValueError, match="dppo reads rollout_log_probs, and this trainer drops those of vLLM"):
         rloo_trainer(algorithms.dppo(), Started)(use_vllm=True)
 
@@ -100,20 +101,50 @@ def test_a_preset_without_critic_or_filter_goes(preset):
     assert trainer.algorithm == algorithm
 
 
+@dataclass
+class GRPOConfig:
+    """The names and defaults of TRL 1.16's, as far as the maths reads them; tests/peers compares the two."""
+
+    beta: float = 0.0
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    loss_type: str = "dapo"
+    importance_sampling_level: str = "token"
+    scale_rewards: str = "group"
+    multi_objective_aggregation: str = "sum_then_normalize"
+    top_entropy_quantile: float = 1.0
+    off_policy_mask_threshold: float | None = None
+    use_bias_correction_kl: bool = True
+    entropy_coef: float = 0.0
+    use_adaptive_entropy: bool = False
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    vllm_importance_sampling_correction: bool = True
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    vllm_importance_sampling_clip_min: float | None = None
+    use_vllm: bool = False
+    max_completion_length: int | None = 256
+
+
 class Started:
     """What TRL's own constructor leaves behind."""
 
-    def __init__(self, **settings):
-        self.beta, self.aux_loss_enabled = 0.0, False
-        self.use_vllm, self.vllm_importance_sampling_correction = False, True
-        vars(self).update(settings)
+    aux_loss_enabled = False
+
+    def __init__(self, aux_loss_enabled=False, **settings):
+        self.args = GRPOConfig(**settings)
+        self.aux_loss_enabled = aux_loss_enabled
+        vars(self).update(vars(self.args))
 
 
 def test_a_configuration_that_does_not_go_with_the_algorithm():
-    grpo, gspo, dppo = algorithms.grpo(), algorithms.gspo(), algorithms.dppo()
-    with pytest.raises(ValueError, match=r"grpo reads ref_log_probs: give GRPOConfig\(beta=1\.0\)"):
-        grpo_trainer(grpo, Started)()
-    grpo_trainer(grpo, Started)(beta=0.1)
+    gspo, dppo = algorithms.gspo(), algorithms.dppo()
     with pytest.raises(ValueError, match="gspo has no router_aux_loss_coef"):
         grpo_trainer(gspo, Started)(aux_loss_enabled=True)
     with pytest.raises(ValueError, match=r"gspo corrects nothing: replace\(corrections="):
@@ -121,6 +152,93 @@ def test_a_configuration_that_does_not_go_with_the_algorithm():
     grpo_trainer(gspo, Started)(use_vllm=True, vllm_importance_sampling_correction=False)
     grpo_trainer(gspo.replace(corrections=(use(corrections.tis),)), Started)(use_vllm=True)
     grpo_trainer(dppo, Started)(use_vllm=True)
+
+
+DR_GRPO, GRPO = algorithms.dr_grpo(max_length=256), algorithms.grpo(kl_coef=0.0)
+SAYS = [
+    (algorithms.grpo(), {"beta": 0.04}, {"beta": 0.001}, "grpo has 0.04"),
+    (algorithms.grpo(), {"beta": 0.04}, {}, "grpo has 0.04"),
+    (GRPO, {}, {"beta": 0.04}, "grpo has 0.0"),
+    (algorithms.grpo(dialect="trl-1.16"), {"beta": 0.04}, {"use_bias_correction_kl": False, "beta": 0.04}, "has True"),
+    (algorithms.grpo(), {"beta": 0.04, "use_bias_correction_kl": False}, {"beta": 1.0}, "grpo has 0.04"),
+    (GRPO, {"loss_type": "grpo"}, {"loss_type": "dr_grpo"}, "grpo has 'grpo'"),
+    (GRPO, {"epsilon_high": 0.2}, {"epsilon_high": 0.28}, "grpo has 0.2"),
+    (GRPO, {}, {"epsilon": 0.1}, "grpo has 0.2"),
+    (DAPO := algorithms.dapo().replace(filter=None), {"epsilon_high": 0.28}, {"epsilon": 0.28}, "dapo has 0.2"),
+    (DAPO.replace(policy_loss={"clip_low": 0.1}), {"epsilon": 0.1, "epsilon_high": 0.28}, {"epsilon": 0.1}, "has 0.28"),
+    (DAPO, {}, {"loss_type": "bnpo"}, "dapo has 'dapo'"),
+    (DAPO.replace(policy_loss={"dual_clip": 3.0}), {"delta": 3.0}, {"delta": 4.0}, "dapo has 3.0"),
+    (DR_GRPO, {"loss_type": "dr_grpo"}, {"loss_type": "dr_grpo", "max_completion_length": 100}, "no such setting"),
+    (DR_GRPO, {"scale_rewards": "none"}, {"scale_rewards": "batch"}, "dr_grpo has 'none'"),
+    (GRPO.replace(advantage={"std_over": "batch"}), {"scale_rewards": "batch"}, {"scale_rewards": "none"}, "'batch'"),
+    (GSPO := algorithms.gspo(), {"importance_sampling_level": "sequence"}, {"loss_type": "luspo"}, "gspo has 'grpo'"),
+    (GRPO, {}, {"importance_sampling_level": "sequence"}, "grpo has 'token'"),
+    (algorithms.luspo(), {"loss_type": "luspo"}, {"epsilon": 0.3}, "luspo has"),
+    (CISPO := algorithms.cispo(), {"loss_type": "cispo", "epsilon_high": 5.0}, {"epsilon_high": 0.2}, "cispo has 5.0"),
+    (CISPO, {}, {"delta": 3.0}, "no such setting"),
+    (algorithms.sapo(), {"loss_type": "sapo"}, {"sapo_temperature_neg": 1.1}, "sapo has 1.05"),
+    (algorithms.vespo(), {"loss_type": "vespo"}, {"vespo_k_pos": 1.0}, "vespo has 2.0"),
+    (
+        algorithms.gdpo(components=("a",)),
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"scale_rewards": "none"},
+        "gdpo has 'group'",
+    ),
+    (GRPO, {}, {"multi_objective_aggregation": "normalize_then_sum"}, "grpo has 'sum_then_normalize'"),
+    (
+        GRPO.replace(token_selection=use(filters.high_entropy, fraction=0.2)),
+        {"top_entropy_quantile": 0.2},
+        {"top_entropy_quantile": 0.5},
+        "grpo has 0.2",
+    ),
+    (
+        GRPO.replace(corrections=(use(corrections.opsm, delta=0.5),)),
+        {"off_policy_mask_threshold": 0.5},
+        {"off_policy_mask_threshold": 0.4},
+        "grpo has 0.5",
+    ),
+    (
+        GRPO.replace(loss_terms=(LossTerm(coefficient=0.01, loss=use(losses.entropy)),)),
+        {"entropy_coef": 0.01},
+        {"entropy_coef": 0.1},
+        "grpo has 0.01",
+    ),
+    (GRPO, {}, {"use_adaptive_entropy": True}, "no such setting"),
+    (
+        GRPO.replace(corrections=(use(corrections.tis),)),
+        {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0},
+        {"use_vllm": True, "vllm_importance_sampling_clip_max": 4.0},
+        "grpo has 2.0",
+    ),
+    (
+        GRPO.replace(corrections=(use(corrections.tis),)),
+        {"vllm_importance_sampling_mode": "sequence_truncate"},  # without vLLM nobody reads it
+        {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_truncate"},
+        "grpo has 'token_truncate'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "agrees", "contradicts", "why"), SAYS)
+def test_no_setting_is_ignored(algorithm, agrees, contradicts, why):
+    """TRL's beta=0.001 once trained at the algorithm's 0.04: now it says the same, or nothing is trained."""
+    grpo_trainer(algorithm, Started)(**agrees)
+    with pytest.raises(ValueError, match=f"the configuration says otherwise(.|\n)*{why}.*, or "):
+        grpo_trainer(algorithm, Started)(**contradicts)
+
+
+def test_every_contradiction_is_named_with_what_to_write():
+    with pytest.raises(ValueError, match="says otherwise") as caught:
+        grpo_trainer(algorithms.grpo(), Started)(beta=0.001, epsilon=0.1)
+    assert str(caught.value).splitlines()[1:] == [
+        "GRPOConfig(beta=0.001), and grpo has 0.04: set beta=0.04, or give its KL that coefficient, as "
+        "algorithms.grpo(kl_coef=0.001) does",
+        "GRPOConfig(epsilon=0.1), and grpo has 0.2: leave epsilon out of GRPOConfig, or "
+        "replace(policy_loss={'clip_low': 0.1, 'clip_high': 0.1})",
+    ]
+    grpo_trainer(algorithms.grpo(kl_coef=0.001).replace(policy_loss={"clip_low": 0.1, "clip_high": 0.1}), Started)(
+        beta=0.001, epsilon=0.1
+    )
 
 
 def test_trl_absent(monkeypatch):

@@ -1,15 +1,18 @@
 """TRL 1.16 trains a tiny model with its own loss and with ours: the same numbers, step by step."""
 
+from dataclasses import fields
+
 import pytest
 import tiny
 import torch
 from datasets import Dataset
+from interop import test_interop_trl
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from rlprims import advantage, algorithms, controllers, losses, rewards
 from rlprims.algorithms import KLInReward, LossTerm, use
-from rlprims.interop.trl import grpo_trainer, reward_func, rloo_trainer
+from rlprims.interop.trl import _settings, grpo_trainer, reward_func, rloo_trainer
 from rlprims.rewards import verifiers
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -128,17 +131,15 @@ RLOO_MATCHES = {
 def test_the_same_losses_as_trl(name, tmp_path):
     algorithm, config = MATCHES[name]
     reward_funcs = (digits, spread) if name == "gdpo" else (digits,)
-    reference = {"beta": 1.0} if "beta" in config else {}
     stock = train(Recorded, tmp_path / "theirs", reward_funcs=reward_funcs, **config)
-    check(stock, train(grpo_trainer(algorithm, Recorded), tmp_path / "ours", reward_funcs=reward_funcs, **reference))
+    check(stock, train(grpo_trainer(algorithm, Recorded), tmp_path / "ours", reward_funcs=reward_funcs, **config))
 
 
 @pytest.mark.parametrize("name", RLOO_MATCHES)
 def test_the_same_losses_as_trls_rloo(name, tmp_path):
     algorithm, config = RLOO_MATCHES[name]
-    reference = {"beta": 1.0 if algorithm.kl_in_reward else 0.0}
     stock = train(RecordedRLOO, tmp_path / "theirs", **config)
-    check(stock, train(rloo_trainer(algorithm, RecordedRLOO), tmp_path / "ours", **reference))
+    check(stock, train(rloo_trainer(algorithm, RecordedRLOO), tmp_path / "ours", **config))
 
 
 def check(stock_run, our_run):
@@ -211,7 +212,19 @@ def test_verifiers_as_reward_functions(tmp_path):
 
 
 def test_a_configuration_that_does_not_go_with_the_algorithm(tmp_path):
-    with pytest.raises(ValueError, match=r"grpo reads ref_log_probs: give GRPOConfig\(beta=1.0\)"):
-        train(grpo_trainer(algorithms.grpo()), tmp_path)
+    """TRL's ``beta`` would train at 0.001 and the algorithm at 0.04."""
+    with pytest.raises(ValueError, match=r"GRPOConfig\(beta=0\.001\), and grpo has 0\.04: set beta=0\.04, or give"):
+        train(grpo_trainer(algorithms.grpo()), tmp_path, beta=0.001)
+    with pytest.raises(ValueError, match=r"RLOOConfig\(beta=0\.05\), and rloo has 0\.0: set beta=0\.0, or "):
+        train(rloo_trainer(RLOO), tmp_path)
     assert issubclass(grpo_trainer(algorithms.gspo()), GRPOTrainer)
     assert losses.gspo is grpo_trainer(algorithms.gspo()).algorithm.policy_loss.fn
+
+
+def test_the_settings_are_those_of_trl():
+    """Every name is a field, with the default that a test without TRL takes for it."""
+    theirs = {field.name: field.default for field in fields(GRPOConfig)}
+    assert {name: theirs[name] for name in _settings.GRPO} == {
+        field.name: field.default for field in fields(test_interop_trl.GRPOConfig) if field.name in _settings.GRPO
+    }
+    assert set(_settings.RLOO) <= {field.name for field in fields(RLOOConfig)}

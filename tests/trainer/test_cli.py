@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from rlprims.trainer.cli import main
 from rlprims.trainer.run_directory import RunDirectory
+from tests.trainer.runs import metrics_of
 
 WriteConfig = Callable[[dict[str, Any]], Path]
 
@@ -100,6 +103,56 @@ def test_mistakes_end_with_one_message_and_no_directory(
     assert main(["train", str(write_config(settings | change))]) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert not Path(settings["run_dir"]).exists()
+
+
+def test_a_reward_of_one_number_works_with_dapo_and_the_run_says_what_the_filter_sees(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run beside it, whose verifier says the same as ``acc``, samples, drops and learns the same."""
+    assert main(["train", str(write_config(settings | {"run_dir": settings["run_dir"] + "-acc"})), "steps=1"]) == 0
+    capsys.readouterr()
+    changed = settings | {"verifier": "tests.trainer.verifiers.one_number"}
+    assert main(["train", str(write_config(changed)), "steps=1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    note = "note: tests.trainer.verifiers.one_number returns no acc: the filter looks at scores"
+    assert 0 <= said.index(note) < said.index("step 0: accuracy")
+    runs = [metrics_of(Path(settings["run_dir"] + end)) for end in ("", "-acc")]
+    for name in ("groups_dropped", "filter_yield", "loss", "score"):
+        of = [[line[name] for line in run if line["kind"] == "train"] for run in runs]
+        assert of[0] == of[1]
+    assert any(line.get("groups_dropped") for line in runs[0])
+
+
+def test_a_metric_that_nobody_returns_is_said_before_anything_runs(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["algorithm"]["filter"]["metric"] = "format"
+    config = write_config(settings | {"verifier": "tests.trainer.verifiers.one_number"})
+    assert main(["train", str(config)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "one_number returned ['scores']: write scores, or return a dict with 'format'" in said
+    assert not Path(settings["run_dir"]).exists()
+
+
+@pytest.mark.slow
+def test_the_console_script_finds_a_module_beside_the_file_and_finds_it_again(
+    settings: dict[str, Any], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    """Started from another folder, then resumed from a third."""
+    (tmp_path / "my_rewards.py").write_text("def digits(response, answer):\n    return float('1' in response)\n")
+    settings |= {"verifier": "my_rewards.digits", "algorithm": "rloo", "evaluation": {"before_training": False}}
+    settings["data"]["eval"] = None
+    script = Path(sys.executable).with_name("rlprims")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    for command in (["train", str(write_config(settings)), "steps=1", "algorithm.group_size=2"],
+                    ["resume", settings["run_dir"], "steps=2"]):  # fmt: skip
+        (elsewhere := tmp_path / command[0]).mkdir()
+        ran = subprocess.run(
+            [str(script), *command], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert json.loads((Path(settings["run_dir"]) / "summary.json").read_text())["steps"] == 2
 
 
 def test_a_run_that_is_not_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

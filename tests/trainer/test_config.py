@@ -1,5 +1,7 @@
 """A wrong config ends before anything runs, and the message says what to write."""
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
         ("steps=many", "not 'many'"),
         ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
         ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' does not fit"),
+        ("algorithm.policy_loss.clip_high=-1", "clip_high=-1.0, expected clip_low in [0, 1] and clip_high at least 0"),
+        ("algorithm.advantage=losses.reinforce", "advantage is losses.reinforce, and this stage takes a function of"),
         ("algorithm.group_size=1", "group_size is 1: every advantage would be 0"),
         ("algorithm.mini_batches=3", "not divisible by algorithm.mini_batches=3"),
         ("algorithm.preset=dap", "did you mean 'dapo'?"),
@@ -62,6 +66,32 @@ def test_overrides_reach_into_short_forms(load: Callable[..., Config], settings:
 def test_the_resolved_config_loads_to_itself(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     config = load(settings)
     assert load(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_short_names_are_those_that_the_tools_print(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    short = load(settings, "algorithm.aggregation=losses.seq_mean_token_mean", "verifier=rewards.verifiers.gsm8k")
+    assert short.algorithm.aggregation.path == "rlprims.losses.seq_mean_token_mean"
+    assert short.verifier.path == "rlprims.rewards.verifiers.gsm8k"
+
+
+def test_a_module_beside_the_file_is_found_after_all_that_is_installed(
+    load: Callable[..., Config], settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine_beside.py").write_text("def reward(response, answer):\n    return float(answer in response)\n")
+    (tmp_path / "einops.py").write_text("raise SystemExit('a file took the place of a package')\n")
+    config = load(settings | {"verifier": "mine_beside.reward"})
+    assert config.verifier.fn("72.", "72") == 1.0
+    assert sys.path[-1] == str(tmp_path)
+    assert importlib.util.find_spec("einops").origin != str(tmp_path / "einops.py")
+    assert config.modules == tmp_path
+    # The resolved settings lie elsewhere, and still find it.
+    elsewhere = tmp_path / "run" / "config.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(config.to_yaml())
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    del sys.modules["mine_beside"]
+    assert load_config(elsewhere).verifier.fn("7", "72") == 0.0
 
 
 def test_extends_changes_single_settings_and_takes_the_algorithm_whole(
@@ -138,8 +168,8 @@ def test_what_cannot_be_is_said_before_anything_runs(
 def test_data_that_nobody_makes_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     made = [
         {"preset": "gdpo", "components": ["acc", "format"]},
-        {"preset": "dapo", "max_length": 8, "filter": {"keep": "rlprims.filters.completed"}},
-        {"preset": "ppo", "score_shaping": [{"fn": "rlprims.rewards.truncation_penalty"}]},
+        {"preset": "dapo", "max_length": 8, "buffer_length": 4, "filter": {"keep": "rlprims.filters.completed"}},
+        {"preset": "ppo", "score_shaping": [{"fn": "rewards.truncation_penalty", "penalty": 0.5}]},
     ]
     for algorithm in made:
         assert not [line for line in load(settings | {"algorithm": algorithm}).warnings() if "does not make" in line]

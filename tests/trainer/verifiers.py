@@ -10,6 +10,10 @@ def has_a_digit(response: str, answer: str) -> dict[str, float]:
     return {"score": right, "acc": right}
 
 
+def one_number(response: str, answer: str) -> float:
+    return has_a_digit(response, answer)["score"]
+
+
 def a_digit_and_short(response: str, answer: str) -> dict[str, float]:
     return {**has_a_digit(response, answer), "short": float(len(response) < 6)}
 

@@ -16,6 +16,7 @@ from rlprims.algorithms import (
 )
 from rlprims.diagnostics import policy_update, token_mean
 from rlprims.interop._loss_data import LOSS_DATA
+from rlprims.interop.trl._settings import Settings, contradictions
 from rlprims.types import Metrics, Totals
 
 _BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
@@ -24,8 +25,8 @@ _BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
 class Hooks:
     """Before TRL's own class in the order of resolution."""
 
-    config: ClassVar[str]
-    """What TRL calls the configuration."""
+    settings: ClassVar[Settings]
+    """What of TRL's configuration the algorithm says too."""
     scored: ClassVar = frozenset(
         {"scores", "component_scores", "rewards", "advantages", "group_ids", "valid_rows", "response_mask"}
     )
@@ -52,8 +53,10 @@ class Hooks:
         super().__init__(*args, **settings)
         trainer: Any = self
         name = self.algorithm.name
-        if "ref_log_probs" in self.algorithm.needs and trainer.beta == 0.0:
-            raise ValueError(f"{name} reads ref_log_probs: give {self.config}(beta=1.0); any value but 0 will do")
+        if problems := contradictions(self.settings, self.algorithm, trainer.args):
+            raise ValueError(
+                "the algorithm says what is computed, and the configuration says otherwise:\n" + "\n".join(problems)
+            )
         if trainer.aux_loss_enabled:
             raise ValueError(f"{name} has no router_aux_loss_coef: set it to 0")
         if trainer.use_vllm and (problem := self._vllm_problem()):

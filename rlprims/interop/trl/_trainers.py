@@ -9,6 +9,7 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.controllers import FixedKL
 from rlprims.interop.trl._hooks import Hooks, sampled_mask
+from rlprims.interop.trl._settings import GRPO, RLOO
 
 
 def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
@@ -16,15 +17,14 @@ def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
 
     ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the one line to change. Of the configuration,
     what says how to run holds (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
-    ``mask_truncated_completions``); what says what to compute is not read: ``loss_type``, ``epsilon``,
-    ``epsilon_high``, ``delta``, ``scale_rewards``, ``importance_sampling_level``, ``multi_objective_aggregation``,
-    ``top_entropy_quantile``, ``off_policy_mask_threshold``, ``entropy_coef``, and the value of ``beta``: any but 0
-    makes TRL compute the reference's log-probs.
+    ``mask_truncated_completions``). What to compute is the algorithm's: a setting of it (``beta``, ``epsilon``,
+    ``loss_type``, ``scale_rewards``, ...) is left at TRL's default or says the same, else the trainer is refused.
+    ``beta`` always says the same, as it also loads the reference: the coefficient of the KL, and 0 without one.
 
     Raises:
         ImportError: TRL is not installed.
         ValueError: the algorithm reads what TRL does not have, or has a filter; and when a trainer is made, a
-            configuration that does not go with it.
+            configuration that says otherwise, each setting with what to write.
     """
     return _trainer("GRPOTrainer", _GRPOHooks, algorithm, base)
 
@@ -34,8 +34,7 @@ def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
 
     ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``. As :func:`grpo_trainer`; and since this trainer
     has the log-probs of policy and reference before the update, ``kl_in_reward`` goes, with a fixed coefficient, which
-    is what ``beta`` is to TRL's own. Not read: ``beta`` but as a switch, ``epsilon``, ``epsilon_high``,
-    ``normalize_advantages``, ``reward_clip_range``.
+    is TRL's ``beta``: 0.05 unless it is set.
 
     Raises:
         ImportError: TRL is not installed.
@@ -61,7 +60,7 @@ def _trl() -> Any:
 
 
 class _GRPOHooks(Hooks):
-    config = "GRPOConfig"
+    settings = GRPO
 
     @classmethod
     def problems(cls, algorithm: Algorithm) -> list[str]:
@@ -87,7 +86,7 @@ class _GRPOHooks(Hooks):
 class _RLOOHooks(Hooks):
     """TRL keeps the log-probs of whole responses: those of the tokens are taken where it computes them."""
 
-    config = "RLOOConfig"
+    settings = RLOO
     scored = Hooks.scored | {"old_log_probs", "ref_log_probs"}
     _seen: list[Tensor] | None = None
 

@@ -1,0 +1,57 @@
+"""What a primitive itself says of its hyperparameters, before there is a batch."""
+
+import inspect
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import torch
+
+from rlprims.algorithms._use import Use
+
+_DTYPES = {
+    "float": torch.float32,
+    "bool": torch.bool,
+    "int": torch.int64,
+    "int64": torch.int64,
+    "int8": torch.int8,
+}
+_SHAPES = {"(B, T)": (2, 2), "(B, K)": (2, 2), "(B,)": (2,), "(P,)": (2,), "()": ()}
+
+
+def impossible(part: Use) -> str | None:
+    """The error with which a primitive of this library refuses its hyperparameters, or None.
+
+    It is called on two responses of zeros, for each primitive checks its hyperparameters where it uses them. An error
+    that names none of them is of those zeros, and not returned.
+
+    >>> from rlprims import losses
+    >>> from rlprims.algorithms import use
+    >>> impossible(use(losses.clipped_surrogate, clip_high=-1))
+    'clip_low=0.2 and clip_high=-1.0, expected clip_low in [0, 1] and clip_high at least 0'
+    """
+    if not part.path.startswith("rlprims."):
+        return None
+    try:
+        if inspect.isclass(part.fn):
+            part.fn(**dict(part.bound))
+        elif (batch := _zeros(part)) is not None:
+            with torch.no_grad():
+                part(batch)
+    except ValueError as error:
+        message = str(error)
+        return message if any(f"{name}=" in message for name in part.hyperparameters) else None
+    return None
+
+
+def _zeros(part: Use) -> dict[str, Any] | None:
+    """The data that it needs; None if the signature does not say what they are."""
+    hints = get_type_hints(part.fn, include_extras=True)
+    batch = {}
+    for name in part.needs:
+        hint = hints.get(name)
+        text = str(get_args(hint)[1]) if get_origin(hint) is Annotated else ""
+        dtype = _DTYPES.get(text.partition(" ")[0])
+        shape = next((shape for written, shape in _SHAPES.items() if written in text), None)
+        if dtype is None or shape is None:
+            return None
+        batch[name] = torch.zeros(shape, dtype=dtype)
+    return batch

@@ -1,0 +1,175 @@
+"""What a TRL configuration says about the maths, beside what the algorithm says: they agree, or training is refused.
+
+A setting at TRL's own default says nothing. ``beta`` always counts: it also decides whether TRL has a reference.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias
+
+from rlprims import advantage, corrections, filters, losses
+from rlprims.algorithms import Algorithm, Use
+
+Settings: TypeAlias = Mapping[str, tuple[Callable[[Algorithm, Any], Any], str]]
+"""For each name: what TRL would call the algorithm's own value, None if it has none; and what to write for another."""
+
+
+def contradictions(settings: Settings, algorithm: Algorithm, args: Any) -> list[str]:
+    """A line for each setting that says otherwise than the algorithm."""
+    defaults = {field.name: field.default for field in fields(args)}
+    config = type(args).__name__
+    found = []
+    for name, (of_algorithm, write) in settings.items():
+        given = getattr(args, name, None)
+        is_said = name == "beta" or (name in defaults and given != defaults[name])
+        is_read = not name.startswith("vllm_") or (args.use_vllm and args.vllm_importance_sampling_correction)
+        if not is_said or not is_read:
+            continue
+        ours = of_algorithm(algorithm, args)
+        if given != ours:
+            has = "has no such setting" if ours is None else f"has {ours!r}"
+            leave = f"set {name}={ours!r}" if name == "beta" else f"leave {name} out of {config}"
+            found.append(f"{config}({name}={given!r}), and {algorithm.name} {has}: {leave}, or {write.format(given)}")
+    return found
+
+
+def kl_coefficient(a: Algorithm, args: Any) -> float:
+    """Of its KL to the reference; 1.0 where it reads the reference and has no single coefficient."""
+    found = [term.coefficient for term in a.loss_terms if "ref_log_probs" in term.loss.needs]
+    found += [a.kl_in_reward.controller.hyperparameters["kl_coef"]] if a.kl_in_reward else []
+    if "ref_log_probs" not in a.needs:
+        return 0.0
+    return found[0] if len(found) == 1 and found[0] else 1.0
+
+
+_CLIPPED, _SEQUENCE = (losses.clipped_surrogate,), (losses.gspo, losses.gspo_token)
+_LOSS_TYPES = {
+    "grpo": ((*_CLIPPED, *_SEQUENCE), losses.seq_mean_token_mean),
+    "dapo": (_CLIPPED, losses.token_mean),
+    "dr_grpo": (_CLIPPED, losses.seq_mean_token_sum_norm),
+    "luspo": (_SEQUENCE, losses.seq_mean_token_sum),
+    "cispo": ((losses.cispo,), losses.token_mean),
+    "sapo": ((losses.sapo,), losses.seq_mean_token_mean),
+    "vespo": ((losses.vespo,), losses.token_mean),
+}
+
+
+def _loss_type(a: Algorithm, args: Any) -> str | None:
+    names = [k for k, (fns, mean) in _LOSS_TYPES.items() if a.policy_loss.fn in fns and a.aggregation.fn is mean]
+    if names == ["dr_grpo"] and a.aggregation.hyperparameters["length"] != args.max_completion_length:
+        return None
+    return names[0] if names else None
+
+
+def _knob(name: str) -> Callable[[Algorithm, Any], Any]:
+    """A hyperparameter of the policy loss."""
+    return lambda a, args: a.policy_loss.hyperparameters.get(name)
+
+
+def _upper_bound(a: Algorithm, args: Any) -> float | None:
+    knobs = a.policy_loss.hyperparameters
+    bound: float | None = knobs.get("w_max" if a.policy_loss.fn is losses.cispo else "clip_high")
+    return bound
+
+
+def _lower_bound(a: Algorithm, args: Any) -> float | None:
+    """TRL's epsilon is both bounds where ``epsilon_high`` is not given: then both must be that."""
+    low: float | None = a.policy_loss.hyperparameters.get("clip_low")
+    return _upper_bound(a, args) if low == args.epsilon and args.epsilon_high is None else low
+
+
+def _scale(a: Algorithm, args: Any) -> str | None:
+    knobs = a.advantage.hyperparameters
+    if "normalize_std" not in knobs:
+        return None
+    return str(knobs.get("std_over", "group")) if knobs["normalize_std"] else "none"
+
+
+def _level(a: Algorithm, args: Any) -> str:
+    return "sequence" if a.policy_loss.fn in _SEQUENCE else "token"
+
+
+def _objectives(a: Algorithm, args: Any) -> str:
+    return "normalize_then_sum" if a.advantage.fn is advantage.gdpo else "sum_then_normalize"
+
+
+def _entropy_quantile(a: Algorithm, args: Any) -> float | None:
+    chosen = a.token_selection
+    if chosen is None:
+        return 1.0
+    return float(chosen.hyperparameters["fraction"]) if chosen.fn is filters.high_entropy else None
+
+
+def _opsm(a: Algorithm, args: Any) -> float | None:
+    return next((part.hyperparameters["delta"] for part in a.corrections if part.fn is corrections.opsm), None)
+
+
+def _entropy_coefficient(a: Algorithm, args: Any) -> float:
+    return sum(term.coefficient for term in a.loss_terms if term.loss.fn is losses.entropy)
+
+
+def _weighted(a: Algorithm, args: Any) -> bool | None:
+    kinds = {term.loss.fn is losses.weighted_kl for term in a.loss_terms if "ref_log_probs" in term.loss.needs}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _cap(a: Algorithm, args: Any) -> float | None:
+    capped = [part.hyperparameters["high"] for part in _weights(a)]
+    return capped[0] if len(capped) == 1 else None
+
+
+def _floor(a: Algorithm, args: Any) -> float | None:
+    floors = [part.hyperparameters.get("low") for part in _weights(a)]
+    return floors[0] if len(floors) == 1 else None
+
+
+def _mode(a: Algorithm, args: Any) -> str | None:
+    modes = {corrections.tis: "token_truncate", corrections.mis: "sequence_mask"}
+    return next((modes.get(part.fn) for part in _weights(a)), None)
+
+
+def _weights(a: Algorithm) -> Iterator[Use]:
+    return (part for part in a.corrections if "high" in part.hyperparameters)
+
+
+def _normalized(a: Algorithm, args: Any) -> bool:
+    return a.normalization is not None and a.normalization.fn is advantage.whiten
+
+
+def _no_counterpart(a: Algorithm, args: Any) -> None:
+    return None
+
+
+_SHARED: Settings = {
+    "beta": (kl_coefficient, "give its KL that coefficient, as algorithms.grpo(kl_coef={!r}) does"),
+    "epsilon": (_lower_bound, "replace(policy_loss={{'clip_low': {0!r}, 'clip_high': {0!r}}})"),
+    "epsilon_high": (_upper_bound, "replace(policy_loss={{'clip_high': {!r}}}), which is 'w_max' in cispo"),
+}
+GRPO: Settings = {
+    **_SHARED,
+    "delta": (_knob("dual_clip"), "replace(policy_loss={{'dual_clip': {!r}}})"),
+    "loss_type": (_loss_type, "take the preset {!r}, or replace(policy_loss=..., aggregation=...)"),
+    "importance_sampling_level": (_level, "replace(policy_loss=losses.gspo)"),
+    "scale_rewards": (_scale, "replace(advantage={{'normalize_std': ..., 'std_over': ...}}) for {!r}"),
+    "multi_objective_aggregation": (_objectives, "take algorithms.gdpo(components=...)"),
+    "top_entropy_quantile": (_entropy_quantile, "replace(token_selection=use(filters.high_entropy, fraction={!r}))"),
+    "off_policy_mask_threshold": (_opsm, "replace(corrections=(use(corrections.opsm, delta={!r}),))"),
+    "use_bias_correction_kl": (_weighted, "take losses.kl, without the ratio, in its loss term"),
+    "entropy_coef": (_entropy_coefficient, "add LossTerm(coefficient={!r}, loss=use(losses.entropy))"),
+    "use_adaptive_entropy": (_no_counterpart, "take a fixed entropy_coef"),
+    "sapo_temperature_pos": (_knob("tau_pos"), "replace(policy_loss={{'tau_pos': {!r}}}) of algorithms.sapo()"),
+    "sapo_temperature_neg": (_knob("tau_neg"), "replace(policy_loss={{'tau_neg': {!r}}}) of algorithms.sapo()"),
+    **{
+        f"vespo_{name}": (_knob(name), f"replace(policy_loss={{{{'{name}': {{!r}}}}}}) of algorithms.vespo()")
+        for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+    },
+    "vllm_importance_sampling_mode": (_mode, "replace(corrections=...) by what {!r} is"),
+    "vllm_importance_sampling_clip_max": (_cap, "replace(corrections=(use(corrections.tis, high={!r}),))"),
+    "vllm_importance_sampling_clip_min": (_floor, "replace(corrections=...) with low={!r}"),
+}
+RLOO: Settings = {
+    **_SHARED,
+    "beta": (kl_coefficient, "replace(kl_in_reward=KLInReward(controller=use(controllers.FixedKL, kl_coef={!r})))"),
+    "normalize_advantages": (_normalized, "replace(normalization=advantage.whiten)"),
+    "reward_clip_range": (_no_counterpart, "clip in the reward function"),
+}

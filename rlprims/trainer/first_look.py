@@ -1,0 +1,40 @@
+"""What the filter will see, found by scoring one response before anything is evaluated or trained."""
+
+import numpy as np
+
+from rlprims.algorithms import filter_column
+from rlprims.data_proto import DataProto
+from rlprims.trainer.config import Config
+from rlprims.trainer.data import Example
+from rlprims.trainer.rollout import prompt_rows, verify
+
+
+def filter_note(config: Config, example: Example) -> str | None:
+    """What a user should know of the column that the filter reads; None: it is the one that the config names.
+
+    The verifier is given the answer as the response.
+
+    Raises:
+        ValueError: the verifier returns one number, and the filter reads a column beside it.
+    """
+    algorithm = config.algorithm
+    limits = algorithm.filter
+    if limits is None or "scores" not in limits.keep.needs or config.replay is not None:
+        return None
+    rows = prompt_rows([example], [0], copies=1, first_sample=0)
+    response = np.array([str(example.answer)], dtype=object)
+    rows = rows.union(DataProto.from_dict(tensors={}, non_tensors={"response": response}))
+    scored = verify(config.verifier, rows, config.scoring)
+    if not scored["scores"].isfinite().all():
+        return None
+    returned = scored.batch.keys() - rows.batch.keys()
+    made = {"shaped_scores", *config.score_parts, *(part.fn.__name__ for part in algorithm.score_shaping)}
+    column, metric = filter_column(algorithm, returned | made), limits.metric
+    if column == metric:
+        return None
+    if column is not None:
+        return f"{config.verifier.path} returns no acc: the filter looks at {column}"
+    missing = f"algorithm.filter.metric is {metric!r}, and {config.verifier.path} returned {sorted(returned)}"
+    if returned == {"scores"}:
+        raise ValueError(f"{missing}: write scores, or return a dict with {metric!r}")
+    return f"{missing} for the answer of the first question"
