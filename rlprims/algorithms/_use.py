@@ -149,8 +149,9 @@ def import_path(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        why = str(error) if module.strip(".") else "it names no module"
+        raise ValueError(f"cannot import {path!r} ({why}): write it as package.module.function") from None
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlprims._extras import hint
 from rlprims.data_proto import _jagged
 from rlprims.data_proto._cells import decode, encode, encode_array, store
 from rlprims.data_proto._errors import BatchError
@@ -247,4 +248,4 @@ def _safetensors() -> Any:
         importlib.import_module("safetensors.torch")
         return importlib.import_module("safetensors")
     except ImportError as error:
-        raise ImportError('saving and loading need safetensors: pip install "rlprims[train]"') from error
+        raise ImportError(f"saving and loading need safetensors: {hint('train')}") from error

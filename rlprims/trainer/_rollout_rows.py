@@ -79,16 +79,26 @@ def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
     Raises:
         ValueError: nothing was recorded, or not at that step; or a line is damaged: it names file and line.
     """
-    steps = recorded_steps(run)
-    chosen = max(steps) if step is None else step
-    if chosen not in steps:
-        raise ValueError(f"{run} has no rollouts of step {chosen}; it has those of {_listed(list(steps))}")
+    chosen = max(recorded_steps(run)) if step is None else step
+    path = file_of(run, chosen)
     rows = []
-    for at, row in parsed(steps[chosen], chosen):
+    for at, row in parsed(path, chosen):
         if isinstance(row, ValueError):
-            raise ValueError(f"{steps[chosen]}, line {at}: {row}; remove the line or choose another step") from row
+            raise ValueError(f"{path}, line {at}: {row}; remove the line or choose another step") from row
         rows.append(row)
     return rows
+
+
+def file_of(run: Path, step: int) -> Path:
+    """The file of a recorded step.
+
+    Raises:
+        ValueError: nothing was recorded, or not at that step; it names those that were.
+    """
+    steps = recorded_steps(run)
+    if step not in steps:
+        raise ValueError(f"{run} has no rollouts of step {step}; it has those of {_listed(list(steps))}")
+    return steps[step]
 
 
 def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
