@@ -113,7 +113,8 @@ def _accelerator() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        return Finding("accelerator", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}", "")
+        found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}; rlprims itself is untried on GPUs"
+        return Finding("accelerator", True, found, "")
     return Finding("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
 
 
