@@ -112,7 +112,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.venv-docs/bin/python -m pip install -q -c constraints/docs.txt -e ".[docs]"
 	@touch $@
 
-# The CPU build; where there is a GPU: pip install 'rlprims[ray]' vllm
+# The CPU build; where there is a GPU: pip install '.[ray]' vllm
 install-ray: .venv-ray/.ready
 
 .venv-ray/.ready: pyproject.toml constraints/ray.txt

@@ -11,7 +11,7 @@ def main() -> int:
     try:
         from rlprims.trainer.cli import main as command
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"rlprims: {error.name} is not installed: pip install 'rlprims[train]'\n")
+        sys.stderr.write(f"rlprims: {error.name} is not installed: pip install . in the clone of rlprims\n")
         return 2
     return command()
 

@@ -1,6 +1,8 @@
 """The pages: their code runs, their lists are whole, and their formulas are found."""
 
+import base64
 import doctest
+import json
 import re
 import runpy
 import sys
@@ -198,3 +200,31 @@ def test_a_formula_as_mathml(formulas) -> None:
         '<math class="formula"><msubsup><mi>x</mi><mi>t</mi><mn>2</mn></msubsup><mo>+</mo>'
         "<msqrt><mi>σ</mi></msqrt></math>"
     )
+
+
+def test_decisions_name_what_there_is() -> None:
+    """A name in code marks that is in no file of ours is a decision that has gone stale."""
+    ours = [*(ROOT / "rlprims").rglob("*.py"), *(ROOT / "tests").glob("*.py"), ROOT / "pyproject.toml"]
+    text = "\n".join([*(path.read_text() for path in ours), *(path.stem for path in ours)])
+    known = set(re.findall(r"\w+", text)) | {"library", "custom_op"}  # torch's, which was tried and left
+    for page in (DOCS / "decisions").glob("0*.md"):
+        for code in re.findall(r"`([^`\n]+)`", page.read_text()):
+            assert {word for word in re.findall(r"[A-Za-z]\w+", code) if not word.endswith("_")} <= known, (
+                page.name,
+                code,
+            )
+
+
+def test_the_picture_of_the_readme_is_the_notebook_s() -> None:
+    cells = json.loads((DOCS / "notebooks" / "one_token_six_algorithms.ipynb").read_text())["cells"]
+    stored = [o["data"]["image/png"] for cell in cells for o in cell.get("outputs", ()) if "image/png" in o["data"]]
+    picture = "docs/six-algorithms.png"
+    assert f"]({picture})" in (ROOT / "README.md").read_text()
+    assert (ROOT / picture).read_bytes() == base64.b64decode(stored[0])
+
+
+def test_who_looks_for_a_gpu_is_told() -> None:
+    """Where a reader decides about one: the README, the setting, the page of executions."""
+    assert "## On a GPU" in (DOCS / "execution.md").read_text()
+    for path in (ROOT / "README.md", DOCS / "trainer.md"):
+        assert re.search(r"Nothing has been run.*on a GPU.*execution\.md#on-a-gpu", path.read_text(), re.DOTALL)

@@ -99,9 +99,11 @@ def test_the_wheel_works_without_any_extra(python: Path, tmp_path: Path) -> None
     assert where.strip().startswith(str(python.parents[1]))
     run(python, "-c", DOCTEST, ROOT / "README.md", cwd=tmp_path)
     run(python, CLIENT / "client.py", cwd=tmp_path)
-    bare = subprocess.run([python.parent / "rlprims", "--help"], capture_output=True, text=True)
+    assert "usage: rlprims" in run(python.parent / "rlprims", "--help", cwd=tmp_path)
+    assert "clip_high=0.28" in run(python.parent / "rlprims", "algorithms", "dapo", cwd=tmp_path)
+    bare = subprocess.run([python.parent / "rlprims", "train", "x.yaml"], capture_output=True, text=True)
     assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
-    assert "pip install 'rlprims[train]'" in bare.stderr
+    assert "pip install '.[train]' in the clone" in bare.stderr
 
 
 def mypy(python: Path, name: str, folder: Path) -> set[int]:

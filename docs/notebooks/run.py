@@ -10,10 +10,10 @@ printed digit, because processors round differently.
 import ast
 import base64
 import difflib
-import io
 import json
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,33 @@ NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:[eE][-+]?\d+)?")
 
 def main() -> None:
     torch.set_num_threads(1)
+    check = "--check" in sys.argv
     names = [name for name in sys.argv[1:] if name != "--check"]
     failures = []
     for path in [HERE / name for name in names] or sorted(HERE.glob("*.ipynb")):
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        namespace: dict[str, Any] = {"__name__": "__main__"}
-        for number, cell in enumerate(cells, 1):
-            name = f"{path.name}, cell {number}"
-            outputs = run(cell, name, number, namespace)
-            if "--check" in sys.argv and not agree(texts(cell["outputs"]), texts(outputs)):
-                failures.append(difference(name, texts(cell["outputs"]), texts(outputs)))
-            cell |= {"execution_count": number, "outputs": outputs}
-        if "--check" not in sys.argv:
-            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        try:
+            failures += execute(path, check=check)
+        except Exception:  # the notebooks after it are run all the same
+            failures.append(f"{path.name}: {traceback.format_exc()}")
     if failures:
         sys.exit("\n".join(failures))
+
+
+def execute(path: Path, *, check: bool) -> list[str]:
+    """Run a notebook; what differs from the stored outputs, or none if they are written."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    differences = []
+    for number, cell in enumerate(cells, 1):
+        name = f"{path.name}, cell {number}"
+        outputs = run(cell, name, number, namespace)
+        if check and not agree(texts(cell["outputs"]), texts(outputs)):
+            differences.append(difference(name, texts(cell["outputs"]), texts(outputs)))
+        cell |= {"execution_count": number, "outputs": outputs}
+    if not check:
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return differences
 
 
 def agree(stored: str, got: str) -> bool:
@@ -83,10 +94,8 @@ def run(cell: dict[str, Any], name: str, number: int, namespace: dict[str, Any])
 
 
 def shown(value: Any) -> dict[str, Any]:
-    if hasattr(value, "savefig"):
-        picture = io.BytesIO()
-        value.savefig(picture, format="png", dpi=90, metadata={"Software": None})
-        return {"text/plain": ["a figure"], "image/png": base64.b64encode(picture.getvalue()).decode()}
+    if hasattr(value, "_repr_png_"):
+        return {"text/plain": ["a figure"], "image/png": base64.b64encode(value._repr_png_()).decode()}
     data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
     if hasattr(value, "_repr_html_"):
         data["text/html"] = value._repr_html_().splitlines(keepends=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, ClassVar, get_origin
 
 from docutils import nodes
 from formulas import mathml, split
@@ -185,6 +185,18 @@ class Names(SphinxTransform):
 ROOMS = {*rlprims._MODULES, "lab", "data_proto"}
 
 
+class Stacked(SphinxTransform):
+    """A table of settings or metrics says so in its classes: on a phone its cells stand below each other."""
+
+    default_priority = 880
+    CLASSES: ClassVar = {"setting": ["stacked", "settings"], "name": ["stacked"]}
+
+    def apply(self, **kwargs: Any) -> None:
+        for table in self.document.findall(nodes.table):
+            first = next(iter(table.findall(nodes.entry)), None)
+            table["classes"] += self.CLASSES.get(first.astext() if first else "", [])
+
+
 class Formulas(SphinxTransform):
     """Formulas in prose become MathML."""
 
@@ -230,4 +242,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("room", Room)
     app.add_transform(Names)
     app.add_transform(Formulas)
+    app.add_transform(Stacked)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -155,7 +155,7 @@ def import_path(path: str) -> Any:
     """
     try:
         return _imported(path)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         # A module that is there and does not import is the user's, and broken: its error is what helps.
         absent = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
         if (absent or isinstance(error, AttributeError)) and path.partition(".")[0] in rlprims.__all__:
@@ -164,7 +164,8 @@ def import_path(path: str) -> Any:
         how = "write it as package.module.function"
         if "(" in path:
             how = f"write {{fn: {path.partition('(')[0]}, name: value}}"
-        raise ValueError(f"cannot import {path!r} ({error}): {how}") from None
+        why = str(error) if path.rpartition(".")[0].strip(".") else "it names no module"
+        raise ValueError(f"cannot import {path!r} ({why}): {how}") from None
 
 
 def _imported(path: str) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlprims._extras import hint
 from rlprims.data_proto import _jagged
 from rlprims.data_proto._cells import decode, encode, encode_array, store
 from rlprims.data_proto._columns import Columns, batch_of
@@ -230,4 +231,4 @@ def _safetensors() -> Any:
         importlib.import_module("safetensors.torch")
         return importlib.import_module("safetensors")
     except ImportError as error:
-        raise ImportError('saving and loading need safetensors: pip install "rlprims[train]"') from error
+        raise ImportError(f"saving and loading need safetensors: {hint('train')}") from error

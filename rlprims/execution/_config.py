@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
@@ -95,6 +96,16 @@ class ModelConfig(_Config):
     def engine_lora(self) -> LoraConfig | None:
         """The adapters that an engine holds beside the model; None: it is sent whole weights."""
         return self.lora if self.lora is not None and self.lora.sync == "adapter" else None
+
+    @field_validator("device")
+    @classmethod
+    def _names_a_device(cls, device: str) -> str:
+        if device != "auto":
+            try:
+                torch.device(device)
+            except RuntimeError as error:
+                raise ValueError(f"write auto, cpu, cuda or cuda:0 ({str(error).splitlines()[0]})") from None
+        return device
 
     @field_validator("reward_template")
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlprims._extras import hint
 from rlprims.kernels import ACCELERATED
 
 TOLERANCE = 1e-5
@@ -67,7 +68,7 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
 def missing(module: str, device_type: str) -> str | None:
     """Why this kernel cannot run here; None if it can."""
     if module.endswith("_triton") and find_spec("triton") is None:
-        return "Triton is not installed: pip install 'rlprims[triton]'"
+        return f"Triton is not installed: {hint('triton')}"
     if device_type == "cuda" and not torch.cuda.is_available():
         return "no CUDA device here"
     return None

@@ -12,6 +12,7 @@ Everything is computed by the stages of :mod:`rlprims.algorithms` and by autogra
 
 from rlprims.lab._compare import Comparison, compare
 from rlprims.lab._explain import explain
+from rlprims.lab._figure import figure
 from rlprims.lab._rollouts import load_jsonl, load_run, load_trl, load_verl
 from rlprims.lab._simulate import simulate
 from rlprims.lab._surrogate import Surrogate, surrogate
@@ -29,6 +30,7 @@ __all__ = [
     "bandit",
     "compare",
     "explain",
+    "figure",
     "load_jsonl",
     "load_run",
     "load_trl",

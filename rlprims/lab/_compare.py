@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from rlprims.algorithms import Algorithm, diff
 from rlprims.lab._pipeline import Batch
 from rlprims.lab._simulate import simulate
@@ -16,8 +19,8 @@ class Comparison:
 
     Attributes:
         knobs: those that differ from the first algorithm's.
-        responses: per response and algorithm, ``push``, the sum of the tokens' gradients, and ``share``, the part of
-            all |gradient| that its tokens get.
+        responses: what the batch has of ``step``, ``group_ids``, ``scores`` and ``answer``; then per algorithm
+            ``push``, the sum of the tokens' gradients, and ``share``, the part of all |gradient| that its tokens get.
         tokens: per token and algorithm advantage, gradient and cause, as :func:`simulate` has them; ``change`` is the
             gradient minus the first algorithm's.
     """
@@ -62,7 +65,7 @@ def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> 
     shaded = tuple(name for name in tokens if name.startswith(("gradient ", "change ")))
     return Comparison(
         knobs=_knobs(names, algorithms),
-        responses=_responses(place["row"], gradients),
+        responses=_responses(place["row"], gradients, batch),
         tokens=Table(tokens, "tokens", coloured=shaded),
     )
 
@@ -86,10 +89,19 @@ def _knobs(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
     return Table(columns, "knobs that differ")
 
 
-def _responses(rows: Sequence[int], gradients: dict[str, list[float]]) -> Table:
-    """Per response the sum of its gradients, and its part of all of them."""
+_OF_A_RESPONSE = {"step": "step", "group": "group_ids", "score": "scores", "answer": "answer"}
+"""Columns of the table, and what they are in a batch."""
+
+
+def _responses(rows: Sequence[int], gradients: dict[str, list[float]], batch: Batch) -> Table:
+    """Per response what it is, the sum of its gradients, and its part of all of them."""
     present = sorted(set(rows))
-    columns: dict[str, list[Any]] = {"row": present, "tokens": [rows.count(row) for row in present]}
+    columns: dict[str, list[Any]] = {"row": present}
+    for name, key in _OF_A_RESPONSE.items():
+        if key in batch:
+            column = batch[key].tolist() if isinstance(batch[key], Tensor | np.ndarray) else batch[key]
+            columns[name] = [column[row] for row in present]
+    columns["tokens"] = [rows.count(row) for row in present]
     for name, gradient in gradients.items():
         whole = sum(map(abs, gradient))
         own = [[g for r, g in zip(rows, gradient, strict=True) if r == row] for row in present]

@@ -44,6 +44,9 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
     """
     columns = batch.batch.items() if isinstance(batch, DataProto) else batch.items()
     data = {str(name): column for name, column in columns if isinstance(column, Tensor)}
+    labels = (batch.non_tensor_batch if isinstance(batch, DataProto) else batch).get("group_ids")
+    if labels is not None and not isinstance(labels, Tensor):
+        data["group_ids"] = dense_ids(labels)
     if "response_mask" not in data:
         raise ValueError(f"the batch has no response_mask; it has {sorted(data)}: give bool (B, T)")
     mask = data["response_mask"] = data["response_mask"].bool()

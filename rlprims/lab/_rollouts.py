@@ -12,6 +12,9 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
+from rlprims.execution import ModelConfig, Sampling
+from rlprims.grouping import dense_ids
+from rlprims.logprobs import from_logits
 from rlprims.trainer._rollout_rows import Row, read_rollouts
 
 Tokenize = Callable[[str], list[str]]
@@ -33,9 +36,10 @@ def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
     """A response per line, by the names of the vocabulary.
 
     A list of numbers is per token and is padded; a number is per response; all else is kept as it is. ``score``,
-    ``group``, ``baseline_score`` and ``response_ids`` are understood. Without ``response_mask`` every token is the
-    policy's; without ``group_ids`` the responses to equal ``prompt`` are a group. Without any list the tokens are those
-    of ``tokenize(response)``: then only their number is known, and the policy counts as one that has not moved.
+    ``group``, ``baseline_score`` and ``response_ids`` are understood; a group may be a number or a text. Without
+    ``response_mask`` every token is the policy's; without ``group_ids`` the responses to equal ``prompt`` are a group.
+    Without any list the tokens are those of ``tokenize(response)``: then only their number is known, and the policy
+    counts as one that has not moved.
 
     Raises:
         ValueError: a line that is no object, lists that do not fit, or a name that not every line has.
@@ -43,17 +47,60 @@ def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
     return _batch(_lines(Path(path)), str(path), tokenize)
 
 
-def load_run(run: Path | str, step: int | None = None) -> DataProto:
-    """The samples of a recorded step of our trainer, the last by default; dropped groups and surplus too.
+def load_run(
+    run: Path | str, step: int | Sequence[int] | None = None, *, policy: Path | str | None = None
+) -> DataProto:
+    """The samples of recorded steps of our trainer, dropped groups and surplus too; the column ``step`` says whose.
 
-    Scores, verifier columns and the sampler's log-probs are the recorded ones. The advantages are not taken: the stages
-    estimate them anew.
+    Scores, verifier columns, the sampler's log-probs and the trainer's ``old_log_probs`` are the recorded ones; a row
+    that was not trained on has the sampler's for both. The advantages are not taken: the stages estimate them anew.
+
+    Args:
+        run: a run directory.
+        step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that waited in
+            one of them and was trained on in another is there once.
+        policy: a Hugging Face model, such as ``checkpoints/step_000050/policy`` of the run: its ``log_probs`` of the
+            recorded tokens, so that ratios are those of this policy to the one that was trained.
 
     Raises:
-        ValueError: nothing recorded, or not at that step.
+        ValueError: nothing recorded, or not at that step; or with ``policy``, no token ids, or truncated sampling.
     """
-    rows = [row for row in read_rollouts(Path(run), step) if row.fate != "greedy baseline"]
-    return _batch([_record(row) for row in rows], str(run), words)
+    run = Path(run)
+    steps = [step] if step is None or isinstance(step, int) else list(step)
+    rows = [row for at in steps for row in read_rollouts(run, at) if row.fate != "greedy baseline"]
+    used = {row.group for row in rows if row.fate != "surplus"}
+    rows = [row for row in rows if row.fate != "surplus" or row.group not in used]
+    data = _batch([_record(row) for row in rows], str(run), words)
+    return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
+
+
+def _temperature(run: Path) -> float:
+    import yaml
+
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    sampling = Sampling.model_validate(config.get("sampling", {}))
+    if sampling.truncates:
+        raise ValueError(
+            f"{run} sampled with top_k, top_p or min_p: policy= compares whole distributions; load it without policy"
+        )
+    return sampling.temperature
+
+
+def _log_probs(rows: Sequence[Row], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
+    """Row by row: a few rollouts that somebody reads need no batches."""
+    if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
+        raise ValueError("policy= needs prompt_ids and response_ids in every row, and some have none")
+    from rlprims.execution.hf._models import load_causal_lm
+
+    model = load_causal_lm(str(policy), ModelConfig(path=str(policy), device="cpu", packing=False))
+    found = torch.zeros(data["response_mask"].shape)
+    with torch.inference_mode():
+        for at, row in enumerate(rows):
+            ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+            first = len(row.prompt_ids)
+            logits = model(input_ids=ids).logits[:, first - 1 : -1]
+            found[at, : len(row.response_ids)] = from_logits(logits, ids[:, first:], temperature=temperature)[0]
+    return DataProto.from_dict(tensors={"log_probs": found})
 
 
 def load_verl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
@@ -110,8 +157,11 @@ def _said(text: Any) -> str:
 
 def _record(row: Row) -> dict[str, Any]:
     per_token = {"rollout_log_probs": row.log_probs} if row.log_probs else {}
+    if row.log_probs:
+        per_token["old_log_probs"] = row.old_log_probs or row.log_probs
     numbers = {"baseline_score": row.baseline_score} if row.baseline_score is not None else {}
     return {
+        "step": row.step,
         "prompt": row.prompt,
         "response": row.response,
         "answer": row.answer,
@@ -162,9 +212,11 @@ def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize
     tensors["response_mask"] = tensors["response_mask"].bool()
     if "scores" in tensors:
         tensors["scores"] = tensors["scores"].float()
+    if "group_ids" in non_tensors:  # names of groups
+        non_tensors["group"] = non_tensors.pop("group_ids")
+        tensors["group_ids"] = dense_ids(non_tensors["group"])
     if "group_ids" not in tensors and "prompt" in non_tensors:
-        seen: dict[str, int] = {}
-        tensors["group_ids"] = torch.tensor([seen.setdefault(str(text), len(seen)) for text in non_tensors["prompt"]])
+        tensors["group_ids"] = dense_ids(map(str, non_tensors["prompt"]))
     return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
 
 

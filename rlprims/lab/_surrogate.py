@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, Use, use
+from rlprims.lab._figure import figure
 from rlprims.lab._table import Table
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # also apart for the colour-blind: one line is dashed
@@ -36,12 +37,10 @@ class Surrogate:
         return Table(columns, title=self.name)
 
     def draw(self) -> Any:
-        """A matplotlib Figure: the loss and the coefficient over the ratio."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="white")
-        axes = figure.subplots(1, 2)
-        figure.suptitle(self.name, fontsize=11)
+        """A matplotlib Figure, as :func:`figure` makes it: the loss and the coefficient over the ratio."""
+        picture = figure(9, 3.4)
+        axes = picture.subplots(1, 2)
+        picture.suptitle(self.name, fontsize=11)
         for axis, what, label in zip(
             axes, (self.loss, self.coefficient), ("loss", "coefficient  −∂loss/∂log π / A"), strict=True
         ):
@@ -53,7 +52,7 @@ class Surrogate:
             axis.set(xlabel="ratio  π / π_old", ylabel=label, facecolor="white")
             axis.spines[["top", "right"]].set_visible(False)
             axis.legend(frameon=False)
-        return figure
+        return picture
 
     def __repr__(self) -> str:
         every = max(1, len(self.ratio) // 12)

@@ -10,6 +10,9 @@ from rlprims.trainer._rollout_rows import visible
 _SHOWN = 60
 """Rows that are printed; all are there to be read by name."""
 
+_LONGEST = 60
+"""Characters of a cell that are shown."""
+
 _STYLE = (
     "<style>.rlprims-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}"
     ".rlprims-table caption{text-align:left;padding:4px 0;font-weight:600;color:inherit}"
@@ -110,7 +113,8 @@ class Page(str):
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value + 0.0:.4g}"  # −0 is 0
-    return visible(str(value).replace("\n", "↵"))
+    text = visible(str(value).replace("\n", "↵"))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _shade(value: Any, largest: float) -> str:

@@ -5,6 +5,19 @@ A loss, its aggregation and its diagnostics are three functions. Losses return o
 ``logits``, ``topk_log_probs``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a
 graph or not. A loss with the attribute ``token_wise`` computes each token's number from that token's inputs only.
 
+An aggregation divides by ``totals``, the counts of the whole optimizer step (:func:`count_totals`), so that the results
+of its micro-batches and ranks add up to the step's. Without ``totals`` the batch at hand counts as the whole step: the
+result is that batch's own mean, and the sum of several is not the mean of all.
+
+>>> import torch
+>>> x = torch.tensor([[10.0, 0.0, 0.0], [2.0, 2.0, 2.0]])
+>>> mask = torch.tensor([[True, False, False], [True, True, True]])
+>>> whole = count_totals(mask)
+>>> [float(token_mean(x[[i]], mask[[i]], totals=whole)) for i in (0, 1)]  # their sum is token_mean(x, mask), 4
+[2.5, 1.5]
+>>> [float(token_mean(x[[i]], mask[[i]])) for i in (0, 1)]  # two means: neither their sum nor their mean is 4
+[10.0, 2.0]
+
 A policy loss whose ratio is to the policy at the start of the step asks for ``old_log_probs``; one whose paper puts the
 ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.

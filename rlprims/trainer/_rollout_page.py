@@ -8,21 +8,33 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlprims.trainer._rollout_rows import Row, parsed, recorded_steps, visible
+from rlprims.trainer._rollout_rows import Row, file_of, parsed, recorded_steps, visible
 
-_MOST_BYTES = 4_500_000
+_MOST_BYTES = 64_000_000
 
 
-def write_page(run: Path, out: Path, *, most_bytes: int = _MOST_BYTES) -> Path:
+def write_page(
+    run: Path, out: Path, *, step: int | None = None, source: str | None = None, most_bytes: int = _MOST_BYTES
+) -> Path:
     """Write the run's rollouts as one self-contained HTML page: no network, no other file.
 
-    The newest steps come first and rows are embedded until ``most_bytes`` are full; the page says what it leaves out,
-    and which lines were damaged. Whatever the model wrote is data: it is shown, never run.
+    The page has all recorded steps, and shows one at a time. Rows are embedded from the newest step back until
+    ``most_bytes`` are full; the page says what it leaves out, and which lines were damaged. Whatever the model wrote is
+    data: it is shown, never run.
+
+    Args:
+        run: a run directory.
+        out: the file.
+        step: only this recorded step.
+        source: only prompts of this ``data_source``.
+        most_bytes: of all rows together.
 
     Raises:
-        ValueError: the run has no recorded rollouts.
+        ValueError: nothing recorded, or not at that step, or not of that source.
     """
-    data = _embedded(Path(run), most_bytes)
+    run = Path(run)
+    files = recorded_steps(run) if step is None else {step: file_of(run, step)}
+    data = _embedded(run, files, source, most_bytes)
     template = resources.files("rlprims.trainer").joinpath("rollouts.html").read_text(encoding="utf-8")
     script = template.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -33,16 +45,19 @@ def write_page(run: Path, out: Path, *, most_bytes: int = _MOST_BYTES) -> Path:
     return out
 
 
-def _embedded(run: Path, most_bytes: int) -> dict[str, Any]:
-    files = recorded_steps(run)
+def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes: int) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     notes: list[str] = []
+    sources: set[str] = set()
     used, full = 0, False
     for step, path in reversed(files.items()):
         groups: dict[Any, dict[str, Any]] = {}
         for at, row in parsed(path, step):
             if isinstance(row, ValueError):
                 notes.append(f"{path.name}, line {at} is damaged and left out.")
+                continue
+            sources.add(row.data_source)
+            if source not in (None, row.data_source):
                 continue
             key = ("alone", at) if row.group is None else row.group
             group, entry = groups.get(key) or _group(row), _response(row)
@@ -56,13 +71,15 @@ def _embedded(run: Path, most_bytes: int) -> dict[str, Any]:
         if full:
             notes.insert(0, _cap_note(step, bool(groups), len(files), len(steps)))
             break
+    if source is not None and source not in sources:
+        raise ValueError(f"no rollout from {source!r}; the sources are {', '.join(sorted(sources)) or 'none'}")
     return {"run": visible(run.resolve().name), "steps": steps[::-1], "notes": notes[:20]}
 
 
 def _cap_note(step: int, partly: bool, recorded: int, shown: int) -> str:
     held = f"the newest {shown} of {recorded} recorded steps" if shown else "none of the recorded steps"
     part = f", step {step} in part" if partly else ""
-    return f"To stay small, this page holds {held}{part}. The others are in the run's rollouts directory."
+    return f"To stay small, this page holds {held}{part}. Choose another by: rlprims rollouts RUN --html FILE --step N."
 
 
 def _group(row: Row) -> dict[str, Any]:

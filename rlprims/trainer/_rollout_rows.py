@@ -22,6 +22,7 @@ class Row:
     Attributes:
         tokens: the response token by token, as text; the whole response in one where tokens were not recorded.
         log_probs: the sampler's own, one a token, or empty.
+        old_log_probs: the trainer's before the step's updates, one a token, or empty.
         advantages: one a token, or None where the row was not trained on.
         fate: ``trained``, or why it was not.
         columns: the verifier's other columns, such as ``acc``.
@@ -44,6 +45,7 @@ class Row:
     advantages: list[float | None] | None
     prompt_ids: list[int] = field(repr=False)
     response_ids: list[int] = field(repr=False)
+    old_log_probs: list[float | None] = field(default_factory=list, repr=False)
     columns: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -79,16 +81,26 @@ def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
     Raises:
         ValueError: nothing was recorded, or not at that step; or a line is damaged: it names file and line.
     """
-    steps = recorded_steps(run)
-    chosen = max(steps) if step is None else step
-    if chosen not in steps:
-        raise ValueError(f"{run} has no rollouts of step {chosen}; it has those of {_listed(list(steps))}")
+    chosen = max(recorded_steps(run)) if step is None else step
+    path = file_of(run, chosen)
     rows = []
-    for at, row in parsed(steps[chosen], chosen):
+    for at, row in parsed(path, chosen):
         if isinstance(row, ValueError):
-            raise ValueError(f"{steps[chosen]}, line {at}: {row}; remove the line or choose another step") from row
+            raise ValueError(f"{path}, line {at}: {row}; remove the line or choose another step") from row
         rows.append(row)
     return rows
+
+
+def file_of(run: Path, step: int) -> Path:
+    """The file of a recorded step.
+
+    Raises:
+        ValueError: nothing was recorded, or not at that step; it names those that were.
+    """
+    steps = recorded_steps(run)
+    if step not in steps:
+        raise ValueError(f"{run} has no rollouts of step {step}; it has those of {_listed(list(steps))}")
+    return steps[step]
 
 
 def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
@@ -126,7 +138,7 @@ def _row(record: Any, step: int) -> Row:
     answer = record.pop("answer", None)
     tokens = record.pop("response_tokens", None)
     tokens = [text["response"]] if tokens is None else _list(tokens, "response_tokens")
-    per_token = {key: record.pop(key, None) for key in ("rollout_log_probs", "advantages")}
+    per_token = {key: record.pop(key, None) for key in ("rollout_log_probs", "old_log_probs", "advantages")}
     for key, values in per_token.items():
         if values is not None and len(_list(values, key)) != len(tokens):
             raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
@@ -147,6 +159,7 @@ def _row(record: Any, step: int) -> Row:
         advantages=None if advantages is None else [_float(value) for value in advantages],
         prompt_ids=_list(record.pop("prompt_ids", None) or [], "prompt_ids"),
         response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
+        old_log_probs=[_float(value) for value in per_token["old_log_probs"] or []],
         columns={key: value for key, value in record.items() if key != "step"},
     )
 

@@ -5,30 +5,40 @@ import inspect
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from rlprims import algorithms
+from rlprims._extras import hint
 from rlprims.algorithms import PRESETS, Algorithm
+from rlprims.trainer.terminal import make_table, open_console
 
 _RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "num_examine", "optimizer",
               "profile", "algorithm.filter", "model.max_", "ray")  # fmt: skip
 """What may change on resume: the rest would make another run of it."""
+_OF_TRAIN = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
+"""Modules of the extra ``train``. Only the commands that need one ask for it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code. Errors of the user's making are one message, not a traceback."""
     options = _parser().parse_args(arguments)
-    console = Console(stderr=False)
     try:
-        code: int = options.run(options, console)
+        code: int = options.run(options, open_console())
     except ValueError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 2
+        return _failed(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OF_TRAIN:
+            raise
+        return _failed(f"this command needs {package}, which is not installed: {hint('train')}")
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _failed(message: str) -> int:
+    open_console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,10 +77,11 @@ def _parser() -> argparse.ArgumentParser:
 
     rollouts = commands.add_parser("rollouts", help="read samples", description="Show samples with their advantages.")
     rollouts.add_argument("run_directory", type=Path, metavar="RUN")
-    rollouts.add_argument("--step", type=int, help="default: the last one recorded")
+    rollouts.add_argument("--step", type=int, help="default: the last one recorded; with --html all")
     rollouts.add_argument("--count", type=int, default=8, help="samples to print (default 8)")
     rollouts.add_argument("--source", help="only this data source")
-    rollouts.add_argument("--html", type=Path, metavar="FILE", help="one page of all steps instead of the terminal")
+    page = "one page of all steps, or of --step, instead of the terminal"
+    rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
     rollouts.set_defaults(run=_rollouts)
 
     presets = commands.add_parser("algorithms", help="what a preset is made of", description="List or show presets.")
@@ -86,14 +97,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(options: argparse.Namespace, console: Console) -> int:
+def _train(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.config import load_config
     from rlprims.trainer.session import start
 
     return start(load_config(options.config, options.overrides), console)
 
 
-def _resume(options: argparse.Namespace, console: Console) -> int:
+def _resume(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.run_directory import RunDirectory
     from rlprims.trainer.session import resume
 
@@ -104,7 +115,7 @@ def _resume(options: argparse.Namespace, console: Console) -> int:
     return resume(run, run.config(options.overrides), console)
 
 
-def _evaluate(options: argparse.Namespace, console: Console) -> int:
+def _evaluate(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.checkpoint import newest_checkpoint
     from rlprims.trainer.config import load_config
     from rlprims.trainer.run_directory import RunDirectory
@@ -123,14 +134,12 @@ def _evaluate(options: argparse.Namespace, console: Console) -> int:
     parts = build(config.model_copy(update=needed), console, weights=weights)
     with closing(parts.execution):
         metrics = evaluate_parts(config, parts, console)
-    table = Table("metric", "value", title=f"{weights} on {config.data.eval}")
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.4g}")
-    console.print(table)
+    rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
+    console.print(make_table(("metric", "value"), rows, title=f"{weights} on {config.data.eval}"))
     return 0
 
 
-def _plot(options: argparse.Namespace, console: Console) -> int:
+def _plot(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.curves import draw_curves, summary_table
 
     console.print(f"plot: {draw_curves(options.runs, options.out or options.runs[0] / 'curves.png')}", highlight=False)
@@ -138,28 +147,29 @@ def _plot(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _rollouts(options: argparse.Namespace, console: Console) -> int:
-    from rlprims.trainer.rollouts import print_rollouts, write_page
-
+def _rollouts(options: argparse.Namespace, console: Any) -> int:
+    chosen = {"step": options.step, "source": options.source}
     if options.html:
-        console.print(f"page: {write_page(options.run_directory, options.html)}", highlight=False)
+        from rlprims.trainer._rollout_page import write_page
+
+        page = write_page(options.run_directory, options.html, **chosen)
+        console.print(f"page: {page}", highlight=False, soft_wrap=True)
     else:
-        print_rollouts(options.run_directory, step=options.step, count=options.count, source=options.source)
+        from rlprims.trainer.rollouts import print_rollouts
+
+        print_rollouts(options.run_directory, count=options.count, **chosen)
     return 0
 
 
-def _algorithms(options: argparse.Namespace, console: Console) -> int:
+def _algorithms(options: argparse.Namespace, console: Any) -> int:
     chosen = [_preset(name) for name in options.names]
     if not chosen:
-        table = Table("preset", "what it is", title="rlprims algorithms NAME shows one, NAME NAME compares two")
-        for name, preset in sorted(PRESETS.items()):
-            table.add_row(name, (preset.__doc__ or "").splitlines()[0])
-        console.print(table)
+        rows = [(name, (preset.__doc__ or "").splitlines()[0]) for name, preset in sorted(PRESETS.items())]
+        title = "rlprims algorithms NAME shows one, NAME NAME compares two"
+        console.print(make_table(("preset", "what it is"), rows, title=title))
     elif len(chosen) == 2:
-        table = Table("knob", *(algorithm.name for algorithm in chosen))
-        for knob, values in algorithms.diff(*chosen).items():
-            table.add_row(knob, *map(str, values))
-        console.print(table)
+        differences = [(knob, *map(str, values)) for knob, values in algorithms.diff(*chosen).items()]
+        console.print(make_table(("knob", *(algorithm.name for algorithm in chosen)), differences))
     else:
         for name, algorithm in zip(options.names, chosen, strict=True):
             if options.yaml:
@@ -169,7 +179,7 @@ def _algorithms(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _doctor(options: argparse.Namespace, console: Console) -> int:
+def _doctor(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.doctor import examine, kernel_table, table
 
     console.print(kernel_table() if options.kernels else table(examine()))

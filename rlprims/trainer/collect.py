@@ -9,7 +9,7 @@ import numpy as np
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution
-from rlprims.filters import DynamicSampling
+from rlprims.filters import DynamicSampling, SamplingExhausted
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
 from rlprims.trainer.measures import Clock
@@ -48,6 +48,8 @@ class Collector:
         self.generated_tokens = 0
         self.scores: defaultdict[str, list[float]] = defaultdict(list)
         self.failures: Counter[str] = Counter()
+        self.scored_rows = 0
+        self.first_failure = ""
 
     def collect(self) -> Collected:
         """The next batch; if it fails, the state is as it was.
@@ -58,6 +60,10 @@ class Collector:
         before, surplus = self.state_dict(), self.surplus
         try:
             return self._collect()
+        except SamplingExhausted as error:
+            told = self._with_failures(str(error))
+            self.load_state_dict(before, surplus)
+            raise SamplingExhausted(told) from None
         except BaseException:
             self.load_state_dict(before, surplus)
             raise
@@ -67,6 +73,7 @@ class Collector:
         before, first_group = self.generated_tokens, self.groups
         self.scores.clear()
         self.failures.clear()
+        self.scored_rows = 0
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._metrics(self.generated_tokens - before) | clock.seconds()
@@ -85,7 +92,10 @@ class Collector:
             rows = self._respond(examples, groups, copies=size)
         with clock("score"):
             rows = score(self.execution, config, rows)
-        self.failures.update(cause for failure in rows["failure"] for cause in causes(failure))
+        failures = [failure for failure in rows["failure"] if failure is not None]
+        self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
+        self.failures.update(cause for failure in failures for cause in causes(failure))
+        self.scored_rows += len(rows)
         for name in {"scores", *config.score_parts} & rows.batch.keys():
             metric = "score" if name == "scores" else f"score/{name}"
             self.scores[metric] += rows[name][rows[name].isfinite()].tolist()
@@ -99,6 +109,20 @@ class Collector:
         kept, reasons = split_groups(self.algorithm, rows, leave_out=config.unscored == "leave_out")
         self.sampling.add(kept, reasons)
         dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
+
+    def _with_failures(self, exhausted: str) -> str:
+        """Why there is no batch: the prompts are not to blame where no response could be scored."""
+        failed = self.failures.total()
+        if not failed:
+            return exhausted
+        causes = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
+        verifier = self.config.verifier.path
+        if failed < self.scored_rows:
+            return f"{exhausted}. {failed} of {self.scored_rows} responses could not be scored: {causes}"
+        return (
+            f"none of {failed} responses could be scored by {verifier}: {causes}; the first: {self.first_failure!r}. "
+            "Mend the verifier, or what it calls, and try it by hand on one response"
+        )
 
     def _respond(self, examples: list[Example], groups: range, *, copies: int, greedy: bool = False) -> DataProto:
         rows = prompt_rows(examples, groups, copies=copies, first_sample=self.samples)

@@ -77,6 +77,14 @@ class ScoringConfig(_Section):
     )
     thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
 
+    @field_validator("preload")
+    @classmethod
+    def _name_modules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is no module: write it as package.module")
+        return names
+
 
 class RewardConfig(_Section):
     """One of several reward functions: of this process or of workers (``fn``), or at a server (``url``)."""
@@ -194,6 +202,11 @@ class Config(_Section):
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="beside metrics.jsonl")
     profile: ProfileConfig = ProfileConfig()
     threads: int = Field(default=1, ge=1, description="of torch on the CPU")
+
+    @field_validator("log_to", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -4,10 +4,10 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich.markup import escape
-from rich.table import Table
+from rlprims._extras import hint
+from rlprims.trainer.terminal import make_table
 
 
 class Finding(NamedTuple):
@@ -19,21 +19,23 @@ class Finding(NamedTuple):
     mend: str
 
 
-_TRAIN = "pip install 'rlprims[train]'"
+_TRAIN = hint("train")
 _CLUSTER = "make install-ray, or see docs/execution.md"
 _PACKAGES = (
     ("torch", "everything", "pip install torch"),
     ("tensordict", "DataProto", "pip install tensordict"),
     ("transformers", "execution: local", _TRAIN),
     ("safetensors", "checkpoints", _TRAIN),
+    ("yaml", "configs", _TRAIN),
+    ("rich", "tables and the progress line", _TRAIN),
     ("matplotlib", "rlprims plot", _TRAIN),
-    ("peft", "model.lora", "pip install 'rlprims[lora]'"),
+    ("peft", "model.lora", hint("lora")),
     ("ray", "execution: ray", _CLUSTER),
     ("aiohttp_cors", "ray job submit, Ray's dashboard", "pip install 'ray[default]'"),
     ("vllm", "ray.engine: vllm", _CLUSTER),
-    ("math_verify", "verifiers.math", "pip install 'rlprims[rewards]'"),
-    ("tensorboard", "log_to: [tensorboard]", "pip install tensorboard"),
-    ("wandb", "log_to: [wandb]", "pip install wandb"),
+    ("math_verify", "verifiers.math", hint("rewards")),
+    ("tensorboard", "log_to: [tensorboard]", hint("track")),
+    ("wandb", "log_to: [wandb]", hint("track")),
 )
 _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """vLLM's CPU build pulls them in; they are linked against CUDA, and then transformers cannot be imported."""
@@ -55,16 +57,14 @@ def examine() -> list[Finding]:
     return [check() for check in checks]
 
 
-def table(findings: list[Finding]) -> Table:
+def table(findings: list[Finding]) -> Any:
     """For a terminal."""
-    shown = Table("", "what", "found", "to mend it", title="rlprims doctor")
-    for finding in findings:
-        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
-        shown.add_row(mark, escape(finding.what), escape(finding.found), "" if finding.ok else escape(finding.mend))
-    return shown
+    rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.mend) for f in findings]
+    styles = {"ok": "green", "no": "yellow"}
+    return make_table(("", "what", "found", "to mend it"), rows, title="rlprims doctor", styles=styles)
 
 
-def kernel_table() -> Table:
+def kernel_table() -> Any:
     """Each kernel beside its formula on the devices at hand: does it compute the same, how fast, and is it on?"""
     import torch
 
@@ -73,26 +73,29 @@ def kernel_table() -> Table:
     from rlprims.kernels import ACCELERATED, check, is_enabled
 
     columns = ("", "formula", "kernel", "device", "difference", "formula ms", "kernel ms", "now", "to change it")
-    shown = Table(*columns, title="rlprims doctor --kernels")
+    rows: list[tuple[str, ...]] = []
     for name, accelerated in ACCELERATED.items():
         for device, module in accelerated.modules.items():
             if (reason := check.missing(module, device)) is not None:
-                shown.add_row("[dim]-[/]", name, module, device, "", "", "", "off", escape(reason))
+                rows.append(("-", name, module, device, "", "", "", "off", reason))
                 continue
             found = check.compare(name, module, torch.device(device))
             enabled = is_enabled(module)
-            shown.add_row(
-                "[green]ok[/]" if found.difference <= check.TOLERANCE else "[red]differs[/]",
-                name,
-                module,
-                device,
-                f"{found.difference:.1e}",
-                f"{1e3 * found.formula_seconds:.2f}",
-                f"{1e3 * found.kernel_seconds:.2f}",
-                "on" if enabled else "off",
-                "off: RLPRIMS_KERNELS=0, or a list without it" if enabled else f"on: RLPRIMS_KERNELS={module}",
+            rows.append(
+                (
+                    "ok" if found.difference <= check.TOLERANCE else "differs",
+                    name,
+                    module,
+                    device,
+                    f"{found.difference:.1e}",
+                    f"{1e3 * found.formula_seconds:.2f}",
+                    f"{1e3 * found.kernel_seconds:.2f}",
+                    "on" if enabled else "off",
+                    "off: RLPRIMS_KERNELS=0, or a list without it" if enabled else f"on: RLPRIMS_KERNELS={module}",
+                )
             )
-    return shown
+    styles = {"ok": "green", "differs": "red", "-": "dim"}
+    return make_table(columns, rows, title="rlprims doctor --kernels", styles=styles)
 
 
 def _package(name: str, purpose: str, mend: str) -> Finding:
@@ -110,7 +113,8 @@ def _accelerator() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        return Finding("accelerator", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}", "")
+        found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}; rlprims itself is untried on GPUs"
+        return Finding("accelerator", True, found, "")
     return Finding("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
 
 

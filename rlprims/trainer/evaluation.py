@@ -58,6 +58,7 @@ def _describe(rows: DataProto, samples: int) -> dict[str, float]:
         by_source[source].append(row)
     metrics = {
         "acc": float(right.mean()),
+        "unscored": float((~rows["scores"].isfinite()).float().mean()),
         "pass": float((right.amax(1) > 0).float().mean()),
         "length": float(rows["response_mask"].sum(-1).float().mean()),
         "truncated": float((rows["ended"] == Ended.LENGTH).float().mean()),

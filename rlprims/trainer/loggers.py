@@ -1,13 +1,29 @@
 """Metrics to where a team looks, beside ``metrics.jsonl``. Each package is imported only if it is named."""
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from rlprims._extras import hint
 from rlprims.trainer.config import Config
 
 Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
+
+
+def check_loggers(config: Config) -> None:
+    """Before anything is loaded or written.
+
+    Raises:
+        ValueError: a package of ``log_to`` is not installed.
+    """
+    modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+    for name in config.log_to:
+        try:
+            importlib.import_module(modules[name])
+        except ImportError as error:
+            raise ValueError(f"log_to: {name}: {error}: {hint('track')}, or leave it out of log_to") from None
 
 
 def open_loggers(config: Config, run: Path) -> list[Log]:
@@ -17,10 +33,8 @@ def open_loggers(config: Config, run: Path) -> list[Log]:
 
 
 def _tensorboard(config: Config, run: Path) -> Log:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(f'log_to: tensorboard: {error}: pip install "rlprims[track]"') from None
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(log_dir=str(run / "tensorboard"))
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
@@ -32,10 +46,8 @@ def _tensorboard(config: Config, run: Path) -> Log:
 
 
 def _wandb(config: Config, run: Path) -> Log:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError(f'log_to: wandb: {error}: pip install "rlprims[track]"') from None
+    import wandb
+
     os.environ.setdefault("WANDB_MODE", "offline")  # nothing leaves the machine unless told
     session = wandb.init(
         project="rlprims",

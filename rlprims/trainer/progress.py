@@ -1,9 +1,10 @@
 """What a person sees while a run goes on."""
 
+from collections.abc import Iterable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlprims.trainer.loop import Step, Trainer
 
@@ -17,16 +18,34 @@ _SHOWN = {
 }
 
 
+_BAR, _WIDE = 20, 110
+"""Columns of the bar, and of a terminal that has room for it beside the numbers."""
+
+
+def fitting(parts: Iterable[str], room: int) -> str:
+    """The first of the parts, as many as fit whole into ``room`` columns.
+
+    >>> fitting(["score 0.95", "len 28", "H 0.33"], 20)
+    'score 0.95  len 28'
+    """
+    shown = ""
+    for part in parts:
+        longer = f"{shown}  {part}" if shown else part
+        if len(longer) > room:
+            break
+        shown = longer
+    return shown
+
+
 class ProgressHook:
-    """A bar on a terminal; elsewhere a line for every tenth of the run."""
+    """One line on a terminal, of the numbers that fit; elsewhere a line for every tenth of the run."""
 
     def __init__(self, console: Console, *, steps: int, done: int) -> None:
         self.console = console
         self.steps = steps
         self.progress = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            *([BarColumn(bar_width=_BAR)] if console.width >= _WIDE else []),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[metrics]}"),
             console=console,
@@ -44,7 +63,14 @@ class ProgressHook:
         self.progress.stop()
 
     def __call__(self, trainer: Trainer, step: Step) -> None:
-        metrics = "  ".join(shown.format(step.metrics[name]) for name, shown in _SHOWN.items() if name in step.metrics)
-        self.progress.update(self.task, completed=step.number, metrics=metrics)
+        parts = [shown.format(step.metrics[name]) for name, shown in _SHOWN.items() if name in step.metrics]
+        self.progress.update(self.task, completed=step.number, metrics=fitting(parts, self._room()))
         if not self.console.is_terminal and step.number % max(1, self.steps // 10) == 0:
-            self.console.print(f"step {step.number}/{self.steps}  {metrics}", highlight=False)
+            line = "  ".join([f"step {step.number}/{self.steps}", *parts])
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _room(self) -> int:
+        """What the other columns, and a space after each, leave of the terminal's width."""
+        others = [len(f"step {self.steps}/{self.steps}"), len("0:00:00")]
+        others += [_BAR] if self.console.width >= _WIDE else []
+        return self.console.width - sum(width + 1 for width in others)

@@ -133,6 +133,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
         mask = rows["response_mask"][i]
         ids = rows["responses"][i][mask].tolist()
         advantages = rows["advantages"][i][mask].tolist() if "advantages" in rows else None
+        old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
         kept = {"kept": _sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
         values = {name: float(rows[name][i]) for name in numbers}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -149,6 +150,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
             "response_ids": ids,
             "response_tokens": [tokenizer.decode([token]) for token in ids],
             "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
+            **old,
             "advantages": advantages,
             **kept,
         }

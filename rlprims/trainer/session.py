@@ -27,7 +27,7 @@ from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.evaluation import evaluate
 from rlprims.trainer.examine import examine
 from rlprims.trainer.first_look import filter_note
-from rlprims.trainer.loggers import open_loggers
+from rlprims.trainer.loggers import check_loggers, open_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer, train
 from rlprims.trainer.measures import worker_metrics
 from rlprims.trainer.profile import StepProfiles
@@ -129,16 +129,18 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
 def start(config: Config, console: Console) -> int:
     """A new run; the exit code."""
     for warning in config.warnings():
-        console.print(f"warning: {warning}", style="yellow")
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    check_loggers(config)
     parts = build(config, console)
     with closing(parts.execution):
         if note := filter_note(config, parts.training.rows[0]):
-            console.print(f"note: {note}", style="yellow", highlight=False)
+            console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
         return _Session(config, RunDirectory.create(config), parts, console).run()
 
 
 def resume(run: RunDirectory, config: Config, console: Console) -> int:
     """Continue from the newest whole checkpoint as if nothing had happened; the exit code."""
+    check_loggers(config)
     run.lock()
     checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
     parts = build(config, console)
@@ -146,7 +148,7 @@ def resume(run: RunDirectory, config: Config, console: Console) -> int:
         session = _Session(config, run, parts, console)
         session.load(checkpoint)
         done = session.trainer.step_number
-        console.print(f"resuming {run.path} after step {done} of {config.steps}", highlight=False)
+        console.print(f"resuming {run.path} after step {done} of {config.steps}", highlight=False, soft_wrap=True)
         return session.run()
 
 
@@ -184,7 +186,8 @@ class _Session:
                 ) from None
         if stop.signal is not None:
             self._save()
-            self.console.print(f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}")
+            told = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
+            self.console.print(told, soft_wrap=True)
             return 128 + stop.signal
         self._finish(time.monotonic() - begun)
         return 0
@@ -215,10 +218,13 @@ class _Session:
         self._write(
             "eval", self.trainer.step_number, {**metrics, "generated_tokens_total": self.trainer.generated_tokens}
         )
+        unscored = metrics["sampled/unscored"]
         self.console.print(
             f"step {self.trainer.step_number}: accuracy {metrics['sampled/acc']:.3f} sampled, "
-            f"{metrics['greedy/acc']:.3f} greedy, length {metrics['sampled/length']:.1f}",
+            f"{metrics['greedy/acc']:.3f} greedy, length {metrics['sampled/length']:.1f}"
+            + (f"; {unscored:.0%} of the responses could not be scored and count as wrong" if unscored else ""),
             highlight=False,
+            soft_wrap=True,
         )
 
     def _save_sometimes(self, trainer: Trainer, step: Step) -> None:
@@ -267,7 +273,7 @@ class _Session:
         with writing(run.path / "curves.png"):
             plot = draw_curves([run.path], run.path / "curves.png")
         self.console.print(summary_table([run.path]))
-        self.console.print(f"plot: {plot}\nsamples: rlprims rollouts {run.path}", highlight=False)
+        self.console.print(f"plot: {plot}\nsamples: rlprims rollouts {run.path}", highlight=False, soft_wrap=True)
 
 
 class _Stop:

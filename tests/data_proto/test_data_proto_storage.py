@@ -493,7 +493,7 @@ def test_a_pickle_with_right_checksums_is_not_run(saved, name):
 
 def test_safetensors_absent(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ImportError, match=r'pip install "rlprims\[train\]"'):
+    with pytest.raises(ImportError, match=r"pip install '\.\[train\]' in the clone"):
         make(1).save(tmp_path / "b")
     with pytest.raises(ImportError, match="rlprims"):
         DataProto.load(tmp_path / "b")

@@ -246,5 +246,5 @@ class TestWhatCannotBe:
 
     def test_no_peft(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "peft", None)
-        with pytest.raises(ValueError, match=r"needs peft: pip install 'rlprims\[lora\]'"):
+        with pytest.raises(ValueError, match=r"needs peft: pip install '\.\[lora\]' in the clone"):
             local(path, GRPO, lora=LORA)

@@ -1,8 +1,10 @@
-"""``rlprims doctor --kernels``."""
+"""``rlprims doctor``, and with ``--kernels``."""
 
 import pytest
+import torch
 
 from rlprims.kernels import ACCELERATED
+from rlprims.trainer import doctor
 from rlprims.trainer.cli import main
 
 Row = tuple[str, str, str]
@@ -30,3 +32,10 @@ def test_it_compares_every_kernel_and_says_how_to_change_it(
     monkeypatch.setenv("RLPRIMS_KERNELS", "0")
     scan = rows(capsys)["reverse_scan", "scan_cpu", "cpu"]
     assert (scan[7], scan[8]) == ("off", "on: RLPRIMS_KERNELS=scan_cpu")
+
+
+def test_it_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "Some GPU"}
+    for name, answer in device.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    assert doctor._accelerator().found == "2 x Some GPU; rlprims itself is untried on GPUs"

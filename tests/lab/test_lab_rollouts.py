@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms, lab
+from rlprims.trainer._rollout_rows import read_rollouts
+from rlprims.trainer.cli import main
+from tests import tiny
+from tests.trainer.runs import small_run
 
 
 def written(path: Path, rows: list[dict]) -> Path:
@@ -67,6 +73,74 @@ def test_a_run_directory(tmp_path):
     table = lab.simulate(algorithms.dapo(), batch)
     assert table["cause"][4:] == ["dropped: acc is 0 throughout"] * 2
     assert table["gradient"][0] > 0 > table["gradient"][2]
+
+
+def test_groups_may_have_names(tmp_path):
+    rows = [
+        {"group": name, "response": "it is", "score": score}
+        for name, score in [("math-7", 1.0), ("math-2", 0.0), ("math-7", 0.0)]
+    ]
+    batch = lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
+    assert batch["group_ids"].tolist() == [0, 1, 0]
+    assert list(batch["group"]) == ["math-7", "math-2", "math-7"]
+    assert lab.simulate(algorithms.rloo(), batch)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
+    named = {**dict(batch.batch.items()), "group_ids": ["math-7", "math-2", "math-7"]}
+    assert lab.simulate(algorithms.rloo(), named)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
+
+
+def recorded_run(folder: Path, settings: dict) -> Path:
+    """A run of four steps that records; its algorithm reads the sampler's log-probs."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(settings | {"run_dir": str(folder / "run"), "steps": 4}))
+    assert main(["train", str(path)]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    questions = tiny.write_jsonl(folder / "sums.jsonl", tiny.sums(20))
+    return recorded_run(folder, small_run(tiny.save_model(folder / "model"), questions, folder / "run"))
+
+
+def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
+    whole = lab.load_run(trained, range(1, 5))
+    assert sorted(set(whole["step"].tolist())) == [1, 2, 3, 4]
+    used = [label for label, fate in zip(whole["group_ids"].tolist(), whole["fate"], strict=True) if fate == "trained"]
+    assert max(used.count(label) for label in set(used)) == 3  # the group's size: none is there twice
+    one = lab.load_run(trained, 2)
+    assert set(one["step"].tolist()) == {2}
+    rows = [fate == "trained" for fate in one["fate"]]
+    mask = one["response_mask"]
+    torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)
+    assert not torch.equal(one["old_log_probs"][rows], one["rollout_log_probs"][rows])  # two forwards, two roundings
+    table = lab.compare([algorithms.dapo(), algorithms.rloo()], whole).responses
+    assert {"step", "group", "score", "answer", "push dapo"} <= table.columns.keys()
+    for row, label, score in zip(table["row"], table["group"], table["score"], strict=True):
+        assert (label, score) == (int(whole["group_ids"][row]), float(whole["scores"][row]))
+
+
+def test_ratios_of_a_checkpoint_to_what_was_sampled(trained):
+    """Of the policy before the step they are 1; of the one after it they are those that transformers gives."""
+    policies = {step: trained / f"checkpoints/step_{step:06d}/policy" for step in (2, 4)}
+    before = lab.simulate(algorithms.dapo(), lab.load_run(trained, 3, policy=policies[2]))
+    assert before["ratio"] == pytest.approx([1.0] * len(before), abs=1e-4)
+    table = lab.simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
+    assert max(abs(ratio - 1) for ratio in table["ratio"]) > 1e-3
+    row = next(row for row in read_rollouts(trained, 4) if row.fate == "trained")
+    ids = torch.tensor([row.prompt_ids + row.response_ids])
+    logits = AutoModelForCausalLM.from_pretrained(policies[4])(ids).logits[0, len(row.prompt_ids) - 1 : -1]
+    now = logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
+    expected = (now - torch.tensor(row.old_log_probs)).exp()
+    assert table.where(row=0)["ratio"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
+    config = (trained / "config.yaml").read_text()
+    (trained / "config.yaml").write_text(config.replace("top_p: 1.0", "top_p: 0.9"))
+    with pytest.raises(ValueError, match="sampled with top_k, top_p or min_p"):
+        lab.load_run(trained, 4, policy=trained / "checkpoints/step_000004/policy")
+    (trained / "config.yaml").write_text(config)
 
 
 def test_what_verl_dumps(tmp_path):

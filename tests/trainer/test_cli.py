@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlprims.trainer.cli import main
 from rlprims.trainer.run_directory import RunDirectory
@@ -73,8 +75,12 @@ def test_plot_and_rollouts(finished: Path, tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "two.png").stat().st_size > 10_000
     assert main(["rollouts", str(finished), "--step", "2", "--count", "3"]) == 0
     assert "+" in capsys.readouterr().out
-    assert main(["rollouts", str(finished), "--html", str(tmp_path / "page.html")]) == 0
-    assert "<html" in (tmp_path / "page.html").read_text()
+    page = tmp_path / "page.html"
+    for options, steps in (([], [1, 2, 3]), (["--step", "2"], [2])):
+        assert main(["rollouts", str(finished), "--html", str(page), *options]) == 0
+        data = re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+        assert data
+        assert [step["step"] for step in json.loads(data[1])["steps"]] == steps
 
 
 def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +101,11 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
         ({"model": {"path": "no/such/model"}}, "model.path: cannot load 'no/such/model'"),
         ({"data": {"train": "no/such/file.jsonl"}}, "no/such/file.jsonl: No such file"),
         ({"replay": "no/such/run"}, "no/such/run has no recorded rollouts"),
+        ({"verifier": "gsm8k"}, "verifier: cannot import 'gsm8k' (it names no module): write it as package.module."),
+        ({"verifier": "..gsm8k"}, "verifier: cannot import '..gsm8k' (it names no module)"),
+        ({"verifier": ""}, "verifier: cannot import '' (it names no module)"),
+        ({"scoring": {"workers": 1, "preload": [""]}}, "scoring.preload: '' is no module"),
+        ({"log_to": "nowhere"}, "log_to.0: Input should be 'tensorboard' or 'wandb', not 'nowhere'"),
     ],
 )
 def test_mistakes_end_with_one_message_and_no_directory(
@@ -153,6 +164,61 @@ def test_the_console_script_finds_a_module_beside_the_file_and_finds_it_again(
         )
         assert ran.returncode == 0, ran.stderr
     assert json.loads((Path(settings["run_dir"]) / "summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cuda", "model.device=cuda: "), ("cuda:3", "model.device=cuda:3: "), ("gpu", "write auto, cpu, cuda or cuda:0")],
+)
+def test_a_device_that_is_not_here(
+    settings: dict[str, Any],
+    write_config: WriteConfig,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    device: str,
+    expected: str,
+) -> None:
+    assert main([command, str(write_config(settings)), f"model.device={device}"]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert not Path(settings["run_dir"]).exists()
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+def test_a_logger_that_is_not_installed(
+    settings: dict[str, Any],
+    write_config: WriteConfig,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+) -> None:
+    """Before anything is written, so that the same command runs when it is installed."""
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    assert main(["train", str(write_config(settings)), f"log_to={package}"]) == 2
+    error = capsys.readouterr().err
+    assert f"log_to: {package}: " in error
+    assert "pip install '.[track]' in the clone of rlprims" in error
+    assert not Path(settings["run_dir"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*no server")
+def test_a_verifier_that_always_fails_is_named_and_not_the_prompts(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["verifier"] = "tests.trainer.verifiers.has_no_server"
+    settings["algorithm"]["filter"] = {"max_generation_batches": 2}
+    assert main(["train", str(write_config(settings))]) == 2
+    told = capsys.readouterr()
+    assert "100% of the responses could not be scored and count as wrong" in told.out
+    assert (
+        "none of 36 responses could be scored by tests.trainer.verifiers.has_no_server: 36 raised ConnectionError; "
+        "the first: 'raised ConnectionError: no server at localhost:8000'" in told.err
+    )
+    assert "too hard" not in told.err
 
 
 def test_a_run_that_is_not_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

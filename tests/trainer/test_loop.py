@@ -196,7 +196,10 @@ def test_scores_that_are_no_numbers_cost_their_group_and_are_counted(
 
 @pytest.mark.parametrize(
     ("verifier", "seen"),
-    [("always_right", "dropped: acc is 1 throughout"), ("never_a_number", "dropped: a score is not finite")],
+    [
+        ("always_right", "0 of 4 groups after 3 generation batches.*18 dropped: acc is 1 throughout"),
+        ("never_a_number", "none of 54 responses could be scored by .*never_a_number: 54 returned nan"),
+    ],
 )
 def test_the_limit_ends_with_what_was_seen(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, verifier: str, seen: str
@@ -204,7 +207,7 @@ def test_the_limit_ends_with_what_was_seen(
     config = load(
         settings | {"verifier": f"tests.trainer.verifiers.{verifier}"}, "algorithm.filter.max_generation_batches=3"
     )
-    with pytest.raises(SamplingExhausted, match=f"0 of 4 groups after 3 generation batches.*18 {seen}"):
+    with pytest.raises(SamplingExhausted, match=seen):
         trainer_of(config, console).step()
 
 

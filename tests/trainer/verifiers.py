@@ -22,6 +22,10 @@ def never_a_number(response: str, answer: str) -> float:
     return math.nan
 
 
+def has_no_server(response: str, answer: str) -> float:
+    raise ConnectionError("no server at localhost:8000")
+
+
 def raises_on_some(response: str, answer: str) -> float:
     if response.startswith(("a", "b")):
         raise RuntimeError("cannot read this")

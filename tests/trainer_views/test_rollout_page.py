@@ -107,6 +107,26 @@ def test_the_newest_rows_are_kept_at_the_cap_and_the_page_says_so(make_run: Make
     assert out.stat().st_size < 12_000 + 16_000
 
 
+def test_all_steps_of_a_long_run_are_on_the_page_or_the_chosen_one(make_run: MakeRun, tmp_path: Path) -> None:
+    long = [sample(i, response_tokens=["word " * 300, "4", "5"]) for i in range(64)]
+    run = make_run(rollouts=dict.fromkeys(range(1, 81), long))  # 8 MB
+    data = embedded(write_page(run, tmp_path / "page.html"))
+    assert [step["step"] for step in data["steps"]] == list(range(1, 81))
+    assert data["notes"] == []
+    one = embedded(write_page(run, tmp_path / "one.html", step=7))
+    assert [step["step"] for step in one["steps"]] == [7]
+    with pytest.raises(ValueError, match="no rollouts of step 81; it has those of 1, 2, 3, …, 78, 79, 80"):
+        write_page(run, tmp_path / "none.html", step=81)
+
+
+def test_one_source_is_on_the_page(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(rollouts={1: [sample(0), sample(2, data_source="words/3")], 2: [sample(0)]})
+    data = embedded(write_page(run, tmp_path / "page.html", source="words/3"))
+    assert [[group["source"] for group in step["groups"]] for step in data["steps"]] == [["words/3"]]
+    with pytest.raises(ValueError, match="no rollout from 'words/4'; the sources are words/2, words/3"):
+        write_page(run, tmp_path / "page.html", source="words/4")
+
+
 def test_a_row_too_large_for_the_page_leaves_it_empty_but_said(make_run: MakeRun, tmp_path: Path) -> None:
     data = embedded(write_page(make_run(rollouts={1: [sample(0)]}), tmp_path / "page.html", most_bytes=10))
     assert data["steps"] == []

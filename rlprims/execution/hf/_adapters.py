@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlprims._extras import hint
 from rlprims.execution._config import LoraConfig
 
 HEADS = ("score", "classifier")
@@ -35,7 +36,7 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     if config is None:
         return model
     if importlib.util.find_spec("peft") is None:
-        raise ValueError("model.lora needs peft: pip install 'rlprims[lora]'")
+        raise ValueError(f"model.lora needs peft: {hint('lora')}")
     from peft import inject_adapter_in_model
     from peft.tuners.lora import Linear
 

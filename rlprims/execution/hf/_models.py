@@ -35,7 +35,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
     # No dropout: the same tokens must have the same log-prob when they are sampled and when they are trained.
-    return model.to(device_of(config)).eval(), sorted(info["missing_keys"])
+    return model.to(usable_device(config)).eval(), sorted(info["missing_keys"])
 
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
@@ -93,9 +93,25 @@ def load_classifier(path: str, config: ModelConfig) -> nn.Module:
 
 
 def device_of(config: ModelConfig) -> torch.device:
+    """The device that the config names; on a cluster's driver it need not be there."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
+
+
+def usable_device(config: ModelConfig) -> torch.device:
+    """The device that the models are put on.
+
+    Raises:
+        ValueError: this process has no such device.
+    """
+    device = device_of(config)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"model.device={config.device}: {reason}; use auto, cpu, or a device that is here") from None
+    return device
 
 
 def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:

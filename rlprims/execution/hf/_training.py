@@ -23,7 +23,7 @@ from rlprims.execution.hf._forward import (
     token_scores,
     trimmed,
 )
-from rlprims.execution.hf._models import device_of, load_causal_lm, load_critic
+from rlprims.execution.hf._models import load_causal_lm, load_critic, usable_device
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._train_state import TrainState
 from rlprims.grouping import dense_ids
@@ -97,7 +97,7 @@ class Training:
             check_fused_objective(algorithm)
         self.model = model
         self.ranks = ranks
-        self.device = device_of(model)
+        self.device = usable_device(model)
         self.temperature = temperature
         self._policy: TrainState | None = None
         self.reference: nn.Module | None = None

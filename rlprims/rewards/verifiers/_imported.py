@@ -12,6 +12,6 @@ def imported(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
     return found

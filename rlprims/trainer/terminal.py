@@ -1,0 +1,58 @@
+"""What the command line prints on: rich, or plain lines where the extra ``train`` is not installed."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PIPED_WIDTH = 160
+"""Of a file or a pipe, which has no width of its own: whole table rows on one line each."""
+
+
+class PlainConsole:
+    """The few methods of rich's Console that commands need without it."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        self.stderr = stderr
+
+    def print(self, *parts: object, **style: object) -> None:
+        stream = sys.stderr if self.stderr else sys.stdout
+        stream.write(" ".join(map(str, parts)) + "\n")
+
+
+def open_console(*, stderr: bool = False) -> Any:
+    """Standard output, or standard error."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return PlainConsole(stderr=stderr)
+    stream = sys.stderr if stderr else sys.stdout
+    known = stream.isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, width=None if known else _PIPED_WIDTH)
+
+
+def make_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", styles: Mapping[str, str] | None = None
+) -> Any:
+    """A table to print on :func:`open_console`; ``styles`` are rich's, of cells with that text."""
+    try:
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError:
+        return plain_table(columns, rows, title=title)
+    table = Table(*columns, title=title or None)
+    for row in rows:
+        table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
+    return table
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> str:
+    """
+    >>> print(plain_table(["knob", "grpo"], [["epochs", "1"], ["eps", "1e-6"]]))
+    knob    grpo
+    epochs  1
+    eps     1e-6
+    """
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    aligned = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (columns, *rows))
+    return "\n".join([*filter(None, [title]), *("  ".join(row).rstrip() for row in aligned)])
