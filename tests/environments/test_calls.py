@@ -128,10 +128,30 @@ def test_what_cannot_be_read_is_one_malformed_call(style: Any, text: str) -> Non
     assert found.malformed[0]
 
 
-PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<search>", "</search>", "<query>", "</query>", "<function=search>", "</function>"]
-    + ["<parameter=q>", "</parameter>", '{"name": "a", "arguments": {', "}", '"', "1", " ", "\n", "\0", "{", "[" * 500]
+TAGS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<search>",
+    "</search>",
+    "<query>",
+    "</query>",
+    "<function=search>",
+    "</function>",
 )
+OTHER = (
+    "<parameter=q>",
+    "</parameter>",
+    '{"name": "a", "arguments": {',
+    "}",
+    '"',
+    "1",
+    " ",
+    "\n",
+    "\0",
+    "{",
+    "[" * 500,
+)
+PIECES = st.sampled_from([*TAGS, *OTHER])
 
 
 @given(style=st.sampled_from(["json", "xml", "tags"]), pieces=st.lists(PIECES | st.text(max_size=5), max_size=30))
