@@ -137,9 +137,15 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
 
 
 def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
-    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed."""
+    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed.
+
+    ``turn_rewards`` (B, T), if they are there, are earned beside the score: they are added to the rewards, where each
+    was earned, unless the algorithm asks for them apart.
+    """
     with torch.no_grad():
         rewards = _PLACEMENT({**data, "scores": data["shaped_scores"]})
+        if "turn_rewards" in data and "turn_rewards" not in algorithm.needs:
+            rewards = rewards + zero_outside(data["turn_rewards"], data["response_mask"])
         if algorithm.kl_in_reward is not None:
             rewards = kl_penalty(
                 rewards,

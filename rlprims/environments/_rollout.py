@@ -126,7 +126,7 @@ async def rollout(
 async def _play(
     environment: Environment, sample: Sample, renderer: Renderer, limits: Limits, episode: Episode, ask: Asker
 ) -> None:
-    name = type(environment).__qualname__
+    name = getattr(environment, "__name__", type(environment).__qualname__)
     start = await _ask(ask, f"{name}.reset", environment.reset)
     messages, tools = _checked_start(name, start)
     _check_size(f"{name}.reset", messages, limits)

@@ -1,7 +1,7 @@
 """Prompts: JSON lines to token ids, and the order in which a run sees them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ class Example(NamedTuple):
     data_source: str
     question: str = ""
     """Without the template."""
+    row: Mapping[str, Any] = {}
+    """All fields, for an environment; it makes the prompt."""
 
 
 class Examples(NamedTuple):
@@ -40,6 +42,16 @@ def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_
     filtered = truncated = 0
     for number, row in _read(path):
         place = f"{path}:{number}"
+        source = str(row.get(config.source, path.stem))
+        if config.environment is not None:
+            if missing := sorted(config.environment.needs - row.keys()):
+                raise ValueError(
+                    f"{place}: {config.environment.path} takes {missing}; the row has {sorted(row)}: add the fields, "
+                    "or give the arguments defaults"
+                )
+            texts = [str(row.get(field, "")) for field in (config.answer, config.question)]
+            rows.append(Example("", [], texts[0], source, texts[1], row))
+            continue
         question, answer = (_text(row, field, place) for field in (config.question, config.answer))
         prompt = _prompt(question, config, tokenizer)
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=config.template != "chat")
@@ -53,7 +65,7 @@ def load_examples(path: Path, config: DataConfig, tokenizer: Any, *, max_prompt_
                 continue
             truncated += 1
             ids = ids[-max_prompt_length:]
-        rows.append(Example(prompt, ids, answer, str(row.get(config.source, path.stem)), question))
+        rows.append(Example(prompt, ids, answer, source, question))
     if not rows:
         why = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
         raise ValueError(f"{path}: nothing to train on: {why}")

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from rlprims.rewards.scoring import naive
 from rlprims.rewards.verifiers import without_thinking
 from rlprims.trainer.config import Config, ScoringConfig
 from rlprims.trainer.data import Example
+from rlprims.trainer.episodes import first_rows, rollout_ids, same_widths
 
 
 def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:
@@ -152,9 +154,9 @@ def _pool(verifier: Use, scoring: ScoringConfig) -> Pool:
     return _POOLS[key]
 
 
-def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:
+def with_baseline(rows: DataProto, greedy: DataProto) -> DataProto:
     """``baseline_scores``: the greedy response's score on each of its prompt's rows."""
-    scores = greedy["scores"].repeat_interleave(copies)
+    scores = first_rows(greedy)["scores"][dense_ids(rows["group"])]
     return rows.union(DataProto.from_dict(tensors={"baseline_scores": scores}))
 
 
@@ -166,8 +168,7 @@ def split_groups(
     With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, as are those that
     ``algorithm.ended`` leaves out, and the filter sees the others' mean in its place.
     """
-    group_ids = dense_ids(rows["group"])
-    columns = {**dict(rows.batch.items()), "group_ids": group_ids}
+    columns = {**dict(rows.batch.items()), **rollout_ids(rows)}
     made: dict[str, Tensor] = {}
     if "baseline_scores" in columns:  # without a baseline there is nothing to compare with
         columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)
@@ -178,14 +179,18 @@ def split_groups(
     made |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
     reasons = assess_groups(algorithm, {**columns, **made})
     rows = rows.union(DataProto.from_dict(tensors=made))
-    return rows.split(algorithm.group_size), reasons[:: algorithm.group_size]
+    sizes = columns["group_ids"].bincount().tolist()  # in rows: an episode may have several
+    ends = list(accumulate(sizes))
+    return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)], [reasons[end - 1] for end in ends]
 
 
-def join(groups: Sequence[DataProto]) -> DataProto:
-    """Groups as one batch; a column of the verifier that some do not have is NaN there.
+def join(groups: Sequence[DataProto], *, pad_token_id: int = 0) -> DataProto:
+    """Groups as one batch; a column of the verifier that some do not have is NaN there. Narrower ones are padded.
 
     A group without kept sets was sampled before truncation was set, or after, so it gets sets of the whole vocabulary.
     """
+    if any("turn_rewards" in group for group in groups):
+        groups = same_widths(groups, pad_token_id=pad_token_id)
     names = {name: column.dtype for group in groups for name, column in group.batch.items() if column.dim() == 1}
     truncated = any("kept_ids" in group for group in groups)
     whole = []
