@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 from rlprims.environments import Step
@@ -77,12 +75,12 @@ class Sick(Digits):
 
 
 class Killed(Digits):
-    """Ends its process in the middle of an episode, once: where the file is, it does not again."""
+    """Ends its process in the middle of an episode: at the step of the number KILL_AT, of all episodes."""
+
+    steps = 0
 
     def step(self, message: Any) -> Step:
-        marker = Path(os.environ.get("KILL_MARKER", ""))
-        if self.left == 3 and marker.name and not marker.exists() and (marker.parent / "armed").exists():
-            marker.touch()
+        Killed.steps += 1
+        if str(Killed.steps) == os.environ.get("KILL_AT"):
             os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
         return super().step(message)

@@ -3,6 +3,10 @@
 import io
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from rlprims.turns import Turn
 from tests import tiny
 from tests.trainer.runs import metrics_of
 
+ROOT = Path(__file__).parents[2]
 RETURNS = {"fn": "rlprims.advantage.discounted_returns", "gamma": 0.5}
 DIGITS = "tests.trainer.environments.Digits"
 
@@ -152,6 +157,26 @@ def test_resuming_between_steps_repeats_the_metrics(
     after = [line for line in metrics_of(whole) if line["kind"] == "eval"][-1]
     assert after["sampled/turns"] > 1
     assert 0 <= after["sampled/acc"] <= 1
+
+
+@pytest.mark.slow
+def test_sigkill_in_mid_episode(
+    episodes: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    episodes["data"] |= {"environment": "tests.trainer.environments.Killed", "eval": None}
+    episodes |= {"steps": 4, "checkpoint": {"every": 1}}
+    config, whole, killed = write_config(episodes), tmp_path / "whole", tmp_path / "killed"
+
+    def rlprims(*arguments: str | Path, **variables: str) -> int:
+        command = [sys.executable, "-m", "rlprims", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}).returncode
+
+    assert rlprims("train", config, f"run_dir={whole}") == 0
+    assert rlprims("train", config, f"run_dir={killed}", KILL_AT="130") == -signal.SIGKILL
+    done = len(metrics_of(killed))
+    assert 0 < done < 4
+    assert rlprims("resume", killed) == 0
+    assert metrics_of(killed) == metrics_of(whole)
 
 
 def test_a_sick_environment_costs_its_groups_and_is_counted(
