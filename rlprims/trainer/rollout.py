@@ -168,7 +168,8 @@ def split_groups(
     With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, as are those that
     ``algorithm.ended`` leaves out, and the filter sees the others' mean in its place.
     """
-    columns = {**dict(rows.batch.items()), **rollout_ids(rows)}
+    columns = {name: column for name, column in rows.batch.items() if name != "kept_ids"}  # which is ragged
+    columns |= rollout_ids(rows)
     made: dict[str, Tensor] = {}
     if "baseline_scores" in columns:  # without a baseline there is nothing to compare with
         columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)

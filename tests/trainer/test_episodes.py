@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.environments import Episode
+from rlprims.environments import Episode, TextRenderer
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.episodes import Player, episode_rows, outcome_scores, same_widths
@@ -137,6 +137,38 @@ def test_the_next_turns_of_all_episodes_are_one_call_and_do_not_depend_on_each_o
     ]
     drawn = [turn.sampled_ids for episode in together for turn in episode.turns]
     assert len(set(drawn)) > len(together), "turns of one sample are not drawn alike"
+
+
+def test_an_episode_of_several_rows_counts_once(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rewrites(TextRenderer):
+        """Forgets what was said before the newest messages."""
+
+        def delta(self, *args: Any, **options: Any) -> None:
+            return None
+
+        def prompt(self, messages: Any, tools: Any) -> list[int]:
+            return super().prompt(messages[-1:], tools)
+
+    monkeypatch.setattr("rlprims.trainer.episodes.TextRenderer", Rewrites)
+    episodes["algorithm"] = {"preset": "grpo", "group_size": 3, "kl_coef": 0.0, "mini_batches": 2}
+    _, steps = run(load(episodes, "steps=2", "sampling.top_k=6", "prompts_per_generation=4"), console)
+    for step in steps:
+        batch = step.batch
+        ids, advantages = batch["trajectory_ids"], batch["advantages"]
+        assert len(batch) > len(set(batch["sample_id"].tolist())) == 12
+        assert (batch["turns"] == torch.bincount(ids)[ids]).all()
+        assert "kept_ids" in batch
+        gap = (batch["old_log_probs"] - batch["rollout_log_probs"])[batch["response_mask"]]
+        assert gap.abs().max() < 1e-4
+        for rollout in range(int(ids.max()) + 1):
+            of_rollout = advantages[ids == rollout][batch["response_mask"][ids == rollout]]
+            assert (of_rollout == of_rollout[0]).all()
+        first = torch.tensor([int((ids == i).nonzero()[0]) for i in range(int(ids.max()) + 1)])
+        assert step.metrics["trained_score"] == pytest.approx(float(batch["scores"][first].mean()))
+        tokens = float(batch["response_mask"].sum())
+        assert step.metrics["length"] == pytest.approx(tokens / len(first))
 
 
 def test_resuming_between_steps_repeats_the_metrics(
