@@ -21,10 +21,13 @@ def filter_note(config: Config, example: Example) -> str | None:
     limits = algorithm.filter
     if limits is None or "scores" not in limits.keep.needs or config.replay is not None:
         return None
+    if config.data.environment is not None or config.rewards:
+        return None  # an environment cannot be tried without a model, and several rewards are weighed to one score
+    verifier = config.asked_in_evaluation
     rows = prompt_rows([example], [0], copies=1, first_sample=0)
     response = np.array([str(example.answer)], dtype=object)
     rows = rows.union(DataProto.from_dict(tensors={}, non_tensors={"response": response}))
-    scored = verify(config.verifier, rows, config.scoring)
+    scored = verify(verifier, rows, config.scoring)
     if not scored["scores"].isfinite().all():
         return None
     returned = scored.batch.keys() - rows.batch.keys()
@@ -33,8 +36,8 @@ def filter_note(config: Config, example: Example) -> str | None:
     if column == metric:
         return None
     if column is not None:
-        return f"{config.verifier.path} returns no acc: the filter looks at {column}"
-    missing = f"algorithm.filter.metric is {metric!r}, and {config.verifier.path} returned {sorted(returned)}"
+        return f"{verifier.path} returns no acc: the filter looks at {column}"
+    missing = f"algorithm.filter.metric is {metric!r}, and {verifier.path} returned {sorted(returned)}"
     if returned == {"scores"}:
         raise ValueError(f"{missing}: write scores, or return a dict with {metric!r}")
     return f"{missing} for the answer of the first question"
