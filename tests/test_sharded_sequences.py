@@ -146,6 +146,23 @@ def test_segments_of_cut_sequences_are_refused() -> None:
             function(x, x, m, level="segment", all_reduce_rows=torch.clone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [losses.gspo, losses.opmd], ids=name_of)
+def test_a_loss_of_cut_sequences_compiles_in_one_graph(loss: Callable[..., Tensor]) -> None:
+    """The sum of the gradient in backward is part of the graph."""
+    new, old, a, mask = *random(3, 2, 4), torch.ones(2, 4, dtype=torch.bool)
+
+    def step(x: Tensor, compiled: bool) -> Tensor:
+        def scalar(x: Tensor) -> Tensor:
+            return loss(x, old, a, mask, all_reduce_rows=lambda s: 2 * s).sum()
+
+        x = x.clone().requires_grad_()
+        run = torch.compile(scalar, backend="aot_eager", fullgraph=True) if compiled else scalar
+        return torch.autograd.grad(run(x), x)[0]
+
+    torch.testing.assert_close(step(0.001 * new, True), step(0.001 * new, False), **EXACT)
+
+
 # Estimators over parts that follow each other.
 
 

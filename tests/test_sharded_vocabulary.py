@@ -198,6 +198,25 @@ def test_float32_from_bfloat16(function: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(part.double(), function(logits.double()), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_shard_compiles_in_one_graph() -> None:
+    """With sums that are not the identity, so that a graph without them would show."""
+    hidden, head, ids = random(3, 4), random(5, 4, seed=1), torch.tensor([2, 4, 0])
+    vocab = VocabShard(0, 9, lambda x: 2 * x, lambda x: x + 1)
+
+    def step(compiled: bool) -> tuple[Tensor, ...]:
+        def scalar(h: Tensor, w: Tensor) -> Tensor:
+            log_probs, entropies = from_hidden(h, w, ids, vocab=vocab)
+            return (log_probs + entropies.square()).sum()
+
+        leaves = [x.clone().requires_grad_() for x in (hidden, head)]
+        run = torch.compile(scalar, backend="aot_eager", fullgraph=True) if compiled else scalar
+        return torch.autograd.grad(run(*leaves), leaves)
+
+    for got, want in zip(step(True), step(False), strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
+
+
 def test_what_ranks_exchange() -> None:
     """Numbers per token, whatever the vocabulary; in backward nothing, but for the gradient of hidden states."""
     logits, head, hidden, ids = (
