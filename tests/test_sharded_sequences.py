@@ -61,7 +61,7 @@ def name_of(f: Any) -> str:
 
 
 @pytest.mark.parametrize("loss", SEQUENCE_LOSSES, ids=name_of)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cut_sequences(), st.sampled_from(sorted(AGGREGATIONS)))
 def test_losses_of_whole_sequences(
     loss: Callable[..., Tensor], case: tuple[Tensor, Tensor, list[layout.TokenShard], int], how: str
@@ -109,7 +109,7 @@ SEQUENCE_WEIGHTS = [
 
 
 @pytest.mark.parametrize("weights", SEQUENCE_WEIGHTS, ids=name_of)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cut_sequences())
 def test_weights_of_whole_sequences(
     weights: Callable[..., corrections.Weights], case: tuple[Tensor, Tensor, list[layout.TokenShard], int]
@@ -125,7 +125,7 @@ def test_weights_of_whole_sequences(
     torch.testing.assert_close(layout.gather(got, parts), want, **EXACT)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cut_sequences(), st.sampled_from([0.0, 0.1]))
 def test_opsm(case: tuple[Tensor, Tensor, list[layout.TokenShard], int], delta: float) -> None:
     lengths, mask, parts, seed = case
@@ -221,7 +221,7 @@ def parts_of(sizes: list[list[int]]) -> tuple[Tensor, list[layout.TokenShard]]:
 
 
 @pytest.mark.parametrize("turns", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(parts_in_order(), st.booleans())
 def test_scans_over_parts(turns: bool, case: tuple[list[list[int]], Tensor, Tensor, int], bootstrap: bool) -> None:
     sizes, mask, turn_ids, seed = case
@@ -265,7 +265,7 @@ def test_padded_parts(cuts: list[int]) -> None:
 # How sequences are cut.
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=5), st.integers(1, 5), st.sampled_from(["zigzag", "contiguous"]))
 def test_every_token_is_on_one_rank(lengths: list[int], ranks: int, cut: layout.Cut) -> None:
     parts = layout.shards(torch.tensor(lengths, dtype=torch.int64), ranks, cut)

@@ -75,7 +75,7 @@ def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, Kept | N
     return sizes, logits, ids, kept, draw(st.sampled_from([1.0, 0.3]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows_of_logits())
 def test_log_probs_and_entropies_of_logits(case: tuple[list[int], Tensor, Tensor, Kept | None, float]) -> None:
     sizes, logits, ids, kept, temperature = case
@@ -86,7 +86,7 @@ def test_log_probs_and_entropies_of_logits(case: tuple[list[int], Tensor, Tensor
     gradients_of_shards(both, [logits], [True], sizes, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SIZES, st.integers(0, 2**16))
 def test_several_tokens_of_a_row_and_each_function_alone(sizes: list[int], seed: int) -> None:
     logits = random(3, sum(sizes), seed=seed)
@@ -115,7 +115,7 @@ def test_hidden_states_and_the_head(sizes: list[int], truncated: bool, soft_cap:
     gradients_of_shards(scores, [hidden, head], [False, True], sizes, 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SIZES, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**16))
 def test_the_fused_loss(sizes: list[int], mask: list[bool], seed: int) -> None:
     hidden, head = random(2, 3, 3, seed=seed), random(sum(sizes), 3, seed=seed + 1)
@@ -138,7 +138,7 @@ DIVERGENCES = [
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda f: f"{f.func.__name__}-{f.keywords}")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SIZES, st.lists(st.booleans(), min_size=6, max_size=6), st.sampled_from([1.0, 60.0]), st.integers(0, 2**16))
 def test_divergences(
     divergence: Callable[..., Tensor], sizes: list[int], mask: list[bool], spread: float, seed: int
