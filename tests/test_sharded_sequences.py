@@ -96,6 +96,24 @@ def test_losses_of_whole_sequences(
     torch.testing.assert_close(layout.gather([x for _, _, x in found], parts), gradient, **EXACT)
 
 
+@pytest.mark.parametrize("loss", SEQUENCE_LOSSES[:4], ids=name_of)
+def test_a_token_that_the_policy_excludes(loss: Callable[..., Tensor]) -> None:
+    """Its log-prob is −inf: the sequence's ratio is the least there is, on both ranks, and no gradient is NaN."""
+    new = torch.tensor([[-1.0, -torch.inf, -1.0, -1.5], [-1.0, -1.0, -1.2, -1.0]], dtype=torch.float64)
+    old, a, mask = new.clamp(min=-2) - 0.05, random(2, 4), torch.ones(2, 4, dtype=torch.bool)
+
+    def step(columns: slice, **options: Any) -> tuple[Tensor, Tensor]:
+        x = new[:, columns].clone().requires_grad_()
+        per_token = loss(x, old[:, columns], a[:, columns], mask[:, columns], **options)
+        return per_token.detach(), torch.autograd.grad(per_token.sum(), x)[0]
+
+    per_token, gradient = step(slice(0, 4))
+    found = on_ranks(lambda rank, s: step(s, all_reduce_rows=rank.all_reduce), [slice(0, 3), slice(3, 4)])
+    torch.testing.assert_close(torch.cat([x for x, _ in found], 1), per_token, **EXACT)
+    torch.testing.assert_close(torch.cat([x for _, x in found], 1), gradient, **EXACT)
+    assert gradient.isfinite().all()
+
+
 SEQUENCE_WEIGHTS = [
     partial(corrections.importance_weights, level="sequence"),
     partial(corrections.importance_weights, level="sequence", mean="geometric", action="mask", low=0.9, high=1.1),
