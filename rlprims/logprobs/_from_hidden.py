@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
-from rlprims.masking import check_temperature, upcast
+from rlprims.masking import check_temperature, check_tensors, upcast
 from rlprims.types import Kept
 
 
@@ -87,6 +87,7 @@ def check_head(
 ) -> None:
     """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
     check_temperature(temperature)
+    check_tensors(hidden=hidden, head_weight=head_weight, token_ids=token_ids)
     if hidden.dim() < 1 or not hidden.is_floating_point():
         raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}, expected floats (..., H)")
     if head_weight.dim() != 2 or head_weight.shape[1] != hidden.shape[-1] or head_weight.dtype is not hidden.dtype:
