@@ -107,6 +107,11 @@ def of_logits(token_ids):
         (lambda: advantage.gae(ZEROS[0], ZEROS[0], MASK[0], torch.tensor([3])), "from 3 to 3", "use layout.cu_seqlens"),
         (lambda: rewards.at_last_token([1.0, 0.0], MASK), "scores is a list", "torch.as_tensor(scores)"),
         (lambda: of_logits([[0, 1]]), "token_ids is a list", "torch.as_tensor(token_ids)"),
+        (
+            lambda: logprobs.from_hidden(ZEROS, torch.zeros(4, 3), [0, 1]),
+            "token_ids is a list",
+            "torch.as_tensor(token_ids)",
+        ),
         (lambda: of_logits(torch.tensor([[1, -100]])), "from -100 to 1", "clamp(min=0)"),
         (lambda: of_logits(torch.tensor([[1]])), "shape (1, 1)", "from_logits(logits[:, :-1], input_ids[:, 1:])"),
     ],

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlprims._sharding import check_vocab, shared
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
-from rlprims.masking import check_placements, check_temperature, upcast
+from rlprims.masking import check_placements, check_temperature, check_tensors, upcast
 from rlprims.types import Kept, VocabShard
 
 
@@ -95,6 +95,7 @@ def check_head(
 ) -> None:
     """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
     check_temperature(temperature)
+    check_tensors(hidden=hidden, head_weight=head_weight, token_ids=token_ids)
     check_placements(hidden.dim() - 2, hidden=hidden)
     check_placements(-1, head_weight=head_weight)
     if hidden.dim() < 1 or not hidden.is_floating_point():
