@@ -6,7 +6,8 @@ from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.rollout import prompt_rows, verify
+from rlprims.trainer.rewarding import as_columns, ask
+from rlprims.trainer.rollout import prompt_rows
 
 
 def filter_note(config: Config, example: Example) -> str | None:
@@ -24,17 +25,18 @@ def filter_note(config: Config, example: Example) -> str | None:
     rows = prompt_rows([example], [0], copies=1, first_sample=0)
     response = np.array([str(example.answer)], dtype=object)
     rows = rows.union(DataProto.from_dict(tensors={}, non_tensors={"response": response}))
-    scored = verify(config.verifier, rows, config.scoring)
-    if not scored["scores"].isfinite().all():
+    said = ask(config.verifiers(), rows, config.scoring)
+    if not all(part.scores.isfinite().all() for part in said.parts.values()):
         return None
-    returned = scored.batch.keys() - rows.batch.keys()
+    returned = {"scores", *as_columns(said, flat="verifier_scores")} - {"verifier_scores"}
+    scorers = ", ".join(reward.fn.path if reward.fn else str(reward.url) for reward in config.verifiers())
     made = {"shaped_scores", *config.score_parts, *(part.fn.__name__ for part in algorithm.score_shaping)}
     column, metric = filter_column(algorithm, returned | made), limits.metric
     if column == metric:
         return None
     if column is not None:
-        return f"{config.verifier.path} returns no acc: the filter looks at {column}"
-    missing = f"algorithm.filter.metric is {metric!r}, and {config.verifier.path} returned {sorted(returned)}"
+        return f"{scorers} returns no acc: the filter looks at {column}"
+    missing = f"algorithm.filter.metric is {metric!r}, and {scorers} returned {sorted(returned)}"
     if returned == {"scores"}:
         raise ValueError(f"{missing}: write scores, or return a dict with {metric!r}")
     return f"{missing} for the answer of the first question"
