@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray compare install-ray test test-fast test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent compare install-ray test test-fast test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -17,6 +17,10 @@ demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; 
 demo-ray: $(VENV)/.train .venv-ray/.ready ## the same job on Ray, FSDP2 and vLLM, all on this machine
 	$(BIN)/python examples/words/warm_up.py
 	.venv-ray/bin/rlprims train examples/words/ray.yaml run_dir=runs/words-ray-$$(date +%Y%m%d-%H%M%S)
+
+demo-agent: $(VENV)/.train ## train a base model from scratch, then teach it when to call a calculator
+	$(BIN)/python examples/agent/warm_up.py
+	$(BIN)/python -m rlprims train examples/agent/grpo.yaml run_dir=runs/agent-grpo-$$(date +%Y%m%d-%H%M%S)
 
 compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about ten minutes
 	$(BIN)/python examples/words/warm_up.py

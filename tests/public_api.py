@@ -94,7 +94,12 @@ def _read(module: str) -> Names:
 
 def _defined(statement: ast.stmt) -> list[str]:
     match statement:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+        case (
+            ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+            | ast.ClassDef(name=name)
+            | ast.AnnAssign(target=ast.Name(id=name))
+        ):
             return [name]
         case ast.Assign(targets=targets):
             return [target.id for target in targets if isinstance(target, ast.Name)]
@@ -144,7 +149,7 @@ def _resolve(module: str, name: str) -> Definition:
 def _described(name: str, definition: Definition) -> Iterator[str]:
     for node in definition.nodes:
         match node:
-            case ast.FunctionDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield name + _signature(node)
             case ast.ClassDef():
                 yield f"class {name}" + _bases(node)
@@ -187,7 +192,7 @@ def _borrowed(name: str, value: ast.expr, module: str) -> Iterator[str]:
             yield f"{name} = {_text(value)}"
 
 
-def _signature(node: ast.FunctionDef) -> str:
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     returns = f" -> {_text(node.returns)}" if node.returns else ""
     return f"({_text(node.args)}){returns}"
 

@@ -8,6 +8,8 @@ The tags are ordinary vocabulary entries, not special tokens. A verifier has to 
 and decoding with `skip_special_tokens=True` removes what is special.
 """
 
+from collections.abc import Sequence
+
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -30,9 +32,14 @@ def vocabulary() -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-def build_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """The tokenizer as a Hugging Face object, ready for `save_pretrained` and for batched generation."""
-    tokenizer = Tokenizer(WordLevel(vocabulary(), unk_token=UNKNOWN))
+def build_tokenizer(max_length: int, more: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """The tokenizer as a Hugging Face object, ready for `save_pretrained` and for batched generation.
+
+    `more` are tokens of a task that needs others beside these.
+    """
+    known = vocabulary()
+    known |= {token: len(known) + i for i, token in enumerate(more)}
+    tokenizer = Tokenizer(WordLevel(known, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split(PIECE, behavior="isolated")
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(

@@ -25,6 +25,7 @@ PANELS = (
     Panel("Evaluation accuracy by tokens generated", _ACCURACY, kind="eval", x="generated_tokens_total", share=True),
     Panel("Training score", {"score": ""}),
     Panel("Response length, tokens", {"length": ""}),
+    Panel("Turns and tool calls by episode", {"tool_calls": "calls", "turns": "turns"}),
     Panel("Truncated responses", {"truncated": ""}, share=True),
     Panel("Entropy, nats per token", {"entropy": ""}),
     Panel("Clipped tokens", {"clip_fraction_high": "ratio too high", "clip_fraction_low": "too low"}, share=True),

@@ -108,8 +108,22 @@ def _response(row: Row) -> dict[str, Any]:
         "tokens": [visible(token) for token in row.tokens],
         "logProbs": [_short(value, digits=3) for value in row.log_probs],
         "advantages": advantages,
+        "turns": _turns(row),
         "columns": {visible(key): _shown(value) for key, value in row.columns.items() if value not in (None, "")},
     }
+
+
+def _turns(row: Row) -> list[dict[str, Any]]:
+    """Of an episode where each turn begins and ends, how many tokens it read first, and what it earned."""
+    turns: list[dict[str, Any]] = []
+    for at, turn in enumerate(row.turn_ids):
+        if not turns or turns[-1]["turn"] != turn:
+            turns.append(
+                {"turn": turn, "start": at, "stop": at, "read": 0, "reward": _short(row.turn_rewards.get(turn))}
+            )
+        turns[-1]["stop"] = at + 1
+        turns[-1]["read"] += row.observed[at] if row.observed else 0
+    return turns
 
 
 def _short(value: float | None, *, digits: int = 4) -> float | None:

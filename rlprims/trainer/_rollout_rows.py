@@ -26,6 +26,9 @@ class Row:
         advantages: one a token, or None where the row was not trained on.
         fate: ``trained``, or why it was not.
         columns: the verifier's other columns, such as ``acc``.
+        turn_ids: of an episode, which turn brought each token; empty for a single response.
+        observed: of an episode, whether each token was read and not sampled.
+        turn_rewards: what each turn earned, by its number.
     """
 
     step: int
@@ -47,6 +50,9 @@ class Row:
     response_ids: list[int] = field(repr=False)
     old_log_probs: list[float | None] = field(default_factory=list, repr=False)
     columns: dict[str, Any] = field(default_factory=dict)
+    turn_ids: list[int] = field(default_factory=list)
+    observed: list[bool] = field(default_factory=list)
+    turn_rewards: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_left_out(self) -> bool:
@@ -142,6 +148,13 @@ def _row(record: Any, step: int) -> Row:
     for key, values in per_token.items():
         if values is not None and len(_list(values, key)) != len(tokens):
             raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
+    turns = {key: _list(record.pop(key, None) or [], key) for key in ("turn_ids", "observation")}
+    for key, values in turns.items():
+        if values and len(values) != len(tokens):
+            raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
+    earned = record.pop("turn_rewards", None) or {}
+    if not isinstance(earned, dict):
+        raise ValueError("turn_rewards is no object")
     record.pop("kept", None)  # for a replay; nobody reads thousands of ids
     advantages = per_token["advantages"]
     return Row(
@@ -161,6 +174,9 @@ def _row(record: Any, step: int) -> Row:
         response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
         old_log_probs=[_float(value) for value in per_token["old_log_probs"] or []],
         columns={key: value for key, value in record.items() if key != "step"},
+        turn_ids=[int(turn) for turn in turns["turn_ids"]],
+        observed=[bool(read) for read in turns["observation"]],
+        turn_rewards={int(turn): float(reward) for turn, reward in earned.items()},
     )
 
 

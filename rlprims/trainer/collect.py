@@ -12,6 +12,7 @@ from rlprims.execution import Execution
 from rlprims.filters import DynamicSampling, SamplingExhausted
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
+from rlprims.trainer.episodes import Player, first_rows
 from rlprims.trainer.measures import Clock
 from rlprims.trainer.rewarding import causes
 from rlprims.trainer.rollout import prompt_rows, respond, score, split_groups, with_baseline
@@ -40,6 +41,7 @@ class Collector:
         self.execution = execution
         self.tokenizer = tokenizer
         self.examples = examples
+        self.player = Player.of(config, execution, tokenizer)
         self.prompt_width = max(len(example.prompt_ids) for example in examples)
         self.order = PromptOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
         self.sampling = self._accumulator()
@@ -50,6 +52,7 @@ class Collector:
         self.failures: Counter[str] = Counter()
         self.sampled_rows = self.unscored_rows = 0
         self.first_failure = ""
+        self.causes: Counter[str] = Counter()
 
     def collect(self) -> Collected:
         """The next batch; if it fails, the state is as it was.
@@ -74,6 +77,7 @@ class Collector:
         self.scores.clear()
         self.failures.clear()
         self.sampled_rows = self.unscored_rows = 0
+        self.causes.clear()
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._metrics(self.generated_tokens - before) | clock.seconds()
@@ -88,24 +92,19 @@ class Collector:
         groups = range(self.groups, self.groups + len(examples))
         self.groups += len(examples)
 
-        with clock("generate"):
-            rows = self._respond(examples, groups, copies=size)
-        with clock("score"):
-            rows = score(self.execution, config, rows)
-        failures = [failure for failure in rows["failure"] if failure is not None]
+        rows = self._scored(clock, examples, groups, copies=size)
+        sampled = first_rows(rows)
+        failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
         self.failures.update(cause for failure in failures for cause in causes(failure))
-        self.sampled_rows += len(rows)
-        self.unscored_rows += int((~rows["scores"].isfinite()).sum())
-        for name in {"scores", *config.score_parts} & rows.batch.keys():
-            metric = "score" if name == "scores" else f"score/{name}"
-            self.scores[metric] += rows[name][rows[name].isfinite()].tolist()
+        self.sampled_rows += len(sampled)
+        self.unscored_rows += int((~sampled["scores"].isfinite()).sum())
+        for name in {"scores", "turns", "tool_calls", *config.score_parts} & rows.batch.keys():
+            metric = "score" if name == "scores" else f"score/{name}" if name in config.score_parts else name
+            self.scores[metric] += sampled[name][sampled[name].isfinite()].tolist()
         if "baseline_scores" in self.algorithm.needs:
-            with clock("generate"):
-                greedy = self._respond(examples, groups, copies=1, greedy=True)
-            with clock("score"):
-                greedy = score(self.execution, config, greedy)
-            rows = with_baseline(rows, greedy, size)
+            greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
+            rows = with_baseline(rows, greedy)
             dropped.append((greedy, "greedy baseline"))
         kept, reasons = split_groups(self.algorithm, rows, leave_out=config.unscored == "leave_out")
         self.sampling.add(kept, reasons)
@@ -118,21 +117,35 @@ class Collector:
         counted = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
         if self.unscored_rows < self.sampled_rows:
             return f"{exhausted}. {self.unscored_rows} of {self.sampled_rows} responses could not be scored: {counted}"
-        scorers = ", ".join(reward.fn.path if reward.fn else str(reward.url) for reward in self.config.verifiers())
+        scorers = ", ".join(reward.path for reward in self.config.verifiers())
         return (
             f"none of {self.sampled_rows} responses could be scored by {scorers}: {counted}; the first: "
             f"{self.first_failure!r}. Mend the verifier, or what it calls, and try it by hand on one response"
         )
 
-    def _respond(self, examples: list[Example], groups: range, *, copies: int, greedy: bool = False) -> DataProto:
-        rows = prompt_rows(examples, groups, copies=copies, first_sample=self.samples)
-        self.samples += len(rows)
-        sampling = self.config.sampling.greedy() if greedy else self.config.sampling
-        rows = respond(
-            self.execution, self.tokenizer, rows, sampling, seed=self.config.seed, prompt_width=self.prompt_width
-        )
+    def _scored(
+        self, clock: Clock, examples: list[Example], groups: range, *, copies: int, greedy: bool = False
+    ) -> DataProto:
+        """Responses, or episodes, with their scores. Responses are scored together, episodes by their environment."""
+        config, first = self.config, self.samples
+        sampling = config.sampling.greedy() if greedy else config.sampling
+        self.samples += len(examples) * copies
+        with clock("generate"):
+            if self.player is None:
+                rows = prompt_rows(examples, groups, copies=copies, first_sample=first)
+                rows = respond(
+                    self.execution, self.tokenizer, rows, sampling, seed=config.seed, prompt_width=self.prompt_width
+                )
+            else:
+                rows, episodes = self.player.play(
+                    examples, groups, sampling, copies=copies, first_sample=first, seed=config.seed
+                )
+                self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
         self.generated_tokens += int(rows["response_mask"].sum())
-        return rows
+        if self.player is not None:
+            return rows
+        with clock("score"):
+            return score(self.execution, config, rows)
 
     def _metrics(self, generated: int) -> dict[str, float]:
         sampling = self.sampling
@@ -148,6 +161,7 @@ class Collector:
             "generated_tokens_total": self.generated_tokens,
         }
         metrics |= {f"failures/{cause}": count for cause, count in self.failures.items()}
+        metrics |= {f"causes/{cause}": count for cause, count in sorted(self.causes.items())}
         return metrics | {name: float(np.mean(values)) for name, values in self.scores.items() if values}
 
     @property

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
+from rlprims.environments import CallStyle, Limits
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
 from rlprims.rewards.several import Reward
 
@@ -21,6 +22,7 @@ _PRODUCED = {
     *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
+_PRODUCED_BY_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
 
 
 _SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
@@ -47,6 +49,12 @@ class DataConfig(_Section):
         default="filter", description="truncate keeps the end"
     )
     shuffle: bool = True
+    environment: Use | None = Field(
+        default=None, description="class of an environment: its arguments are the row's fields; null: one response"
+    )
+    calls: CallStyle | None = Field(
+        default=None, description="how tool calls are written; null: json with the chat template, else tags"
+    )
 
     @field_validator("template")
     @classmethod
@@ -129,6 +137,11 @@ class RewardConfig(_Section):
     def column(self) -> str:
         return self.name or (self.fn.fn.__name__ if self.fn else "")
 
+    @property
+    def path(self) -> str:
+        """Where it is: an import path, or a server's address."""
+        return self.fn.path if self.fn is not None else str(self.url)
+
 
 class CriticConfig(_Section):
     """The critic's own training, where the algorithm has one."""
@@ -189,6 +202,7 @@ class Config(_Section):
         default="drop_group", description="a response without a score: leave_out keeps the others of its group"
     )
     sampling: Sampling = Sampling()
+    limits: Limits = Field(default=Limits(), description="of an environment's episodes")
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -245,6 +259,7 @@ class Config(_Section):
                 f"recompute_log_probs={self.recompute_log_probs} takes the sampler's log-probs for the trainer's: it "
                 "needs execution: local, staleness: 0 and no replay; use 1"
             )
+        self._check_environment()
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -256,6 +271,25 @@ class Config(_Section):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def _check_environment(self) -> None:
+        if self.data.environment is None:
+            return
+        if self.data.environment.unbound:
+            wanted = ", ".join(sorted(self.data.environment.unbound))
+            raise ValueError(f"data.environment: {self.data.environment.path} needs a value for {wanted}")
+        if self.data.template not in ("chat", "{question}"):
+            raise ValueError(
+                f"data.template={self.data.template!r} with data.environment: the environment writes the prompt; "
+                "use chat, or leave the template out: then contents are put end to end"
+            )
+        for name, setting in (
+            ("model.reward", self.model.reward),
+            ("score_weights", self.score_weights),
+            ("replay", self.replay),
+        ):
+            if setting is not None:
+                raise ValueError(f"{name} is of single responses, and data.environment plays episodes: leave it out")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -300,11 +334,12 @@ class Config(_Section):
                     f"overlong_penalty counts to max_length={length}, and responses end at "
                     f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
                 )
-        unknown = sorted(self.algorithm.needs - _PRODUCED)
+        episodes = self.data.environment is not None
+        unknown = sorted(self.algorithm.needs - _PRODUCED - (_PRODUCED_BY_EPISODES if episodes else set()))
         if unknown:
+            who = "the environment must put them into Step.columns" if episodes else "the verifier must return them"
             found.append(
-                f"the algorithm needs {unknown}, which the trainer does not make: the verifier must return them, one "
-                "number for each response"
+                f"the algorithm needs {unknown}, which the trainer does not make: {who}, one number for each response"
             )
         if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
             found.append(
@@ -312,7 +347,8 @@ class Config(_Section):
                 f"{self.algorithm.name} knows it: add corrections: [rlprims.corrections.tis], or take a loss that "
                 "reads rollout_log_probs"
             )
-        if any(r.fn and r.fn.fn is rewards.verifiers.math and not r.workers for r in self.verifiers()):
+        in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
+        if not episodes and rewards.verifiers.math in in_this_process:
             found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
         return found
 

@@ -21,7 +21,7 @@ class Example(NamedTuple):
     question: str = ""
     """Without the template."""
     fields: Mapping[str, Any] = {}
-    """The row as it was read, for verifiers that name its fields."""
+    """The row as it was read, for verifiers that name its fields, and for environments, which make the prompt."""
 
 
 class Examples(NamedTuple):
@@ -50,8 +50,17 @@ def load_examples(
     filtered = truncated = 0
     for number, row in _read(path):
         place = f"{path}:{number}"
-        question, answer = _text(row, config.question, place), _answer(row, config.answer, place)
         source = str(row.get(config.source, path.stem))
+        if config.environment is not None:
+            if missing := sorted(config.environment.needs - row.keys()):
+                raise ValueError(
+                    f"{place}: {config.environment.path} takes {missing}; the row has {sorted(row)}: add the fields, "
+                    "or give the arguments defaults"
+                )
+            texts = [str(row.get(field, "")) for field in (config.answer, config.question)]
+            rows.append(Example("", [], texts[0], source, texts[1], row))
+            continue
+        question, answer = _text(row, config.question, place), _answer(row, config.answer, place)
         try:
             check(answer, source, row)
         except ValueError as error:

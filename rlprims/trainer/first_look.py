@@ -6,8 +6,7 @@ from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.rewarding import as_columns, ask
-from rlprims.trainer.rollout import prompt_rows
+from rlprims.trainer.rollout import prompt_rows, verify
 
 
 def filter_note(config: Config, example: Example) -> str | None:
@@ -22,21 +21,23 @@ def filter_note(config: Config, example: Example) -> str | None:
     limits = algorithm.filter
     if limits is None or "scores" not in limits.keep.needs or config.replay is not None:
         return None
+    if config.data.environment is not None or config.rewards:
+        return None  # an environment cannot be tried without a model, and several rewards are weighed to one score
+    verifier = config.asked_in_evaluation
     rows = prompt_rows([example], [0], copies=1, first_sample=0)
     response = np.array([str(example.answer)], dtype=object)
     rows = rows.union(DataProto.from_dict(tensors={}, non_tensors={"response": response}))
-    said = ask(config.verifiers(), rows, config.scoring)
-    if not all(part.scores.isfinite().all() for part in said.parts.values()):
+    scored = verify(verifier, rows, config.scoring)
+    if not scored["scores"].isfinite().all():
         return None
-    returned = {"scores", *as_columns(said, flat="verifier_scores")} - {"verifier_scores"}
-    scorers = ", ".join(reward.fn.path if reward.fn else str(reward.url) for reward in config.verifiers())
+    returned = scored.batch.keys() - rows.batch.keys()
     made = {"shaped_scores", *config.score_parts, *(part.fn.__name__ for part in algorithm.score_shaping)}
     column, metric = filter_column(algorithm, returned | made), limits.metric
     if column == metric:
         return None
     if column is not None:
-        return f"{scorers} returns no acc: the filter looks at {column}"
-    missing = f"algorithm.filter.metric is {metric!r}, and {scorers} returned {sorted(returned)}"
+        return f"{verifier.path} returns no acc: the filter looks at {column}"
+    missing = f"algorithm.filter.metric is {metric!r}, and {verifier.path} returned {sorted(returned)}"
     if returned == {"scores"}:
         raise ValueError(f"{missing}: write scores, or return a dict with {metric!r}")
     return f"{missing} for the answer of the first question"

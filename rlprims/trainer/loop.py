@@ -23,7 +23,8 @@ from rlprims.ratios import estimate_kl
 from rlprims.trainer.collect import Collector
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.measures import Clock, summarize
+from rlprims.trainer.episodes import outcome_scores, rollout_ids
+from rlprims.trainer.measures import Clock, responses, summarize
 from rlprims.trainer.old_log_probs import old_log_probs
 from rlprims.trainer.pipeline import Pipeline
 from rlprims.trainer.rollout import join
@@ -65,7 +66,7 @@ class Trainer:
         if self.step_number < self.config.steps:
             self.pipeline.begin_next()
         self.generated_tokens += int(collected.metrics["generated_tokens"])
-        batch = join(collected.groups)
+        batch = join(collected.groups, pad_token_id=self.execution.pad_token_id)
         batch = self._measure(batch, clock)
         batch, metrics = self._estimate(batch)
         metrics |= self._describe(batch)
@@ -79,7 +80,7 @@ class Trainer:
 
     def _measure(self, batch: DataProto, clock: Clock) -> DataProto:
         """Log-probs and values before the update: those that some signature asks for, and what shows staleness."""
-        needs, columns = self.algorithm.needs, {"group_ids": dense_ids(batch["group"])}
+        needs, columns = self.algorithm.needs, rollout_ids(batch)
         with clock("log_probs"):
             if "old_log_probs" in needs or self.config.staleness:
                 every = self.config.recompute_log_probs
@@ -94,6 +95,10 @@ class Trainer:
         """Rewards, advantages and returns; the KL controller reads the batch after its coefficient was used."""
         controller, metrics = self.kl_controller, dict[str, float]()
         data = dict(batch.batch.items())
+        if "turn_rewards" in data:  # their turns' estimators get them apart from the outcome
+            data["shaped_scores"] = outcome_scores(
+                *(data[n] for n in ("shaped_scores", "turn_rewards", "trajectory_ids"))
+            )
         estimated = estimate_advantages(self.algorithm, data, kl_coef=controller.value if controller else 0.0)
         if controller is not None:
             metrics["kl_coef"] = controller.value
@@ -155,8 +160,7 @@ class Trainer:
 
     def _describe(self, batch: DataProto) -> dict[str, float]:
         mask = batch["response_mask"]
-        scored = batch["scores"].isfinite()
-        metrics = diagnostics.responses(batch["scores"][scored], mask[scored])
+        metrics = responses(batch)
         metrics["trained_score"] = metrics.pop("score")
         metrics["truncated"] = diagnostics.share(batch["ended"] == Ended.LENGTH)
         for code in set(batch["ended"].tolist()) - {Ended.STOP, Ended.LENGTH}:

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from rlprims import diagnostics
+from rlprims.data_proto import DataProto
 from rlprims.execution import UpdateReport, WorkerReport
-from rlprims.types import merge_metrics
+from rlprims.grouping import dense_ids
+from rlprims.trajectories import join
+from rlprims.types import Metrics, merge_metrics
 
 
 def summarize(reports: list[UpdateReport]) -> dict[str, float]:
@@ -22,6 +26,18 @@ def summarize(reports: list[UpdateReport]) -> dict[str, float]:
         "lr": reports[-1].lr,
     }
     return means | {name: float(metric.value()) for name, metric in merged.items()}
+
+
+def responses(batch: DataProto) -> Metrics:
+    """Scores and lengths of those that have a score; an episode of several rows counts once, with all its tokens."""
+    scored = batch["scores"].isfinite()
+    scores, mask = batch["scores"][scored], batch["response_mask"][scored]
+    if "trajectory_ids" not in batch:
+        return diagnostics.responses(scores, mask)
+    joined = join(dense_ids(batch["trajectory_ids"][scored]), mask)
+    count = int(joined.exists.sum())
+    cu_seqlens = joined.cu_seqlens[: count + 1]
+    return diagnostics.responses(joined.rows(scores)[:count], joined.tokens(mask), cu_seqlens)
 
 
 def worker_metrics(reports: list[WorkerReport]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig
             if (name, cause) not in _REPORTED and (name, cause) not in _silent(rewards):
                 _REPORTED.add((name, cause))
                 text = rows["response"][example.first][:200]
-                path = next(r.fn.path if r.fn else str(r.url) for r in rewards if r.column == name)
+                path = next(reward.path for reward in rewards if reward.column == name)
                 warnings.warn(f"{path} {cause}: {example.detail}; of {text!r}. Later ones are counted", stacklevel=2)
     return said
 

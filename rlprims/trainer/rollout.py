@@ -1,6 +1,7 @@
 """Prompts to scored groups: sample, decode, score, and the greedy baseline where the algorithm compares with it."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rlprims.rewards import combine
 from rlprims.rewards.scoring import Failure
 from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
+from rlprims.trainer.episodes import first_rows, rollout_ids, same_widths
 from rlprims.trainer.rewarding import as_columns, ask, lines
 
 
@@ -129,9 +131,9 @@ def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> D
     return rows.union(DataProto.from_dict(tensors=columns, non_tensors=texts))
 
 
-def with_baseline(rows: DataProto, greedy: DataProto, copies: int) -> DataProto:
+def with_baseline(rows: DataProto, greedy: DataProto) -> DataProto:
     """``baseline_scores``: the greedy response's score on each of its prompt's rows."""
-    scores = greedy["scores"].repeat_interleave(copies)
+    scores = first_rows(greedy)["scores"][dense_ids(rows["group"])]
     return rows.union(DataProto.from_dict(tensors={"baseline_scores": scores}))
 
 
@@ -143,8 +145,8 @@ def split_groups(
     With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, as are those that
     ``algorithm.ended`` leaves out, and the filter sees the others' mean in its place.
     """
-    group_ids = dense_ids(rows["group"])
-    columns = {**dict(rows.batch.items()), "group_ids": group_ids}
+    columns = {name: column for name, column in rows.batch.items() if name != "kept_ids"}  # which is ragged
+    columns |= rollout_ids(rows)
     made: dict[str, Tensor] = {}
     if "baseline_scores" in columns:  # without a baseline there is nothing to compare with
         columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)
@@ -155,14 +157,18 @@ def split_groups(
     made |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
     reasons = assess_groups(algorithm, {**columns, **made})
     rows = rows.union(DataProto.from_dict(tensors=made))
-    return rows.split(algorithm.group_size), reasons[:: algorithm.group_size]
+    sizes = columns["group_ids"].bincount().tolist()  # in rows: an episode may have several
+    ends = list(accumulate(sizes))
+    return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)], [reasons[end - 1] for end in ends]
 
 
-def join(groups: Sequence[DataProto]) -> DataProto:
-    """Groups as one batch; a column of the verifier that some do not have is NaN there.
+def join(groups: Sequence[DataProto], *, pad_token_id: int = 0) -> DataProto:
+    """Groups as one batch; a column of the verifier that some do not have is NaN there. Narrower ones are padded.
 
     A group without kept sets was sampled before truncation was set, or after, so it gets sets of the whole vocabulary.
     """
+    if any("turn_rewards" in group for group in groups):
+        groups = same_widths(groups, pad_token_id=pad_token_id)
     names = {name: column.dtype for group in groups for name, column in group.batch.items() if column.dim() == 1}
     truncated = any("kept_ids" in group for group in groups)
     whole = []

@@ -91,6 +91,8 @@ def _heading(row: Row) -> Text:
     for key, value in row.columns.items():
         if value not in (None, ""):
             parts.append(f"{key} {value + 0.0:g}" if isinstance(value, int | float) else f"{key} {value}")
+    if row.turn_rewards:
+        parts.append(f"rewards by turn {', '.join(f'{reward:g}' for reward in row.turn_rewards.values())}")
     parts += [f"{len(row.tokens)} tokens", f"ended: {row.ended}" if row.ended not in ("", "stop") else "", row.outcome]
     text = Text("▸ ", style="dim" if row.is_left_out else "")
     return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_left_out else "bold")
@@ -98,8 +100,8 @@ def _heading(row: Row) -> Text:
 
 def _tokens(row: Row, largest: float) -> Text:
     text = Text()
-    for token, advantage in zip_longest(row.tokens, row.advantages or []):
-        style = Style(dim=True) if row.is_left_out else _colour(advantage, largest)
+    for token, advantage, read in zip_longest(row.tokens, row.advantages or [], row.observed):
+        style = Style(dim=True, italic=bool(read)) if row.is_left_out or read else _colour(advantage, largest)
         text.append(visible(token).replace("\n", "↵\n"), style=style)
     return text
 

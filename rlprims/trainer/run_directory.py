@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
@@ -130,7 +131,7 @@ _INTERNAL = {"sample_id", "group", "group_ids", "ended"}
 def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[dict[str, Any]]:
     numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
     for i in range(len(rows)):
-        mask = rows["response_mask"][i]
+        mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # of an episode also what it read
         ids = rows["responses"][i][mask].tolist()
         advantages = rows["advantages"][i][mask].tolist() if "advantages" in rows else None
         old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
@@ -153,7 +154,21 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
             **old,
             "advantages": advantages,
             **kept,
+            **(_turns(rows, i, mask) if "turn_rewards" in rows else {}),
         }
+
+
+def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
+    """Which turn brought each token, which tokens were read, and what each turn earned, the outcome with the last."""
+    turns, sampled = rows["turn_ids"][i][mask], rows["response_mask"][i][mask]
+    rewards = torch.zeros(int(turns.max()) + 1 if len(turns) else 0)
+    rewards = rewards.index_add(0, turns, rows["turn_rewards"][i][mask])
+    same = rows["sample_id"] == rows["sample_id"][i]
+    if len(rewards) and bool(sampled.any()) and i == int(same.nonzero()[-1]):
+        outcome = rows["scores"][i] - rows["turn_rewards"][same].sum()
+        rewards[-1] += torch.where(outcome.isfinite(), outcome, 0.0)
+    earned = {str(turn): round(float(rewards[turn]), 6) for turn in sorted(set(turns[sampled].tolist()))}
+    return {"turn_ids": turns.tolist(), "observation": (~sampled).int().tolist(), "turn_rewards": earned}
 
 
 def _sets(ids: Tensor, counts: Tensor) -> list[list[int]]:

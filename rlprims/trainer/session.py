@@ -24,6 +24,7 @@ from rlprims.trainer.checkpoint import (
 from rlprims.trainer.config import Config
 from rlprims.trainer.curves import draw_curves, read_metrics, summary_table
 from rlprims.trainer.data import Examples, load_examples
+from rlprims.trainer.episodes import Player
 from rlprims.trainer.evaluation import evaluate
 from rlprims.trainer.examine import examine
 from rlprims.trainer.first_look import filter_note
@@ -122,6 +123,7 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
         sampling=config.sampling,
         samples=config.evaluation.samples,
         seed=config.seed,
+        player=Player.of(config, parts.execution, parts.tokenizer),
         look=lambda rows: examine(console, "evaluation", [rows], config.evaluation.num_examine),
     )
 

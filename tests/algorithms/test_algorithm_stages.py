@@ -421,3 +421,19 @@ class TestEstimateAdvantages:
                 algorithms.ppo().replace(advantage=advantage.gae),
                 {name: tensor for name, tensor in self.data.items() if name != "values"},
             )
+
+
+def test_rewards_of_turns_are_added_where_they_were_earned_unless_they_are_asked_for() -> None:
+    mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
+    data = {
+        "shaped_scores": torch.tensor([1.0, 0.0]),
+        "turn_rewards": torch.tensor([[0.5, 9.0, 0.0, 0.25], [0.0, -1.0, 0.0, 0.0]]),
+        "turn_ids": torch.tensor([[0, 1, 1, 2], [0, 1, 0, 0]]),
+        "group_ids": torch.tensor([0, 0]),
+        "response_mask": mask,
+    }
+    together = estimate_advantages(algorithms.rloo(), data)
+    assert together["rewards"].tolist() == [[0.5, 0.0, 0.0, 1.25], [0.0, -1.0, 0.0, 0.0]]
+    assert together["advantages"][0, 0] == 1.75 - -1.0
+    apart = estimate_advantages(algorithms.turn_grpo(), data)
+    assert apart["rewards"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]

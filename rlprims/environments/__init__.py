@@ -1,0 +1,34 @@
+"""Environments: a class of two methods, the driver of its episodes, and functions as tools.
+
+An :class:`Environment` speaks in messages. :func:`rollout` plays one episode of it with a sampler and gives the exact
+turns, which :mod:`rlprims.turns` makes rows of. :func:`tool` makes a tool of a function, :func:`parse_calls` reads
+calls in what a model wrote, :func:`answer_calls` runs them. In the trainer it is ``data.environment``.
+"""
+
+from rlprims.environments._calls import Call, Calls, CallStyle, parse_calls
+from rlprims.environments._protocol import Completion, Environment, Message, Renderer, Sample, Start, Step
+from rlprims.environments._renderers import ChatRenderer, TextRenderer
+from rlprims.environments._rollout import Episode, Limits, rollout
+from rlprims.environments._tools import Tool, answer_calls, tool
+
+__all__ = [
+    "Call",
+    "CallStyle",
+    "Calls",
+    "ChatRenderer",
+    "Completion",
+    "Environment",
+    "Episode",
+    "Limits",
+    "Message",
+    "Renderer",
+    "Sample",
+    "Start",
+    "Step",
+    "TextRenderer",
+    "Tool",
+    "answer_calls",
+    "parse_calls",
+    "rollout",
+    "tool",
+]

@@ -1,0 +1,79 @@
+"""Calls of somebody else's environment, within a time limit."""
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+_Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[tuple[Any, BaseException | None]]"]
+
+
+class Asker:
+    """Calls methods that are plain in a thread of its own, always the same, and awaits those that are ``async``.
+
+    A call that takes too long is left alone: a thread cannot be killed, and it ends with the process.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+        self._jobs: SimpleQueue[_Job | None] | None = None
+
+    async def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """The answer.
+
+        Raises:
+            TimeoutError: all calls together took longer than the limit.
+            Exception: what the call raised.
+        """
+        begun = time.monotonic()
+        task = asyncio.ensure_future(self._call(fn, args))
+        try:
+            done, _ = await asyncio.wait([task], timeout=self.left)
+            if not done:
+                raise TimeoutError
+            return task.result()
+        finally:
+            task.cancel()  # not awaited: it may refuse to end
+            self.left -= time.monotonic() - begun
+
+    def close(self) -> None:
+        """The thread ends after what it is doing."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+    async def _call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*args)
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            threading.Thread(target=_work, args=[self._jobs], name="environment", daemon=True).start()
+        future = asyncio.get_running_loop().create_future()
+        self._jobs.put((fn, args, future))
+        value, error = await future
+        if error is not None:
+            raise error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        return await value if inspect.isawaitable(value) else value
+
+
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        fn, args, future = job
+        answer: tuple[Any, BaseException | None]
+        try:
+            answer = fn(*args), None
+        except BaseException as error:  # SystemExit of somebody's code must not end the thread
+            answer = None, error
+        loop = future.get_loop()
+        if not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(_settle, future, answer)
+            except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+                return
+
+
+def _settle(future: "asyncio.Future[Any]", answer: tuple[Any, BaseException | None]) -> None:
+    if not future.done():
+        future.set_result(answer)

@@ -1,0 +1,91 @@
+"""What an environment is, what it answers, and what a sampler gives."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from rlprims.ended import EndedName
+
+Message: TypeAlias = Mapping[str, Any]
+"""As in chat templates: ``role`` and ``content``, both text. What the model wrote also has ``tool_calls``, a list of
+``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``, a list of what is wrong
+with those that could not be read; and ``finish``, why sampling ended."""
+
+Start: TypeAlias = Sequence[Message] | tuple[Sequence[Message], Sequence[Any]]
+"""The first messages; or these, and the tools: of :func:`tool`, or schemas as chat templates take them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an environment answers to a message of the model.
+
+    >>> Step([{"role": "tool", "content": "23"}])
+    Step(messages=[{'role': 'tool', 'content': '23'}], reward=0.0, done=False, columns={})
+    >>> Step(reward=1.0, done=True, columns={"acc": 1.0}).done
+    True
+    """
+
+    messages: Sequence[Message] = ()
+    """What the model reads next; needed unless it is done."""
+    reward: float = 0.0
+    """Of the message that was answered. A rollout's score is the sum of its rewards."""
+    done: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers to log, such as ``acc``; the newest of a name counts. ``state`` is no number to log: it is a hashable
+    label of the state that the next message answers. Without it the state is the whole conversation so far."""
+
+
+class Environment(Protocol):
+    """One episode. Messages in and out: tokens are the driver's affair. Both methods may be ``async``.
+
+    A plain ``def`` runs in a thread of the episode's own, the same one for all of its calls, so it may block. An
+    ``async def`` shares its thread with the other episodes, so it must not. ``close()`` is called at the end, if there
+    is one, whatever happened.
+    """
+
+    def reset(self) -> Start | Awaitable[Start]:
+        """The first messages, and the tools if there are any."""
+        ...
+
+    def step(self, message: Message) -> Step | Awaitable[Step]:
+        """The answer to what the model wrote."""
+        ...
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a sampler drew after a prompt."""
+
+    token_ids: Sequence[int]
+    """With the end token if it was drawn."""
+    log_probs: Sequence[float]
+    finish: EndedName = "stop"
+    """``stop``: the end token, or a stop text; ``length``: the limit of a completion's tokens."""
+    version: int = 0
+    """Of the weights."""
+    kept: Sequence[Any] | None = None
+    """For each token the ids that top-k, top-p or min-p left."""
+
+
+class Sample(Protocol):
+    """A sampler, plain or ``async``. What it draws is a function of its own seed and of the two numbers."""
+
+    def __call__(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion | Awaitable[Completion]: ...
+
+
+class Renderer(Protocol):
+    """Messages to token ids and back: :class:`TextRenderer`, :class:`ChatRenderer`."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """The ids of a conversation, up to where the model goes on."""
+        ...
+
+    def delta(
+        self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
+    ) -> list[int] | None:
+        """The ids that follow the last sampled one, as :func:`rlprims.turns.delta_ids`; None: render all again."""
+        ...
+
+    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
+        """The assistant's message, with its calls if there are tools."""
+        ...

@@ -1,0 +1,88 @@
+"""Messages to token ids, and sampled ids to messages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlprims.environments._calls import CallStyle, parse_calls
+from rlprims.environments._protocol import Message
+from rlprims.environments._tools import schemas_of
+from rlprims.turns import delta_ids
+
+
+class TextRenderer:
+    """Contents end to end, without roles: for base models that know no chat template.
+
+    Args:
+        tokenizer: of Hugging Face.
+        calls: how tool calls are written, as :func:`parse_calls`.
+    """
+
+    def __init__(self, tokenizer: Any, *, calls: CallStyle = "tags") -> None:
+        self.tokenizer = tokenizer
+        self.calls = calls
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """Begins as the tokenizer begins a text."""
+        return list(self.tokenizer.encode(_text(messages), verbose=False))
+
+    def delta(
+        self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
+    ) -> list[int] | None:
+        """What was sampled stays as it is, ended or not."""
+        return list(self.tokenizer.encode(_text(appended), add_special_tokens=False, verbose=False))
+
+    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
+        """The message of what was sampled, special tokens left out."""
+        return _read(self.tokenizer, token_ids, tools, self.calls)
+
+
+class ChatRenderer:
+    """The tokenizer's chat template.
+
+    Args:
+        tokenizer: of Hugging Face.
+        calls: how tool calls are written, as :func:`parse_calls`.
+        template_arguments: for the template, such as ``enable_thinking``.
+    """
+
+    def __init__(self, tokenizer: Any, *, calls: CallStyle = "json", **template_arguments: Any) -> None:
+        self.tokenizer = tokenizer
+        self.calls = calls
+        self.template_arguments = template_arguments
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """With the generation prompt."""
+        text = self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=schemas_of(tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.template_arguments,
+        )
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def delta(
+        self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
+    ) -> list[int] | None:
+        """By :func:`rlprims.turns.delta_ids`."""
+        schemas = schemas_of(tools) or None
+        return delta_ids(self.tokenizer, messages, appended, schemas, ended=ended, **self.template_arguments)
+
+    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
+        """The message of what was sampled, special tokens left out."""
+        return _read(self.tokenizer, token_ids, tools, self.calls)
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "".join(message["content"] for message in messages)
+
+
+def _read(tokenizer: Any, token_ids: Sequence[int], tools: Sequence[Any], style: CallStyle) -> Message:
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    if not tools:
+        return {"role": "assistant", "content": text}
+    content, calls, malformed = parse_calls(text, style, tools=tools)
+    functions: list[Mapping[str, Any]] = [{"type": "function", "function": call._asdict()} for call in calls]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message |= {"tool_calls": functions} if functions else {}
+    return message | ({"malformed_calls": malformed} if malformed else {})

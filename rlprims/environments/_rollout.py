@@ -1,0 +1,295 @@
+"""One episode of an environment and a sampler."""
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlprims.ended import EndedName
+from rlprims.environments._ask import Asker
+from rlprims.environments._protocol import Completion, Environment, Message, Renderer, Sample, Step
+from rlprims.environments._tools import names_of
+from rlprims.turns import Row, Turn, merge
+
+_START = "return [{'role': 'user', 'content': '...'}], or (messages, tools)"
+_STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, done=False)"
+
+
+class Limits(BaseModel):
+    """When an episode ends although its environment is not done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    turns: int = Field(default=8, ge=1, description="messages that the model writes")
+    tokens: int | None = Field(default=None, ge=1, description="of a turn's prompt and completion; null: the window")
+    sampled_tokens: int | None = Field(default=None, ge=1, description="over all turns; null: no limit")
+    tool_calls: int | None = Field(default=None, ge=0, description="over all turns; null: no limit")
+    seconds: float = Field(default=60.0, gt=0, description="that the environment takes, over all its calls")
+    characters: int = Field(default=100_000, ge=1, description="of the messages of one step")
+
+
+@dataclass
+class Episode:
+    """What happened, turn by turn."""
+
+    sample_id: int
+    turns: list[Turn] = field(default_factory=list)
+    """With their rewards; the last one's ``finish`` says why the episode ended."""
+    states: list[Hashable] = field(default_factory=list)
+    """Of each turn, what it answered: the environment's label, or its prompt."""
+    messages: list[Message] = field(default_factory=list)
+    columns: dict[str, float] = field(default_factory=dict)
+    tool_calls: int = 0
+    ended: EndedName = "stop"
+    is_done: bool = False
+    """The environment said so; its last reward is then the outcome."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """How often what went wrong: malformed calls, unknown tools, limits, the environment's own failure."""
+    failure: str | None = None
+    """Why there is no score, and what to write: the environment failed."""
+
+    @property
+    def score(self) -> float:
+        """The sum of the rewards; NaN if the environment failed."""
+        return math.nan if self.failure else math.fsum(turn.reward for turn in self.turns)
+
+    def rows(self) -> list[Row]:
+        """Rows of training data, by exact prefixes."""
+        return merge(self.turns)
+
+
+class _EnvironmentError(Exception):
+    """An environment's answer that cannot be used: why the episode ended, the cause that is counted, what to write."""
+
+    def __init__(self, ended: EndedName, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.ended, self.cause = ended, cause
+
+
+async def rollout(
+    environment: Environment, sample: Sample, renderer: Renderer, limits: Limits | None = None, *, sample_id: int = 0
+) -> Episode:
+    """Play an episode: the environment speaks, the model answers, until it is done or a limit is met.
+
+    Tokens are never made twice: each prompt is the tokens before it, as they were sampled, and what the environment
+    said since. Where the chat template does not allow that, the whole conversation is rendered, and the episode has
+    another row.
+
+    A failure of the environment costs this episode only: it raises, takes too long, or answers what cannot be used.
+    Then ``failure`` says what to write, ``score`` is NaN, and the turns until then are kept. What ``sample`` raises is
+    raised.
+
+    >>> import asyncio
+    >>> class Echo:
+    ...     def reset(self):
+    ...         return [{"role": "user", "content": "say a"}]
+    ...     def step(self, message):
+    ...         return Step(reward=float(message["content"] == "a"), done=True)
+    >>> class Letters:
+    ...     def encode(self, text, **_):
+    ...         return [ord(letter) for letter in text]
+    ...     def decode(self, ids, **_):
+    ...         return "".join(map(chr, ids))
+    >>> def sample(prompt_ids, sample_id, turn):
+    ...     return Completion([ord("a")], [-0.5])
+    >>> from rlprims.environments import TextRenderer
+    >>> episode = asyncio.run(rollout(Echo(), sample, TextRenderer(Letters())))
+    >>> episode.score, episode.ended, [turn.sampled_ids for turn in episode.turns]
+    (1.0, 'stop', [(97,)])
+    """
+    limits, episode = limits or Limits(), Episode(sample_id)
+    ask = Asker(limits.seconds)
+    try:
+        await _play(environment, sample, renderer, limits, episode, ask)
+    except _EnvironmentError as error:
+        episode.ended, episode.failure = error.ended, str(error)
+        episode.causes[error.cause] += 1
+    finally:
+        close = getattr(environment, "close", None)
+        if callable(close) and episode.ended != "timeout":
+            try:
+                await ask(close)
+            except Exception:
+                episode.causes["close raised"] += 1
+        ask.close()
+    if episode.turns:
+        last = episode.turns[-1]
+        episode.turns[-1] = replace(last, finish=episode.ended)
+    return episode
+
+
+async def _play(
+    environment: Environment, sample: Sample, renderer: Renderer, limits: Limits, episode: Episode, ask: Asker
+) -> None:
+    name = getattr(environment, "__name__", type(environment).__qualname__)
+    start = await _ask(ask, f"{name}.reset", environment.reset)
+    messages, tools = _checked_start(name, start)
+    _check_size(f"{name}.reset", messages, limits)
+    episode.messages += messages
+    known = names_of(tools)
+    prompt_ids, state = _render(renderer, episode, tools), None
+    while True:
+        room = _room(limits, episode, len(prompt_ids))
+        if room is not None and room < 1:
+            full = limits.tokens is not None and limits.tokens <= len(prompt_ids)
+            episode.ended = "context" if full else "length"
+            episode.causes[f"limit: {'tokens' if full else 'sampled_tokens'}"] += 1
+            return
+        number = len(episode.turns)
+        drawn = sample(prompt_ids, episode.sample_id, number)
+        completion: Completion = await drawn if inspect.isawaitable(drawn) else drawn
+        turn = _turn(prompt_ids, completion, room)
+        episode.turns.append(turn)
+        episode.states.append(tuple(prompt_ids) if state is None else state)
+        message = {**renderer.read(turn.sampled_ids, tools), "finish": turn.finish}
+        episode.messages.append(message)
+        calls, malformed = message.get("tool_calls", []), message.get("malformed_calls", [])
+        episode.tool_calls += len(calls)
+        episode.causes.update(["malformed call"] * len(malformed))
+        episode.causes.update("unknown tool" for call in calls if call["function"]["name"] not in known)
+        if limits.tool_calls is not None and episode.tool_calls > limits.tool_calls:
+            episode.ended = "turns"
+            episode.causes["limit: tool_calls"] += 1
+            return
+
+        step = await _ask(ask, f"{name}.step", environment.step, message)
+        state = _checked_step(name, step, episode)
+        episode.turns[-1] = replace(turn, reward=float(step.reward))
+        if step.done:
+            episode.is_done = True
+            episode.ended = "parse_error" if malformed else turn.finish
+            episode.messages += step.messages
+            return
+        _check_size(f"{name}.step", step.messages, limits)
+        # Malformed calls and unknown tools were counted above, whether the environment answers them or not.
+        errors = [m["error"] for m in step.messages if m.get("error") not in (None, "malformed call", "unknown tool")]
+        episode.causes.update(errors)
+        if len(episode.turns) == limits.turns:
+            episode.ended = "turns"
+            episode.causes["limit: turns"] += 1
+            return
+        prompt_ids = _render(renderer, episode, tools, turn, step.messages)
+
+
+def _render(
+    renderer: Renderer, episode: Episode, tools: list[Any], turn: Turn | None = None, appended: Sequence[Message] = ()
+) -> list[int]:
+    """The next prompt: the tokens of the turn and what follows it, or the whole conversation."""
+    try:
+        delta = None
+        if turn is not None:
+            delta = renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
+        episode.messages += appended
+        return [*turn.token_ids, *delta] if turn and delta is not None else renderer.prompt(episode.messages, tools)
+    except Exception as error:  # such as a chat template that wants user and assistant to alternate
+        what = f"the messages cannot be rendered ({type(error).__name__}: {error})"
+        write = "answer as the model's chat template expects it"
+        raise _EnvironmentError("error", "messages that cannot be rendered", f"{what}: {write}") from error
+
+
+async def _ask(ask: Asker, what: str, method: Any, *args: Any) -> Any:
+    try:
+        return await ask(method, *args)
+    except TimeoutError as error:
+        if str(error):  # the environment's own
+            raise _EnvironmentError("timeout", f"{what} raised TimeoutError", f"{what} raised {error!r}") from None
+        raise _EnvironmentError(
+            "timeout",
+            f"{what} took too long",
+            f"{what} took longer than limits.seconds allows: end what waits, or raise limits.seconds",
+        ) from None
+    except Exception as error:
+        cause = f"{what} raised {type(error).__name__}"
+        raise _EnvironmentError("error", cause, f"{cause}: {error}; catch it, or return Step(done=True)") from error
+
+
+def _wrong(what: str, got: str, write: str) -> _EnvironmentError:
+    return _EnvironmentError("error", f"{what} returned what cannot be used", f"{what} returned {got}: {write}")
+
+
+def _checked_start(name: str, start: Any) -> tuple[list[Message], list[Any]]:
+    what = f"{name}.reset"
+    messages, tools = start, list[Any]()
+    if isinstance(start, tuple) and len(start) == 2 and not isinstance(start[0], Mapping):
+        messages, tools = start
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise _wrong(what, f"tools of type {type(tools).__name__}", f"expected a list, {_START}")
+    try:
+        names_of(tools)
+    except (TypeError, KeyError, AttributeError):
+        raise _wrong(what, f"tools {tools!r:.80}", "expected what rlprims.environments.tool makes") from None
+    _check_messages(what, messages, _START)
+    if not messages:
+        raise _wrong(what, "no messages", _START)
+    return list(messages), list(tools)
+
+
+def _checked_step(name: str, step: Any, episode: Episode) -> Hashable:
+    """The label of the next state; the columns go to the episode."""
+    what = f"{name}.step"
+    if not isinstance(step, Step):
+        raise _wrong(what, f"{type(step).__name__}", _STEP)
+    if not isinstance(step.reward, Real) or not math.isfinite(step.reward):
+        raise _wrong(what, f"the reward {step.reward!r:.80}", "expected a finite number")
+    if not isinstance(step.done, bool):
+        raise _wrong(what, f"done={step.done!r:.80}", "expected True or False")
+    _check_messages(what, step.messages, _STEP)
+    if not step.messages and not step.done:
+        raise _wrong(what, "no messages, and is not done", f"{_STEP}, or done=True")
+    if not isinstance(step.columns, Mapping):
+        raise _wrong(what, f"columns of type {type(step.columns).__name__}", "expected a dict of numbers")
+    columns = dict(step.columns)
+    state = columns.pop("state", None)
+    for key, value in columns.items():
+        if not isinstance(key, str) or not isinstance(value, Real):
+            raise _wrong(what, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out")
+        episode.columns[key] = float(value)
+    if not isinstance(state, Hashable):
+        raise _wrong(what, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
+    return state
+
+
+def _check_messages(what: str, messages: Any, write: str) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _wrong(what, f"messages of type {type(messages).__name__}", f"expected a list: {write}")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise _wrong(what, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise _wrong(what, f"the message {dict(message)!r:.80}", "expected role and content, both text")
+
+
+def _check_size(what: str, messages: Sequence[Message], limits: Limits) -> None:
+    size = sum(len(message["content"]) for message in messages)
+    if size > limits.characters:
+        raise _EnvironmentError(
+            "context",
+            f"{what} returned too much",
+            f"{what} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
+        )
+
+
+def _room(limits: Limits, episode: Episode, prompt_tokens: int) -> int | None:
+    """How many tokens may still be sampled."""
+    rooms = [] if limits.tokens is None else [limits.tokens - prompt_tokens]
+    if limits.sampled_tokens is not None:
+        rooms.append(limits.sampled_tokens - sum(len(turn.sampled_ids) for turn in episode.turns))
+    return min(rooms, default=None)
+
+
+def _turn(prompt_ids: Sequence[int], completion: Completion, room: int | None) -> Turn:
+    """What was drawn, as far as there is room for it: the beginning of a sample is a sample."""
+    cut = room is not None and len(completion.token_ids) > room
+    return Turn(
+        prompt_ids,
+        completion.token_ids[:room],
+        completion.log_probs[:room],
+        version=completion.version,
+        finish="length" if cut else completion.finish,
+        extras={} if completion.kept is None else {"kept": completion.kept[:room]},
+    )
