@@ -70,7 +70,8 @@ def load_run(
     rows = [row for at in steps for row in read_rollouts(run, at) if row.fate != "greedy baseline"]
     used = {row.group for row in rows if row.fate != "surplus"}
     rows = [row for row in rows if row.fate != "surplus" or row.group not in used]
-    data = _batch([_record(row) for row in rows], str(run), words)
+    episodes = any(row.turn_ids for row in rows)
+    data = _batch([_record(row) | (_of_episode(row) if episodes else {}) for row in rows], str(run), words)
     return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
 
 
@@ -175,6 +176,11 @@ def _record(row: Row) -> dict[str, Any]:
         **({} if row.group is None else {"group": row.group}),
         **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
     }
+
+
+def _of_episode(row: Row) -> dict[str, Any]:
+    """What the model read between its turns is outside the mask."""
+    return {"response_mask": [not read for read in row.observed], "turn_ids": row.turn_ids}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Collector:
         self.generated_tokens = 0
         self.scores: defaultdict[str, list[float]] = defaultdict(list)
         self.failures: Counter[str] = Counter()
-        self.scored_rows = 0
+        self.sampled_rows = self.unscored_rows = 0
         self.first_failure = ""
         self.causes: Counter[str] = Counter()
 
@@ -76,7 +76,7 @@ class Collector:
         before, first_group = self.generated_tokens, self.groups
         self.scores.clear()
         self.failures.clear()
-        self.scored_rows = 0
+        self.sampled_rows = self.unscored_rows = 0
         self.causes.clear()
         while not self.sampling.full:
             self._sample(clock, dropped)
@@ -97,7 +97,8 @@ class Collector:
         failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
         self.failures.update(cause for failure in failures for cause in causes(failure))
-        self.scored_rows += len(sampled)
+        self.sampled_rows += len(sampled)
+        self.unscored_rows += int((~sampled["scores"].isfinite()).sum())
         for name in {"scores", "turns", "tool_calls", *config.score_parts} & rows.batch.keys():
             metric = "score" if name == "scores" else f"score/{name}" if name in config.score_parts else name
             self.scores[metric] += sampled[name][sampled[name].isfinite()].tolist()
@@ -111,16 +112,15 @@ class Collector:
 
     def _with_failures(self, exhausted: str) -> str:
         """Why there is no batch: the prompts are not to blame where no response could be scored."""
-        failed = self.failures.total()
-        if not failed:
+        if not self.failures:
             return exhausted
-        causes = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
-        verifier = ", ".join(reward.path for reward in self.config.verifiers())
-        if failed < self.scored_rows:
-            return f"{exhausted}. {failed} of {self.scored_rows} responses could not be scored: {causes}"
+        counted = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
+        if self.unscored_rows < self.sampled_rows:
+            return f"{exhausted}. {self.unscored_rows} of {self.sampled_rows} responses could not be scored: {counted}"
+        scorers = ", ".join(reward.path for reward in self.config.verifiers())
         return (
-            f"none of {failed} responses could be scored by {verifier}: {causes}; the first: {self.first_failure!r}. "
-            "Mend the verifier, or what it calls, and try it by hand on one response"
+            f"none of {self.sampled_rows} responses could be scored by {scorers}: {counted}; the first: "
+            f"{self.first_failure!r}. Mend the verifier, or what it calls, and try it by hand on one response"
         )
 
     def _scored(

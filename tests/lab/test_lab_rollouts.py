@@ -143,6 +143,21 @@ def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
     (trained / "config.yaml").write_text(config)
 
 
+def test_what_an_episode_read_is_outside_its_mask(tmp_path):
+    line = {"prompt": "2+2", "ended": "stop", "prompt_ids": [1], "step": 1, "group": 0, "fate": "trained"}
+    line |= {"response_tokens": ["call", "result", "so"], "rollout_log_probs": [-0.5, 0.0, -0.25]}
+    line |= {"turn_ids": [0, 0, 1], "observation": [0, 1, 0], "turn_rewards": {"0": 0.0, "1": 1.0}}
+    (tmp_path / "rollouts").mkdir()
+    rows = [{**line, "score": 1.0, "advantages": [1, 0, 1]}, {**line, "score": 0.0, "advantages": [-1, 0, -1]}]
+    written(tmp_path / "rollouts" / "step_000001.jsonl", rows)
+    batch = lab.load_run(tmp_path)
+    assert batch["response_mask"].tolist() == [[True, False, True]] * 2
+    assert batch["turn_ids"].tolist() == [[0, 0, 1]] * 2
+    table = lab.simulate(algorithms.rloo(), batch)
+    assert table["cause"] == ["", "masked", ""] * 2
+    assert table["advantage"] == [1.0, 0.0, 1.0, -1.0, 0.0, -1.0]
+
+
 def test_what_verl_dumps(tmp_path):
     rows = [
         {"input": "user\n2+2", "output": "it is 4", "gts": "4", "score": 1.0, "step": 7, "acc": True},
