@@ -322,6 +322,8 @@ def test_recorded_episodes_are_read_shown_and_printed(
     for row in rows:
         assert len(row.turn_ids) == len(row.observed) == len(row.tokens) == len(row.log_probs)
         assert sum(row.turn_rewards.values()) == pytest.approx(row.score, abs=1e-5)
+        if row.advantages is not None:
+            assert [a is None for a in row.advantages] == row.observed
         assert all(log_prob == 0 for log_prob, read in zip(row.log_probs, row.observed, strict=True) if read)
     page = write_page(path, tmp_path / "page.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
