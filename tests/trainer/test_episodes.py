@@ -377,6 +377,12 @@ def test_rows_by_hand() -> None:
     assert outcomes.tolist()[:4] == [1.0, 2.0, 2.0, 0.0]
 
 
+def test_a_column_with_a_name_of_the_trainers_is_refused() -> None:
+    for name in ("scores", "turns", "responses"):
+        with pytest.raises(ValueError, match=rf"Step.columns has \['{name}'\], which are the trainer's own names"):
+            rows_of(episode(1, [Turn([5], [7], [-0.5])], columns={name: 1.0}))
+
+
 def test_a_group_in_which_nothing_was_sampled_has_rows() -> None:
     rows = rows_of(*(episode(i, [], is_done=False, ended="error", failure="down") for i in range(2)))
     assert rows["responses"].shape == (2, 1)
