@@ -27,6 +27,7 @@ from rlprims.turns import Turn, to_batch
 _TURN = 2**40
 """A turn's randomness is that of the sample with the number ``sample_id + turn * _TURN``, so a function of
 (seed, sample, turn); a first turn is drawn as a response without an environment is."""
+_NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
 
 class _Request(NamedTuple):
@@ -271,6 +272,8 @@ def episode_rows(
     if batch["responses"].shape[1] == 0:
         columns = widened(columns, prompts=0, responses=1, pad_token_id=pad_token_id)
     given = dict.fromkeys([*names, *(name for episode in episodes for name in episode.columns)])
+    if taken := sorted(given.keys() & {*columns, *_NAMES}):
+        raise ValueError(f"Step.columns has {taken}, which are the trainer's own names: give them other names")
     of_episodes = {
         "scores": [episode.score for episode in episodes],
         "turns": [float(len(episode.turns)) for episode in episodes],
@@ -278,7 +281,6 @@ def episode_rows(
         **{
             name: [episode.columns.get(name, math.nan if episode.failure else 0.0) for episode in episodes]
             for name in given
-            if name not in columns
         },
     }
     columns |= {name: torch.tensor(values)[which] for name, values in of_episodes.items()}

@@ -11,7 +11,7 @@ from rich.text import Text
 from rlprims.data_proto import DataProto
 from rlprims.trainer._rollout_rows import visible
 
-_INTERNAL = {"sample_id", "group", "group_ids", "ended", "valid_rows", "rm_scores"}
+_INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended", "valid_rows", "rm_scores"}
 
 
 def examine(console: Console, title: str, batches: Iterable[DataProto], count: int) -> None:

@@ -125,7 +125,7 @@ class RunDirectory:
 
 
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")
-_INTERNAL = {"sample_id", "group", "group_ids", "ended"}
+_INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
 
 
 def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[dict[str, Any]]:
@@ -133,8 +133,11 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
     for i in range(len(rows)):
         mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # of an episode also what it read
         ids = rows["responses"][i][mask].tolist()
-        advantages = rows["advantages"][i][mask].tolist() if "advantages" in rows else None
         old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
+        advantages = None
+        if "advantages" in rows:  # what was read has none
+            each = zip(rows["advantages"][i][mask].tolist(), rows["response_mask"][i][mask].tolist(), strict=True)
+            advantages = [a if own else None for a, own in each]
         kept = {"kept": _sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
         values = {name: float(rows[name][i]) for name in numbers}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -30,8 +30,12 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
         ("staleness=0",),
         ("staleness=1",),
         ("sampling.top_p=0.8", "sampling.top_k=20", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+        (
+            "data.environment=tests.trainer.environments.Digits",
+            *("limits.turns=3", "steps=3", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+        ),
     ],
-    ids=["in turn", "one ahead", "truncated sampling in vLLM"],
+    ids=["in turn", "one ahead", "truncated sampling in vLLM", "episodes of several turns in vLLM"],
 )
 def test_the_metrics_are_those_of_one_process(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]

@@ -322,6 +322,8 @@ def test_recorded_episodes_are_read_shown_and_printed(
     for row in rows:
         assert len(row.turn_ids) == len(row.observed) == len(row.tokens) == len(row.log_probs)
         assert sum(row.turn_rewards.values()) == pytest.approx(row.score, abs=1e-5)
+        if row.advantages is not None:
+            assert [a is None for a in row.advantages] == row.observed
         assert all(log_prob == 0 for log_prob, read in zip(row.log_probs, row.observed, strict=True) if read)
     page = write_page(path, tmp_path / "page.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
@@ -373,6 +375,12 @@ def test_rows_by_hand() -> None:
     assert rows["failure"][4] == "it failed"
     outcomes = outcome_scores(rows["scores"], rows["turn_rewards"], torch.tensor([0, 1, 1, 2, 3]))
     assert outcomes.tolist()[:4] == [1.0, 2.0, 2.0, 0.0]
+
+
+def test_a_column_with_a_name_of_the_trainers_is_refused() -> None:
+    for name in ("scores", "turns", "responses"):
+        with pytest.raises(ValueError, match=rf"Step.columns has \['{name}'\], which are the trainer's own names"):
+            rows_of(episode(1, [Turn([5], [7], [-0.5])], columns={name: 1.0}))
 
 
 def test_a_group_in_which_nothing_was_sampled_has_rows() -> None:
