@@ -24,7 +24,7 @@ class TestNames:
             use(losses.clipped_surrogate, cliphigh=0.28)
 
     def test_a_name_like_no_other_gets_the_list(self):
-        with pytest.raises(ValueError, match=r"no hyperparameter 'q': it takes \['gamma', 'lam'\]"):
+        with pytest.raises(ValueError, match=r"no hyperparameter 'q': it takes \['gamma', 'lam', 'shard'\]"):
             use(advantage.gae, q=1)
 
     def test_a_function_without_any_says_none(self):
