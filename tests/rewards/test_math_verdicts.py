@@ -6,7 +6,7 @@ from rlprims.algorithms import use
 from rlprims.data_proto import DataProto
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.verifiers import math, without_thinking
-from rlprims.trainer.config import ScoringConfig
+from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.rollout import verify
 
 pytest.importorskip("math_verify")
@@ -117,10 +117,11 @@ def test_what_is_left_without_thinking(text: str, rest: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_thinking_is_removed_in_a_run(workers: int) -> None:
-    scoring = ScoringConfig(workers=workers, thinking=("<think>", "</think>"))
+    verifier = RewardConfig(fn=use(math), workers=workers)
+    scoring = ScoringConfig(thinking=("<think>", "</think>"))
     texts = [r"<think>\boxed{7}", r"<think>\boxed{8}</think>\boxed{7}", r"\boxed{7}<think>\boxed{8}"]
     rows = DataProto.from_dict(non_tensors={"response": texts, "answer": ["7"] * 3})
-    assert verify(use(math), rows, scoring)["scores"].tolist() == [0, 1, 1]
-    assert verify(use(math), rows, ScoringConfig(workers=workers))["scores"].tolist() == [1, 1, 0]
+    assert verify(verifier, rows, scoring)["scores"].tolist() == [0, 1, 1]
+    assert verify(verifier, rows, ScoringConfig())["scores"].tolist() == [1, 1, 0]
     opened = scoring.model_copy(update={"thinking_opened": True})
-    assert verify(use(math), rows, opened)["scores"].tolist() == [0, 1, 0]
+    assert verify(verifier, rows, opened)["scores"].tolist() == [0, 1, 0]
