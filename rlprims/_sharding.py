@@ -68,9 +68,7 @@ def shared(vocab: VocabShard | None, hidden: Tensor) -> Tensor:
     """Hidden states that all shards read: each has a part of their gradient, and backward sums the parts."""
     if vocab is None or not vocab.sum_hidden_gradient or not hidden.requires_grad:
         return hidden
-    hidden = hidden.view_as(hidden)
-    hidden.register_hook(lambda gradient: sum_over(vocab, gradient))  # type: ignore[no-untyped-call]
-    return hidden
+    return _with_gradient_summed(vocab.all_reduce, hidden.view_as(hidden))
 
 
 def sum_rows(all_reduce: AllReduce | None, x: Tensor) -> Tensor:
@@ -82,11 +80,13 @@ def sum_rows(all_reduce: AllReduce | None, x: Tensor) -> Tensor:
     if all_reduce is None:
         return x
     total = all_reduce(x.detach().clone())
-    if not x.requires_grad:
-        return total
-    total = with_value(total, x)
-    total.register_hook(lambda gradient: sum_rows(all_reduce, gradient))  # type: ignore[no-untyped-call]
-    return total
+    return _with_gradient_summed(all_reduce, with_value(total, x)) if x.requires_grad else total
+
+
+def _with_gradient_summed(all_reduce: AllReduce, x: Tensor) -> Tensor:
+    """x, whose gradient is summed over the ranks. A second derivative is not: it is that of this rank's terms."""
+    x.register_hook(lambda gradient: with_value(all_reduce(gradient.detach().clone()), gradient))  # type: ignore[no-untyped-call]
+    return x
 
 
 def check_vocab(vocab: VocabShard | None, columns: int, *token_ids: Tensor) -> int:

@@ -80,7 +80,7 @@ def sequence_sum(
 
     ``all_reduce_rows`` sums a tensor over the ranks that have parts of these sequences; None: they are whole. Each rank
     then has losses of its own tokens, which depend on the sums: the gradient is that of the losses of all ranks, and
-    backward calls ``all_reduce_rows`` too.
+    backward calls ``all_reduce_rows`` too. A second derivative lacks the terms of other ranks.
 
     >>> x, m = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
     >>> sequence_sum(x, m, torch.tensor([0, 1, 3]))

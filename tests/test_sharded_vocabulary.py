@@ -18,7 +18,8 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def shard_of(rank: Rank, start: int, size: int) -> VocabShard:
-    return VocabShard(start, size, rank.all_reduce, rank.all_reduce_max)
+    """With a maximum that loses NaN, as those of some backends do."""
+    return VocabShard(start, size, rank.all_reduce, lambda x: rank.all_reduce_max(x.masked_fill(x.isnan(), -torch.inf)))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -75,7 +76,7 @@ def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, Kept | N
     return sizes, logits, ids, kept, draw(st.sampled_from([1.0, 0.3]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows_of_logits())
 def test_log_probs_and_entropies_of_logits(case: tuple[list[int], Tensor, Tensor, Kept | None, float]) -> None:
     sizes, logits, ids, kept, temperature = case
@@ -86,7 +87,7 @@ def test_log_probs_and_entropies_of_logits(case: tuple[list[int], Tensor, Tensor
     gradients_of_shards(both, [logits], [True], sizes, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SIZES, st.integers(0, 2**16))
 def test_several_tokens_of_a_row_and_each_function_alone(sizes: list[int], seed: int) -> None:
     logits = random(3, sum(sizes), seed=seed)
@@ -115,7 +116,7 @@ def test_hidden_states_and_the_head(sizes: list[int], truncated: bool, soft_cap:
     gradients_of_shards(scores, [hidden, head], [False, True], sizes, 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SIZES, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**16))
 def test_the_fused_loss(sizes: list[int], mask: list[bool], seed: int) -> None:
     hidden, head = random(2, 3, 3, seed=seed), random(sum(sizes), 3, seed=seed + 1)
@@ -138,7 +139,7 @@ DIVERGENCES = [
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda f: f"{f.func.__name__}-{f.keywords}")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SIZES, st.lists(st.booleans(), min_size=6, max_size=6), st.sampled_from([1.0, 60.0]), st.integers(0, 2**16))
 def test_divergences(
     divergence: Callable[..., Tensor], sizes: list[int], mask: list[bool], spread: float, seed: int
@@ -196,6 +197,25 @@ def test_float32_from_bfloat16(function: Callable[..., Tensor]) -> None:
     for part in parts:
         assert part.dtype is torch.float32
         torch.testing.assert_close(part.double(), function(logits.double()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_shard_compiles_in_one_graph() -> None:
+    """With sums that are not the identity, so that a graph without them would show."""
+    hidden, head, ids = random(3, 4), random(5, 4, seed=1), torch.tensor([2, 4, 0])
+    vocab = VocabShard(0, 9, lambda x: 2 * x, lambda x: x + 1)
+
+    def step(compiled: bool) -> tuple[Tensor, ...]:
+        def scalar(h: Tensor, w: Tensor) -> Tensor:
+            log_probs, entropies = from_hidden(h, w, ids, vocab=vocab)
+            return (log_probs + entropies.square()).sum()
+
+        leaves = [x.clone().requires_grad_() for x in (hidden, head)]
+        run = torch.compile(scalar, backend="aot_eager", fullgraph=True) if compiled else scalar
+        return torch.autograd.grad(run(*leaves), leaves)
+
+    for got, want in zip(step(True), step(False), strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
 
 
 def test_what_ranks_exchange() -> None:

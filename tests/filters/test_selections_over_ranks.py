@@ -40,7 +40,7 @@ SELECTIONS = [
 
 
 @pytest.mark.parametrize("select", SELECTIONS, ids=lambda f: f"{f.func.__name__}-{f.keywords}")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ranks_of_tokens())
 def test_the_tokens_are_those_of_the_whole_step(
     select: Callable[..., Tensor], case: tuple[list[int], Tensor, Tensor, Tensor]
@@ -54,7 +54,7 @@ def test_the_tokens_are_those_of_the_whole_step(
     assert torch.equal(torch.cat(got, 1), want)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ranks_of_tokens(), st.integers(1, 20))
 def test_the_largest_of_any_dtype(case: tuple[list[int], Tensor, Tensor, Tensor], count: int) -> None:
     """Floats with −0.0, infinities and NaN, and integers of 64 bits."""
@@ -73,7 +73,7 @@ def test_the_largest_of_any_dtype(case: tuple[list[int], Tensor, Tensor, Tensor]
         assert torch.equal(torch.cat(got, 1), want)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(ranks_of_tokens(), st.sampled_from([0.05, 0.5]), st.integers(0, 9))
 def test_clip_cov_draws_the_same_tokens(
     case: tuple[list[int], Tensor, Tensor, Tensor], fraction: float, seed: int

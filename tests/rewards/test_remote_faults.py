@@ -68,7 +68,7 @@ def reset(connection: socket.socket) -> None:
 def of(behave: Callable[[socket.socket], None], **options: Any) -> str:
     """The one cause of two rows."""
     with raw_server(behave) as url:
-        settings = {"timeout": 0.3, "retries": 0, "backoff": 0.01} | options
+        settings = {"timeout": 10.0, "retries": 0, "backoff": 0.01} | options
         (cause,) = remote(url, ["a", "b"], ["", ""], **settings).causes
     return cause
 
@@ -87,14 +87,14 @@ class TestTheCausesAreToldApart:
         assert of(lambda c: c.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")) == "connection reset"
 
     def test_silence(self) -> None:
-        assert of(lambda c: time.sleep(5)) == "no answer in time"
+        assert of(lambda c: time.sleep(5), timeout=0.3) == "no answer in time"
 
     def test_no_HTTP(self) -> None:
         assert of(lambda c: c.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")) == "wrong answer"
 
     def test_no_TLS_at_the_other_end(self) -> None:
         with raw_server(lambda c: c.sendall(b"no TLS here, only text")) as url:
-            (cause,) = remote(url.replace("http", "https"), ["a"], [""], retries=0, timeout=2).causes
+            (cause,) = remote(url.replace("http", "https"), ["a"], [""], retries=0, timeout=10).causes
         assert cause == "TLS error"
 
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -107,7 +107,7 @@ class TestTheCausesAreToldApart:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
-        causes = remote(server.url.replace("http", "https"), ["a"], [""], retries=3, timeout=5).causes
+        causes = remote(server.url.replace("http", "https"), ["a"], [""], retries=3, timeout=10).causes
         assert "after 1 attempts" in causes["TLS error"].detail
         assert not server.requests
 
@@ -123,7 +123,7 @@ class TestLimits:
     @pytest.mark.parametrize("head", [HEAD + b"Content-Length: 500\r\n\r\n", HEAD + b"X-Long: "])
     def test_a_dripping_server_has_timeout_seconds_in_all(self, head: bytes) -> None:
         """Its every byte came within a socket's timeout, so timeout=1 held a row for 32 s."""
-        assert of(lambda c: drip(c, head)) == "no answer in time"
+        assert of(lambda c: drip(c, head), timeout=0.3) == "no answer in time"
 
     def test_attempts_and_waits_end_at_the_deadline(self, server: Server) -> None:
         server.reply = lambda request: (503, {}, {"Retry-After": "60"})
@@ -235,6 +235,7 @@ class TestAPoolUnderFire:
             assert set(scores.causes) <= {"killed by SIGKILL", "no worker"}
             assert pool(["1"] * 4, [""] * 4).scores.tolist() == [1] * 4, "it goes on afterwards"
 
+    @pytest.mark.slow
     def test_the_pools_server_is_started_again(self) -> None:
         with Pool(slowly, workers=2, seconds=5) as pool:
             pool(["1"] * 4, [""] * 4)

@@ -117,9 +117,15 @@ def test_f1(said: str, golds: str | list[str], score: float, em: float) -> None:
 
 
 def test_golds_of_another_kind() -> None:
-    for gold in ([], [1], 5):
+    for gold in ([], [1], True):
         with pytest.raises(ValueError, match="a text or a list of texts"):
             exact("1", gold)  # type: ignore[arg-type]
+
+
+def test_golds_that_are_numbers() -> None:
+    assert [exact("5", 5)["score"], exact("5.0", 5)["score"], f1("<answer>5</answer>", 5)["score"]] == [1.0, 0.0, 1.0]
+    assert verifiers.tagged_answer("<answer>2.5</answer>", 2.5)["score"] == 1.0
+    assert verifiers.gsm8k("#### 1,234", 1234)["score"] == 1.0
 
 
 THINK = r"<think>.*</think>\s*<answer>.*</answer>"

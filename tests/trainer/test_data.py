@@ -116,3 +116,12 @@ def test_the_position_is_the_whole_state() -> None:
     again = PromptOrder(7, seed=1, shuffle=True)
     again.position = 5
     assert again.take(9) == taken[5:]
+
+
+@pytest.mark.parametrize(
+    ("answer", "read_as"), [(72, "72"), (0.5, "0.5"), ([1, "b"], [1, "b"]), ({"a": 1}, {"a": 1}), (True, True)]
+)
+def test_answers_of_any_kind_and_all_fields(tmp_path: Path, answer: object, read_as: object) -> None:
+    path = tiny.write_jsonl(tmp_path / "r.jsonl", [{"question": "1+1=", "answer": answer, "level": [3]}])
+    (row,) = read(path).rows
+    assert (row.answer, row.fields["level"]) == (read_as, [3])
