@@ -32,7 +32,13 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
         ("sampling.top_p=0.8", "sampling.top_k=20", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
         (
             "data.environment=tests.trainer.environments.Digits",
-            *("limits.turns=3", "steps=3", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+            *(
+                "limits.turns=3",
+                "steps=2",
+                "ray.training_workers=1",
+                "ray.engine=vllm",
+                f"ray.kv_cache_bytes={64 << 20}",
+            ),
         ),
     ],
     ids=["in turn", "one ahead", "truncated sampling in vLLM", "episodes of several turns in vLLM"],
