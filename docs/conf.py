@@ -18,6 +18,8 @@ exclude_patterns = ["_build", "site"]
 smartquotes_action = "D"  # dashes alone: a prime is no quotation mark
 
 myst_heading_anchors = 4
+# A name that stands in two packages, such as DataProto, is ambiguous in a signature; it links to one of them.
+suppress_warnings = ["ref.python"]
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

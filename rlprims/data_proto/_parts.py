@@ -17,7 +17,7 @@ from rlprims.data_proto._values import copied
 
 
 class Parts:
-    """What :class:`DataProto` is made of. Use that one."""
+    """The core of ``DataProto``, which is the class to use."""
 
     batch: Any
     non_tensor_batch: dict[str, Array]

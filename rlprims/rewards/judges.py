@@ -3,7 +3,7 @@
 :func:`rubric` grades a response by named criteria, :func:`pair` compares it with another in both orders, and
 :func:`tournament` the responses of a group with each other. They are reward functions like all others: list them in a
 run's ``rewards`` with a ``concurrency``. A judge that does not answer, or not as it was asked, raises a
-:class:`RemoteError`: that row has no score, and the cause is counted.
+:class:`rlprims.rewards.remote.RemoteError`: that row has no score, and the cause is counted.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
 
-__all__ = ["Judge", "RemoteError", "pair", "rubric", "tournament"]
+__all__ = ["Judge", "pair", "rubric", "tournament"]
 
 _GRADING = (
     "You grade a response to a question. Judge each criterion by itself and give it one of the numbers that are "

@@ -8,7 +8,7 @@ from typing import Any
 from rlprims.rewards._http import RemoteError, post
 from rlprims.rewards.sandbox import CaseResult, Result, _values
 
-__all__ = ["RemoteError", "call", "run"]
+__all__ = ["call", "run"]
 
 # Reads the arguments before the program can, and writes the result as a last line that nothing else is taken for.
 _CALLER = """

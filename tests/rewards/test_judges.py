@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rlprims.algorithms import Use
-from rlprims.rewards.judges import Judge, RemoteError, pair, rubric, tournament
+from rlprims.rewards.judges import Judge, pair, rubric, tournament
+from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.several import Reward, several
 from tests.rewards.test_remote import Reply, Server
 
