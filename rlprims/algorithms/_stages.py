@@ -156,19 +156,21 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     ]
 
 
-def estimate_advantages(algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0) -> dict[str, Tensor]:
+def estimate_advantages(
+    algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0, turns_earn: bool = False
+) -> dict[str, Tensor]:
     """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed.
 
     ``rm_scores`` of tokens are their rewards as they are; what shaping adds to their sum is on the last token.
-    ``turn_rewards`` (B, T), if they are there, are earned beside the score: they are added to the rewards, where each
-    was earned, unless the algorithm asks for them apart.
+    With ``turns_earn`` the scores are without what turns earned, as the trainer has them of episodes: ``turn_rewards``
+    (B, T) are added to the rewards, where each was earned, unless the algorithm asks for them apart.
     """
     with torch.no_grad():
         given, mask = data.get("rm_scores"), data["response_mask"]
         per_token = given is not None and given.shape == mask.shape
         placement = _BESIDE_PROCESS_REWARDS if per_token else _PLACEMENT
         rewards = placement({**data, "scores": data["shaped_scores"]})
-        if "turn_rewards" in data and "turn_rewards" not in algorithm.needs:
+        if turns_earn and "turn_rewards" not in algorithm.needs:
             rewards = rewards + zero_outside(data["turn_rewards"], mask)
         if algorithm.kl_in_reward is not None:
             rewards = kl_penalty(

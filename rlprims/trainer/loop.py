@@ -95,11 +95,13 @@ class Trainer:
         """Rewards, advantages and returns; the KL controller reads the batch after its coefficient was used."""
         controller, metrics = self.kl_controller, dict[str, float]()
         data = dict(batch.batch.items())
-        if "turn_rewards" in data:  # their turns' estimators get them apart from the outcome
+        turns_earn = "turn_rewards" in data  # estimators of turns get these apart from the outcome
+        if turns_earn:
             data["shaped_scores"] = outcome_scores(
                 *(data[n] for n in ("shaped_scores", "turn_rewards", "trajectory_ids"))
             )
-        estimated = estimate_advantages(self.algorithm, data, kl_coef=controller.value if controller else 0.0)
+        kl_coef = controller.value if controller else 0.0
+        estimated = estimate_advantages(self.algorithm, data, kl_coef=kl_coef, turns_earn=turns_earn)
         if controller is not None:
             metrics["kl_coef"] = controller.value
             drift = estimate_kl(batch["old_log_probs"] - batch["ref_log_probs"], "k1")

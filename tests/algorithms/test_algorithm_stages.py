@@ -432,8 +432,10 @@ def test_rewards_of_turns_are_added_where_they_were_earned_unless_they_are_asked
         "group_ids": torch.tensor([0, 0]),
         "response_mask": mask,
     }
-    together = estimate_advantages(algorithms.rloo(), data)
+    together = estimate_advantages(algorithms.rloo(), data, turns_earn=True)
     assert together["rewards"].tolist() == [[0.5, 0.0, 0.0, 1.25], [0.0, -1.0, 0.0, 0.0]]
     assert together["advantages"][0, 0] == 1.75 - -1.0
-    apart = estimate_advantages(algorithms.turn_grpo(), data)
+    apart = estimate_advantages(algorithms.turn_grpo(), data, turns_earn=True)
     assert apart["rewards"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+    unread = estimate_advantages(algorithms.rloo(), data)  # a column that nobody asks for
+    assert unread["rewards"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]

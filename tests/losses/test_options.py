@@ -23,7 +23,7 @@ def choices(hint: Any) -> tuple[str, ...]:
 
 
 def options() -> Iterator[tuple[str, str]]:
-    for name in losses.__all__:
+    for name in PER_TOKEN:
         for option, hint in get_type_hints(getattr(losses, name)).items():
             if choices(hint):
                 yield name, option

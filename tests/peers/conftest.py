@@ -7,6 +7,7 @@ NEEDS = {
     "test_data_proto_through_ray.py": ("ray",),
     "test_openrlhf_reward.py": ("openrlhf",),
     "test_torchrl_loss.py": ("torchrl",),
+    "test_trl_preference.py": ("trl",),
     "test_trl_trainer.py": ("trl",),
     "test_verl_install.py": ("verl",),
     "test_verl_rewards.py": ("verl",),

@@ -29,6 +29,7 @@ def test_w11_an_answer_without_a_score_is_wrong_and_counted() -> None:
     """open-instruct 3dec8b9c7: those that hung were left out, so the accuracy rose with every timeout."""
     scores, mask = torch.tensor([1.0, torch.nan, 0.0, torch.nan]), torch.ones(4, 2, dtype=torch.bool)
     tensors = {"scores": scores, "response_mask": mask, "ended": torch.zeros(4, dtype=torch.int8)}
+    tensors["sample_id"] = torch.arange(4)
     rows = DataProto.from_dict(tensors=tensors, non_tensors={"data_source": ["sums"] * 4})
     assert _describe(rows, samples=2)["acc"] == 0.25
     assert scores.nanmean() == 0.5
