@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTHONS ?= 3.12 3.13
 RAY_TESTS ?= tests/execution tests/trainer tests/rewards/test_judges_vllm.py
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray demo-agent compare install-ray test test-fast test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -30,6 +31,12 @@ test: $(VENV)/.dev lint test-fast ## style, types, architecture, and the fast te
 
 test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHON=python3.13 VENV=.venv-3.13
 	$(BIN)/python -m pytest -q -n 2
+
+test-pythons: ## the fast tests on the other Pythons of the classifiers, where their interpreters are found
+	@for version in $(PYTHONS); do \
+		if python=$$(.ci/python $$version); then $(MAKE) test-fast PYTHON=$$python VENV=.venv-$$version || exit 1; \
+		else echo "Python $$version was not found: not tested"; fi; \
+	done
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
