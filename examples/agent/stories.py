@@ -14,13 +14,14 @@ the task needs and does not know when to use which. Rewards alone then teach it 
 
 import argparse
 import json
+import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-NAMES = ("Ann", "Bob", "Eve", "Max", "Tom", "Zoe")
-THINGS = ("apples", "eggs", "figs", "nuts", "pears", "plums")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "words"))
+from words import NAMES, THINGS, Problem, Step, calculate
+
 VERBS = {"+": ("gets", "buys", "finds"), "-": ("sells", "eats", "loses"), "*": ("doubles", "triples", "quadruples")}
 FACTORS = {"doubles": 2, "triples": 3, "quadruples": 4}
 
@@ -38,48 +39,7 @@ Turn = tuple[str, str]
 """What the teacher writes, and what the calculator answers; nothing after the last turn."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One sentence of the story: what happens to the number of things."""
-
-    verb: str
-    operation: str  # "+", "-" or "*"
-    amount: int
-
-
-@dataclass(frozen=True)
-class Story:
-    """Somebody has some things, then the steps happen."""
-
-    name: str
-    thing: str
-    start: int
-    steps: tuple[Step, ...]
-
-    @property
-    def question(self) -> str:
-        """The story as text. It is the whole prompt."""
-        sentences = [f"{self.name} has {self.start} {self.thing}."]
-        for step in self.steps:
-            what = "them" if step.operation == "*" else f"{step.amount} {self.thing}"
-            sentences.append(f"{self.name} {step.verb} {what}.")
-        return " ".join([*sentences, "How many?"])
-
-    @property
-    def answer(self) -> str:
-        """The right number."""
-        value = self.start
-        for step in self.steps:
-            value = apply(value, step.operation, step.amount)
-        return str(value)
-
-
-def apply(value: int, operation: str, amount: int) -> int:
-    """`value operation amount`, for the three operations of the task."""
-    return {"+": value + amount, "-": value - amount, "*": value * amount}[operation]
-
-
-def new_story(rng: Random, exclude: Collection[str] = ()) -> Story:
+def new_story(rng: Random, exclude: Collection[str] = ()) -> Problem:
     """A random story of two or three steps, at least one of them a product, whose question is not in `exclude`."""
     while True:
         start = value = rng.randint(2, 30)
@@ -89,21 +49,21 @@ def new_story(rng: Random, exclude: Collection[str] = ()) -> Story:
             operation = rng.choice(tuple(VERBS))
             verb = rng.choice(VERBS[operation])
             amount = FACTORS[verb] if operation == "*" else rng.randint(2, 9)
-            after = apply(value, operation, amount)
+            after = calculate(value, operation, amount)
             if 0 <= after <= LARGEST:
                 steps.append(Step(verb, operation, amount))
                 value = after
-        story = Story(rng.choice(NAMES), rng.choice(THINGS), start, tuple(steps))
+        story = Problem(rng.choice(NAMES), rng.choice(THINGS), start, tuple(steps))
         if any(step.operation == "*" for step in steps) and story.question not in exclude:
             return story
 
 
-def teacher(story: Story, rng: Random) -> list[Turn]:
+def teacher(story: Problem, rng: Random) -> list[Turn]:
     """An episode as the teacher plays it: often wrong, because it multiplies in the head."""
     value, turns, written = story.start, list[Turn](), ""
     for step in story.steps:
         operation = "+" if step.operation == "-" and value < step.amount else step.operation  # it went wrong before
-        formula, right = f"{value}{operation}{step.amount}", apply(value, operation, step.amount)
+        formula, right = f"{value}{operation}{step.amount}", calculate(value, operation, step.amount)
         if rng.random() < CALL:
             if rng.random() < UNCLOSED:  # the calculator says so, and the teacher calls again
                 turns.append((f"{written}<calculate>{formula}", "<result>?</result>"))
