@@ -89,8 +89,8 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
     The filter's ``scores`` are its metric's column, see :func:`filter_column`; one that asks for other columns has no
-    metric. A rollout of several
-    rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
+    metric. A rollout of several rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
+    Ragged columns are not read.
     """
     data = _with_ends_of_rollouts(data)
     broken: dict[int, str] = {}
@@ -126,7 +126,8 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     ids = data.get("trajectory_ids")
     if ids is not None:
         rollouts = join(ids, data["response_mask"])
-        one_row_each = {name: x[rollouts.first_row[rollouts.exists]] for name, x in data.items() if x.dim()}
+        first_rows = rollouts.first_row[rollouts.exists]
+        one_row_each = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
         one_row_each.pop("trajectory_ids")
         reasons_of = dict(
             zip(rollouts.exists.nonzero()[:, 0].tolist(), _assess_scores(algorithm, one_row_each), strict=True)

@@ -439,3 +439,16 @@ def test_rewards_of_turns_are_added_where_they_were_earned_unless_they_are_asked
     assert apart["rewards"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
     unread = estimate_advantages(algorithms.rloo(), data)  # a column that nobody asks for
     assert unread["rewards"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+
+
+def test_ragged_columns_do_not_stand_in_the_way_of_rollouts_of_several_rows() -> None:
+    data = {
+        "scores": torch.tensor([1.0, 1.0, 0.0, 1.0]),
+        "group_ids": torch.tensor([0, 0, 0, 1]),
+        "trajectory_ids": torch.tensor([0, 0, 1, 2]),
+        "response_mask": torch.ones(4, 2, dtype=torch.bool),
+        "kept_ids": torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 1, 3, 3])),
+    }
+    reasons = assess_groups(algorithms.dapo(), data)
+    assert reasons[:3] == [None] * 3
+    assert reasons[3] is not None
