@@ -10,7 +10,7 @@ from rlprims.trainer._rollout_rows import visible
 _SHOWN = 60
 """Rows that are printed; all are there to be read by name."""
 
-_LONGEST = 60
+_LONGEST = 80
 """Characters of a cell that are shown."""
 
 _STYLE = (
