@@ -44,7 +44,7 @@ ONE_OF_EACH_FAMILY = (
 
 @pytest.mark.parametrize("name", test_laws.FIRST_RECORDS)
 def test_the_laws_of_the_compiler(name: str) -> None:
-    test_laws.hold(test_laws.FIRST_RECORDS[name], "usual")
+    test_laws.hold(test_laws.FIRST_RECORDS[name], "compiler")  # the others are among the fast tests
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)

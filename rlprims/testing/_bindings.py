@@ -26,15 +26,15 @@ from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
-Effort = Literal["quick", "usual", "thorough"]
-"""``quick``: a second. ``usual``: FakeTensors and the compiler too, two seconds. ``thorough``: export, DTensors and
-packed graphs of every size too, half a minute."""
+Effort = Literal["quick", "compiler", "usual", "thorough"]
+"""``quick``: a second. ``compiler``: FakeTensors and the compiler alone. ``usual``: both, a few seconds. ``thorough``:
+export, DTensors and packed graphs of every size too, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
 
 class Laws(NamedTuple):
-    """Those of each effort; one includes the ones before it."""
+    """What each effort adds."""
 
     quick: tuple[Law, ...]
     usual: tuple[Law, ...]
@@ -42,7 +42,7 @@ class Laws(NamedTuple):
 
     def up_to(self, effort: Effort) -> dict[str, Law]:
         """By name."""
-        efforts = {"quick": self[:1], "usual": self[:2], "thorough": self[:3]}
+        efforts = {"quick": self[:1], "compiler": self[1:2], "usual": self[:2], "thorough": self[:3]}
         return {law.__name__.replace("_", " "): law for laws in efforts[effort] for law in laws}
 
 
