@@ -21,7 +21,7 @@ demo-ray: $(VENV)/.train .venv-ray/.ready ## the same job on Ray, FSDP2 and vLLM
 
 demo-agent: $(VENV)/.train ## train a base model from scratch, then teach it when to call a calculator
 	$(BIN)/python examples/agent/warm_up.py
-	$(BIN)/python -m rlprims train examples/agent/grpo.yaml run_dir=runs/agent-grpo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/rlprims train examples/agent/grpo.yaml run_dir=runs/agent-grpo-$$(date +%Y%m%d-%H%M%S)
 
 compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about ten minutes
 	$(BIN)/python examples/words/warm_up.py

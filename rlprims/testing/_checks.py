@@ -32,8 +32,8 @@ def check_advantage(
             and other optional data default to None; those after ``*`` are hyperparameters.
         exempt: law to reason, for laws that do not hold by design; one that does hold must not be listed.
         alternatives: hyperparameter to another value, which must change the result on some batch.
-        effort: ``quick`` leaves FakeTensors and the compiler out, ``compiler`` all else; ``thorough`` adds packed graphs
-            of every size, ``torch.export``, DTensors and second derivatives entry by entry, up to half a minute.
+        effort: ``quick`` leaves FakeTensors and the compiler out, ``compiler`` all else; ``thorough`` adds packed
+            graphs of every size, ``torch.export``, DTensors and second derivatives entry by entry, up to half a minute.
         hyperparameters: values to call it with, where the default is not meant or missing.
 
     Raises:
