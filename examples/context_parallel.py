@@ -1,6 +1,6 @@
 """Sequences cut over ranks: GAE, GSPO, and the gradients of the model are those of one process.
 
-    torchrun --nproc-per-node 2 examples/context_parallel.py
+    torchrun --standalone --nproc-per-node 2 examples/context_parallel.py
 
 Each rank has a part of every sequence. Which part is the trainer's choice: attention has zigzag parts in most of them,
 and the recurrences of GAE go from part to part where these follow each other. It is a template for your own trainer:
@@ -67,6 +67,7 @@ def main() -> None:
         torch.testing.assert_close(found.grad, parameter.grad)
     if rank == 0:
         print(f"context parallel: advantages, loss and gradients of {ranks} ranks are those of one process")
+    dist.barrier()  # a rank that leaves while another is still talking may hang it
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """One optimizer step over several ranks, and the same step in one process: the gradients are equal.
 
-    torchrun --nproc-per-node 2 examples/several_ranks.py                 # DistributedDataParallel
-    torchrun --nproc-per-node 2 examples/several_ranks.py --wrap fsdp2    # fully_shard
+    torchrun --standalone --nproc-per-node 2 examples/several_ranks.py                 # DistributedDataParallel
+    torchrun --standalone --nproc-per-node 2 examples/several_ranks.py --wrap fsdp2    # fully_shard
 
 Every rank has other responses, of other lengths. It is a template for your own trainer: see docs/parallel.md.
 """
@@ -53,6 +53,7 @@ def main() -> None:
         torch.testing.assert_close(found, parameter.grad)
     if rank == 0:
         print(f"{wrap}: the gradients of {ranks} ranks are those of one process, {int(totals.tokens)} tokens in all")
+    dist.barrier()  # a rank that leaves while another is still talking may hang it
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """An LM head whose rows are spread over ranks: the loss, and all gradients, are those of one process.
 
-    torchrun --nproc-per-node 2 examples/tensor_parallel.py
+    torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py
 
 Each rank has a part of the vocabulary, and all have the same tokens. No rank ever has the logits of the whole
 vocabulary. It is a template for your own trainer: see docs/parallel.md.
@@ -49,6 +49,7 @@ def main() -> None:
         torch.testing.assert_close(found.grad, parameter.grad)
     if rank == 0:
         print(f"tensor parallel: the loss and gradients of {ranks} ranks are those of one process")
+    dist.barrier()  # a rank that leaves while another is still talking may hang it
     dist.destroy_process_group()
 
 

@@ -11,7 +11,8 @@ EXAMPLE = EXAMPLES / "several_ranks.py"
 
 
 def torchrun(script: Path, *options: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script), *options]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), str(script), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
