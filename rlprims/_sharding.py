@@ -71,14 +71,11 @@ def shared(vocab: VocabShard | None, hidden: Tensor) -> Tensor:
     return _with_gradient_summed(vocab.all_reduce, hidden.view_as(hidden))
 
 
-def sum_rows(all_reduce: AllReduce | None, x: Tensor) -> Tensor:
+def sum_rows(all_reduce: AllReduce, x: Tensor) -> Tensor:
     """S = Σ_r x_r over the ranks, each of which has losses of its own that depend on S: ∂/∂x_r = Σ_q ∂loss_q/∂S.
 
-    The gradient is summed over the ranks in backward, so that all ranks must run it. ``all_reduce`` itself needs none;
-    None: this rank has all.
+    The gradient is summed over the ranks in backward, so that all ranks must run it. ``all_reduce`` itself needs none.
     """
-    if all_reduce is None:
-        return x
     total = all_reduce(x.detach().clone())
     return _with_gradient_summed(all_reduce, with_value(total, x)) if x.requires_grad else total
 

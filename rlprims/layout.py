@@ -88,11 +88,12 @@ def sequence_sum(
     """
     x = zero_outside(x, mask)
     if cu_seqlens is None:
-        return sum_rows(all_reduce_rows, x.sum(-1))
-    # index_add adds token by token: in float32 the error would grow with the length, up to 1 % at a million tokens.
-    sums = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.float64, device=x.device)
-    sums = sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
-    return sum_rows(all_reduce_rows, sums)
+        sums = x.sum(-1)
+    else:
+        # index_add adds token by token: in float32 the error would grow with the length, up to 1 % at a million tokens.
+        sums = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.float64, device=x.device)
+        sums = sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
+    return sums if all_reduce_rows is None else sum_rows(all_reduce_rows, sums)
 
 
 def sequence_lengths(
@@ -104,9 +105,11 @@ def sequence_lengths(
     tensor([1, 2])
     """
     if cu_seqlens is None:
-        return sum_rows(all_reduce_rows, mask.sum(-1))
-    lengths = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.int64, device=mask.device)
-    return sum_rows(all_reduce_rows, lengths.index_add(0, sequence_ids(cu_seqlens, mask.shape[0]), mask.long()))
+        lengths = mask.sum(-1)
+    else:
+        lengths = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.int64, device=mask.device)
+        lengths = lengths.index_add(0, sequence_ids(cu_seqlens, mask.shape[0]), mask.long())
+    return lengths if all_reduce_rows is None else sum_rows(all_reduce_rows, lengths)
 
 
 def expand_to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:

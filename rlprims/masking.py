@@ -164,7 +164,7 @@ def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
 def check_placements(last_cut: int, **named: Tensor) -> None:
     """``ValueError`` if a DTensor is partial, or cut along a dimension after ``last_cut``: torch would gather it."""
     for name, x in named.items():
-        for placement in placements_of(x):
+        for placement in () if type(x) is Tensor else placements_of(x):
             if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
                 raise ValueError(
                     f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; give "

@@ -13,7 +13,7 @@ Any number per response is a baseline for ``remax``: the greedy response's score
 ``RoleBaseline`` or a ``ValueTracker`` remembers.
 """
 
-from rlprims.advantage._baselines import RoleBaseline, ValueTracker, optimal_value, remax
+from rlprims.advantage._baselines import RoleBaseline, ValueTracker, optimal_value, remax, spo
 from rlprims.advantage._gdpo import gdpo
 from rlprims.advantage._gigpo import gigpo
 from rlprims.advantage._group import gpg, grpo, opo, quantile, rloo
@@ -21,6 +21,7 @@ from rlprims.advantage._pass_at_k import pass_at_k, pkpo
 from rlprims.advantage._pass_rate import beta_normalized, maxrl
 from rlprims.advantage._prime import prime
 from rlprims.advantage._returns import discounted_returns, gae, length_adaptive_gae, td_lambda
+from rlprims.advantage._teacher import iw_opd, rlsd, teacher_gap
 from rlprims.advantage._token_baseline import optimal_token_baseline
 from rlprims.advantage._transforms import clip, positive_negative, reinforce_pp, reinforce_pp_baseline, whiten
 from rlprims.advantage._trees import rtmc, tree
@@ -38,6 +39,7 @@ __all__ = [
     "gigpo",
     "gpg",
     "grpo",
+    "iw_opd",
     "length_adaptive_gae",
     "maxrl",
     "opo",
@@ -52,8 +54,11 @@ __all__ = [
     "reinforce_pp_baseline",
     "remax",
     "rloo",
+    "rlsd",
     "rtmc",
+    "spo",
     "td_lambda",
+    "teacher_gap",
     "tree",
     "turn_grpo",
     "vine",

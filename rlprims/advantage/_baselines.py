@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims.advantage._group import response_scores
+from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import group_bounds, group_count, group_sum
-from rlprims.layout import expand_to_tokens
+from rlprims.layout import expand_to_tokens, sequence_lengths, to_tokens
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
@@ -56,6 +58,54 @@ def remax(
     check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
     returns = sum_from_right(rewards, response_mask, cu_seqlens)
     return zero_outside(returns - expand_to_tokens(baseline_scores, response_mask, cu_seqlens), response_mask)
+
+
+def spo(
+    rewards: PerToken,
+    baseline_scores: PerSequence,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    valid_rows: RowMask | None = None,
+    *,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    all_reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PerToken:
+    """SPO, Xu & Ding 2025 (arXiv:2509.13232), section 3: s − v, normalized over the batch, one response per prompt.
+
+    With s_i = Σ_t r_it and v_i the prompt's value, which a :class:`ValueTracker` remembers: d_i = s_i − v_i, and
+    A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response, with μ and σ of d over the responses of the batch.
+
+    Args:
+        rewards: float (B, T) or (N,), per token.
+        baseline_scores: float (B,), v.
+        response_mask: bool, like rewards.
+        cu_seqlens: int (B+1,) if packed.
+        valid_rows: bool (B,), rows that count; the others, and those without a token, are in no statistic. None: all.
+        ddof: σ's divisor is B − ddof.
+        eps: ε, in units of the squared reward.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+
+    Returns:
+        float, like rewards; 0 outside the mask, and everywhere with fewer than two rows.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> spo(torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([0.5, 0.75, 0.25]), m).T
+    tensor([[ 0.8729,  0.2182, -1.0911]])
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
+    group_ids = torch.zeros_like(baseline_scores, dtype=torch.int64)  # the batch is the group
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+    valid = sequence_lengths(mask, cu_seqlens) > 0
+    moments = batch_moments(s - upcast(baseline_scores), valid, ddof=ddof, all_reduce=all_reduce)
+    denominator = moments.variance + eps
+    is_defined = denominator != 0
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    return to_tokens(zero_outside(moments.centred * scale, valid & is_defined), mask, cu_seqlens)
 
 
 def optimal_value(
@@ -142,8 +192,8 @@ class ValueTracker:
 
     v = passed / (passed + failed), counts that fade as the policy moves: passed ← ρ passed + s and
     failed ← ρ failed + 1 − s, with ρ = clip(2^(−D/h), ρ_min, ρ_max) and D the KL of the policy from the one that
-    answered this prompt last. A prompt that is new has ½ and ½. SPO then standardizes s − v over the batch:
-    :func:`grpo` with one group for all rows. The defaults are those of the authors' code (verl-recipe), whose D is the
+    answered this prompt last. A prompt that is new has ½ and ½. SPO then normalizes s − v over the batch: :func:`spo`.
+    The defaults are those of the authors' code (verl-recipe), whose D is the
     mean |change of log-prob| of the tokens of the prompt's last response: give that as ``kl`` for its numbers.
 
     Args:

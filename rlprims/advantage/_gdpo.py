@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import Singleton, standard_scores
-from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
+from rlprims.advantage._group import Singleton, standard_scores, tokens_of_valid_rows
+from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
@@ -60,7 +60,7 @@ def gdpo(
         tolerance: reward k is constant in a group if max − min <= tolerance · max(1, |s|), and z_k is 0 there.
         whiten_over: what the last step's μ and σ are over; "none" leaves it out.
         whiten_eps: ε'.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like the mask; 0 outside it. A response without a token has scores of 0.

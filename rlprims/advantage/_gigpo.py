@@ -4,8 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
-from rlprims.advantage._group import standard_scores
-from rlprims.advantage._statistics import response_scores
+from rlprims.advantage._group import response_scores, standard_scores
 from rlprims.advantage._turns import check_ids, pair_ids, turn_returns
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
 from rlprims.masking import zero_outside

@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.advantage._statistics import batch_moments, response_scores
+from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import (
+    check_group_ids,
     group_bounds,
     group_centred,
     group_count,
@@ -21,8 +22,8 @@ from rlprims.grouping import (
     safe_sqrt,
     variance_of_centred,
 )
-from rlprims.layout import sequence_lengths, to_tokens
-from rlprims.masking import check_choice, zero_outside
+from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
+from rlprims.masking import check_choice, check_sequences, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 Singleton: TypeAlias = Literal["zero", "raw"]
@@ -30,6 +31,41 @@ SingletonOrError: TypeAlias = Literal["zero", "raw", "error"]
 Baseline: TypeAlias = Literal["mean", "leave_one_out"]
 StdOver: TypeAlias = Literal["group", "batch", "batch_centred"]
 Informative: TypeAlias = Literal["varied_group", "nonzero_reward"]
+
+
+def response_scores(
+    rewards: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None,
+    valid_rows: RowMask | None,
+) -> tuple[PerSequence, TokenMask]:
+    """s_i = Σ_t r_it, 0 for rows that are not valid, and the mask of the tokens of valid rows.
+
+    >>> rewards, mask = torch.tensor([[1.0, 2.0], [torch.nan, 0.0]]), torch.ones(2, 2, dtype=torch.bool)
+    >>> response_scores(rewards, torch.tensor([0, 0]), mask, None, torch.tensor([True, False]))
+    (tensor([3., 0.]), tensor([[ True,  True],
+            [False, False]]))
+    """
+    check_tokens(response_mask, cu_seqlens, rewards=rewards)
+    mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
+    return sequence_sum(rewards, mask, cu_seqlens), mask
+
+
+def tokens_of_valid_rows(
+    response_mask: TokenMask, group_ids: GroupIds, cu_seqlens: CuSeqlens | None, valid_rows: RowMask | None
+) -> TokenMask:
+    """The mask, False on rows that are not valid; raises ``ValueError`` if ids or valid rows do not fit the mask.
+
+    >>> mask, cu_seqlens = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 3])
+    >>> tokens_of_valid_rows(mask, torch.tensor([0, 0]), cu_seqlens, torch.tensor([True, False]))
+    tensor([ True, False, False])
+    """
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    check_group_ids(group_ids, valid_rows)
+    return (
+        response_mask if valid_rows is None else response_mask & expand_to_tokens(valid_rows, response_mask, cu_seqlens)
+    )
 
 
 def grpo(
@@ -217,7 +253,7 @@ def gpg(
         informative: what B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
         tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like rewards; 0 outside the mask, and in groups of equal rewards.

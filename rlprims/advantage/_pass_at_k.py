@@ -5,8 +5,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import divide_by_std
-from rlprims.advantage._statistics import response_scores
+from rlprims.advantage._group import divide_by_std, response_scores
 from rlprims.grouping import Ranks, group_bounds, group_count, group_ranks, group_std, is_constant
 from rlprims.layout import sequence_ids, to_tokens
 from rlprims.masking import check_choice, zero_outside

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlprims.advantage._statistics import batch_moments, response_scores
+from rlprims.advantage._group import response_scores
+from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import first_rows, group_centred, group_mean
 from rlprims.layout import to_tokens
 from rlprims.ratios import clamp_log_ratio
@@ -85,7 +86,7 @@ def beta_normalized(
         valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
         tolerance: if the deviation of p is not above it (one prompt, or equal pass rates), no Beta can be fitted, and
             α = β = 1.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like rewards; 0 outside the mask, and in groups of one or of equal rewards.

@@ -1,8 +1,7 @@
 """PRIME: process rewards of tokens and the outcome, each against the other samples of the prompt."""
 
-from rlprims.advantage._group import rloo
+from rlprims.advantage._group import rloo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.advantage._statistics import tokens_of_valid_rows
 from rlprims.grouping import group_centred, group_count
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
 from rlprims.masking import check_tokens, zero_outside
@@ -30,7 +29,7 @@ def prime(
     (p_it − p̄_i) / (n−1) to each reward; over a whole response that is 0. Here a sample is no part of its own baseline,
     as in RLOO. The formula was checked against that code, not against the paper. A group of one has no baseline: 0.
 
-    The baseline is taken off every token, so a response pays for its length with it: with γ = 1 the expected gradient
+    The baseline is subtracted from every token, so a long response loses more: with γ = 1 the expected gradient
     is that of E[s + w Σ_t (p_t − b)], b the policy's mean p̄, held fixed.
 
     Args:

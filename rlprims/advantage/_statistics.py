@@ -1,4 +1,4 @@
-"""What estimators begin with: the responses that count, one score for each of them, and the moments of the batch."""
+"""Mean and variance of a whole batch, over ranks too."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,45 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlprims.grouping import check_group_ids
-from rlprims.layout import expand_to_tokens, sequence_sum
-from rlprims.masking import check_sequences, check_tokens, zero_outside
-from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
-
-
-def response_scores(
-    rewards: PerToken,
-    group_ids: GroupIds,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    valid_rows: RowMask | None,
-) -> tuple[PerSequence, TokenMask]:
-    """s_i = Σ_t r_it, 0 for rows that are not valid, and the mask of the tokens of valid rows.
-
-    >>> rewards, mask = torch.tensor([[1.0, 2.0], [torch.nan, 0.0]]), torch.ones(2, 2, dtype=torch.bool)
-    >>> response_scores(rewards, torch.tensor([0, 0]), mask, None, torch.tensor([True, False]))
-    (tensor([3., 0.]), tensor([[ True,  True],
-            [False, False]]))
-    """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
-    return sequence_sum(rewards, mask, cu_seqlens), mask
-
-
-def tokens_of_valid_rows(
-    response_mask: TokenMask, group_ids: GroupIds, cu_seqlens: CuSeqlens | None, valid_rows: RowMask | None
-) -> TokenMask:
-    """The mask, False on rows that are not valid; raises ``ValueError`` if ids or valid rows do not fit the mask.
-
-    >>> mask, cu_seqlens = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 3])
-    >>> tokens_of_valid_rows(mask, torch.tensor([0, 0]), cu_seqlens, torch.tensor([True, False]))
-    tensor([ True, False, False])
-    """
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    check_group_ids(group_ids, valid_rows)
-    return (
-        response_mask if valid_rows is None else response_mask & expand_to_tokens(valid_rows, response_mask, cu_seqlens)
-    )
+from rlprims.masking import zero_outside
 
 
 class BatchMoments(NamedTuple):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
-from rlprims.advantage._group import Singleton
-from rlprims.advantage._statistics import tokens_of_valid_rows
+from rlprims.advantage._group import Singleton, tokens_of_valid_rows
 from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import Singleton, grpo
+from rlprims.advantage._group import Singleton, grpo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.advantage._statistics import batch_moments, tokens_of_valid_rows
+from rlprims.advantage._statistics import batch_moments
 from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -37,7 +37,7 @@ def whiten(
         cu_seqlens: int (B+1,) if packed; not read.
         ddof: σ's divisor is N − ddof.
         eps: ε, in units of A².
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like advantages: mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are
@@ -85,7 +85,7 @@ def reinforce_pp(
         gamma: discount per valid token.
         ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like rewards; 0 outside the mask; all 0 if there are fewer than two valid tokens.
@@ -132,7 +132,7 @@ def reinforce_pp_baseline(
         singleton: a group of one has no baseline: "zero" (x = 0) or "raw" (x = s, as verl).
         ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
         float, like rewards; 0 outside the mask.

@@ -5,8 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import standard_scores
-from rlprims.advantage._statistics import response_scores
+from rlprims.advantage._group import response_scores, standard_scores
 from rlprims.advantage._turns import check_ids, first_of_each, pair_ids, turn_returns, turn_sums
 from rlprims.grouping import group_count, group_mean
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens

@@ -4,9 +4,8 @@ from functools import partial
 
 import torch
 
-from rlprims.advantage._group import standard_scores
+from rlprims.advantage._group import response_scores, standard_scores
 from rlprims.advantage._returns import check_critic_data, discounted_returns
-from rlprims.advantage._statistics import response_scores
 from rlprims.advantage._turns import check_ids, pair_ids, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
 from rlprims.masking import check_tokens, zero_outside

@@ -1,8 +1,9 @@
 """Corrections of the gap between the policy that sampled and the policy that the trainer computes.
 
-Each returns :class:`Weights`, one factor per token of the loss. Importance weights account for the gap; gates, which
-are 0 or 1, leave out where it is too large. They multiply: ``tis(...) * veto(...)``. :func:`fipo` weighs tokens by
-what the policy's updates have done to those after them, and accounts for no gap.
+Each function returns :class:`Weights`, one factor per token of the loss. Importance weights correct the gap. Gates are
+0 or 1 and drop the tokens where the gap is too large. To use both, multiply them: ``tis(...) * veto(...)``.
+:func:`fipo` corrects no gap: it weights a token by how the policy's updates have changed the probabilities of the
+tokens after it.
 """
 
 from rlprims.corrections._gates import opsm, rejection

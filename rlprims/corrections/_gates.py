@@ -1,4 +1,4 @@
-"""Gates: weights of 0 or 1 that leave out tokens, turns or responses."""
+"""Gates: weights of 0 or 1 that drop tokens, turns or responses."""
 
 import math
 from typing import Literal, TypeAlias
@@ -27,19 +27,19 @@ def rejection(
     high: float = 0.01,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Keep tokens, turns or responses on which trainer and sampler agree; verl's rejection sampling, all its options.
+    """Keep tokens, turns or responses on which trainer and sampler agree: verl's rejection sampling with all options.
 
     Per token, with x = old_log_probs − rollout_log_probs, the trainer's over the sampler's:
 
-    - k1: x, which is signed. Its bounds are of the ratio: kept if low <= exp(x) <= high. The mean over a response is
-      the geometric mean of its ratios, the sum their product.
+    - k1: x, which is signed. The bounds are for the ratio: a token is kept if low <= exp(x) <= high. The mean over a
+      response is the geometric mean of its ratios, the sum is their product.
     - k2: x²/2, and k3: exp(x) − 1 − x, estimates of KL(sampler ‖ trainer) in nats, 0 or more: kept if <= high.
 
-    ``statistic`` makes one number of a segment or sequence; with "max" every token must be within the bounds. With
-    ``level="token"`` it is not read. The default is verl's ``seq_mean_k3`` at 0.01.
+    ``statistic`` reduces a segment or sequence to one number; with "max" every token must be within the bounds. It is
+    not used with ``level="token"``. The default is verl's ``seq_mean_k3`` at 0.01.
 
-    verl's k1 is −x, so its "0.5_5.0" keeps ratios from 0.2 to 2; here ``low=0.5, high=5.0`` keeps 0.5 to 5. To have
-    verl's, give the reciprocals, exchanged. Two criteria are two gates, multiplied. A NaN is rejected.
+    verl's k1 is −x, so its "0.5_5.0" keeps ratios from 0.2 to 2; here ``low=0.5, high=5.0`` keeps 0.5 to 5. For
+    verl's range pass ``low=1/5.0, high=1/0.5``. For two criteria multiply two gates. A NaN is rejected.
 
     Args:
         old_log_probs: float (B, T) or (N,): the trainer's log-probs of the policy that sampled.
@@ -52,11 +52,11 @@ def rejection(
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
-        Weights of 1 where kept and 0 elsewhere, which account for no gap.
+        Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree;
@@ -108,13 +108,13 @@ def opsm(
     delta: float,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Off-policy sequence masking, DeepSeek-V3.2 (arXiv:2512.02556): unlearn only what the policy would still say.
+    """Off-policy sequence masking, DeepSeek-V3.2 (arXiv:2512.02556): drop bad responses that are far off policy.
 
     A token with a negative advantage is dropped if the mean of rollout_log_probs − log_probs over its response is above
-    δ. Bad responses of a policy that has moved away have large, noisy gradients; good ones are kept however far.
+    δ. The gradient of such a response is large and noisy. Tokens with other advantages are always kept.
 
-    The paper measures from the sampler, so that staleness and the sampler's numerics both count. To measure staleness
-    alone, give ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
+    The paper compares with the sampler, so that staleness and the sampler's numerics both count. To measure staleness
+    only, pass ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
 
     Args:
         log_probs: float (B, T) or (N,), current policy; a constant here.
@@ -123,11 +123,11 @@ def opsm(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
-        Weights of 1 where kept and 0 elsewhere, which account for no gap.
+        Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a negative delta.
@@ -143,7 +143,7 @@ def opsm(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
     if delta < 0:
-        raise ValueError(f"delta={delta} must be at least 0, in nats")
+        raise ValueError(f"delta={delta}, expected at least 0, in nats")
     difference = zero_outside(rollout_log_probs, response_mask) - zero_outside(log_probs, response_mask)
     total = sequence_sum(difference.detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     mean = total / sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
@@ -153,13 +153,13 @@ def opsm(
 
 
 def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float, float]:
-    """The bounds of the estimator: of the log-ratio for k1, in nats for k2 and k3."""
+    """The bounds on the log-ratio (k1) or on the divergence in nats (k2, k3)."""
     if estimator != "k1":
         if low is not None or high < 0:
             raise ValueError(
-                f"low={low} and high={high}: {estimator} has no low, and its high must be at least 0, in nats"
+                f"low={low} and high={high}, expected low=None for {estimator} and high at least 0, in nats"
             )
         return -math.inf, high
     if not 0 <= (low or 0) <= 1 <= high:
-        raise ValueError(f"low={low} must be in [0, 1] and high={high} at least 1, the ratio where both agree")
+        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the ratio where both agree")
     return math.log(low) if low else -math.inf, math.log(high)

@@ -37,17 +37,18 @@ def importance_weights(
 
         loss = token_mean(clipped_surrogate(...) * importance_weights(...).values, response_mask)
 
-    They correct a loss whose ratio is to ``old_log_probs``. One that is anchored at ``rollout_log_probs`` already
-    (``losses.dppo``, ``topr``, ``vespo``, ``decoupled_ppo``) would be corrected twice.
+    They correct a loss whose ratio is to ``old_log_probs``. Do not use them with a loss whose ratio is to
+    ``rollout_log_probs`` (``losses.dppo``, ``topr``, ``vespo``, ``decoupled_ppo``): the gap would be corrected twice.
 
-    ``level`` and ``mean`` say which ratio: each token's own; or one for the turn or the response, the product of its
-    tokens' (an unbiased weight, exponential in length: 1000 tokens off by 0.002 nats make 7.4), or their geometric mean
-    (1.002). ``action`` says what the bounds do: truncate w to [low, high], or set w to 0 outside and leave it inside.
-    That a bad token drops its whole response, a veto, has bounds of its own: ``importance_weights(...) * veto(...)``.
+    ``level`` and ``mean`` select the ratio: that of each token, or one ratio for the turn or the response. This is the
+    product of the tokens' ratios (an unbiased weight, but exponential in length: 1000 tokens with a gap of 0.002 nats
+    each give 7.4) or their geometric mean (1.002). ``action`` selects what happens outside [low, high]: w is truncated
+    to the bounds, or set to 0. To drop a whole response because of one token, multiply by a gate, which has its own
+    bounds: ``importance_weights(...) * veto(...)``.
 
     The defaults are truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl) with the cap of
     verl, slime and open-instruct; TRL's is 3, NeMo-RL's 5. TRL's ``sequence_*`` modes are products, ms-swift's are
-    geometric means. A NaN from the sampler propagates; TRL makes it a weight of 1.
+    geometric means. A NaN from the sampler propagates; TRL replaces it by a weight of 1.
 
     Args:
         old_log_probs: float (B, T) or (N,): the trainer's log-probs of the policy that sampled.
@@ -59,12 +60,12 @@ def importance_weights(
         level: "token", "segment" (a turn) or "sequence".
         mean: "product" or "geometric"; how the ratios of a segment or sequence become one.
         action: "truncate" or "mask".
-        low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 bounds it from above only.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 is no lower bound.
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
-        Weights that account for "rollout->old": like old_log_probs, never attached to a graph; 0 outside the mask.
+        Weights with ``corrected={"rollout->old"}``: like old_log_probs, without a gradient, 0 outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown option; "geometric" for single tokens; bounds that do
@@ -82,7 +83,7 @@ def importance_weights(
     check_choice("mean", mean, Mean)
     check_choice("action", action, Action)
     if not 0 <= low <= 1 <= high:
-        raise ValueError(f"low={low} must be in [0, 1] and high={high} at least 1, the weight where both agree")
+        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the weight where both agree")
     if level == "token" and mean == "geometric":
         raise ValueError(f"mean={mean!r}, expected level='segment' or 'sequence': a token's ratio is not averaged")
     if level == "token":
@@ -109,22 +110,22 @@ def batch_normalized(
     per: Per = "token",
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Weights:
-    """Weights over their mean, so that a correction does not change the size of the step: w / mean(w).
+    """Weights divided by their mean, so that a correction does not change the size of the step: w / mean(w).
 
     The mean is over all valid tokens (for weights of tokens), or over the mean weights of the responses that have a
-    valid token (for weights of responses). Rejected tokens count, with weight 0. It is the mean of the whole step: call
-    this once, before the batch is split. verl's ``rollout_is_batch_normalize``; ROLL and slime take the mean of a
-    micro-batch.
+    valid token (for weights of responses). Rejected tokens count, with weight 0. The mean is that of the whole step:
+    call this once, before the batch is split. In verl it is ``rollout_is_batch_normalize``; ROLL and slime take the
+    mean of a micro-batch.
 
     Args:
-        weights: what :func:`importance_weights` and its like return, or a product of them.
+        weights: the result of :func:`importance_weights` or a similar function, or a product of such results.
         response_mask: bool (B, T) or (N,), like weights.values.
         cu_seqlens: int (B+1,) if packed.
-        per: "token" or "sequence": what the mean is over.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the batch.
+        per: "token" or "sequence": whether the mean is over tokens or over responses.
+        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
 
     Returns:
-        Weights of mean 1, which account for the same gaps; all 0 if all were 0.
+        Weights with mean 1 and the same ``corrected``; all 0 if all were 0.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; an unknown option.
@@ -153,9 +154,9 @@ def replace_nonfinite(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
 ) -> PerToken:
-    """The sampler's log-probs, and the trainer's own where the sampler's is NaN or infinite: weight 1 there, as in TRL.
+    """Replace log-probs of the sampler that are NaN or infinite by the trainer's: their weight is 1, as in TRL.
 
-    ``filters.finite_tokens`` is the other choice: such tokens are left out.
+    To drop such tokens instead, use ``filters.finite_tokens``.
 
     Args:
         rollout_log_probs: float (B, T) or (N,): the sampler's own.

@@ -1,4 +1,4 @@
-"""FIPO: a token weighs by how the policy has moved on what came after it."""
+"""FIPO: weights from how much the policy has changed on the later tokens."""
 
 from rlprims import scan
 from rlprims.corrections._weights import Weights
@@ -20,34 +20,37 @@ def fipo(
     max_ratio: float = 10.0,
     safe_ratio: float = 4.0,
 ) -> Weights:
-    """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): tokens that led to what was reinforced weigh more.
+    """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): tokens before reinforced tokens weigh more.
 
     With d_t = log π_t − log π_old,t and ρ = exp(d), F_t = Σ_{k≥t} γ^{k−t} d_k over the valid tokens of the response
     with ρ_k <= ``max_ratio``, γ = 2^(−1/τ), and f_t = clip(exp(F_t), w_min, w_max). Where A_t < 0 and ρ_t >
-    ``safe_ratio``, f_t is at most 1: what the policy has come to prefer by far and should unlearn is not pushed harder.
-    Weights of the policy loss, f_t · loss_t, as a product with the advantage: f is not negative and a constant.
+    ``safe_ratio``, f_t is at most 1, so that bad tokens whose probability has grown a lot get no larger weight. The
+    weights multiply the policy loss, f_t · loss_t. As f is a constant and at least 0, this is the same as multiplying
+    the advantage.
 
-    At the first update of a batch π is π_old and every weight is 1: an algorithm that has a single one is not changed.
+    At the first update of a batch π is π_old and every weight is 1, so nothing changes in an algorithm with one update
+    per batch.
 
-    k − t counts valid tokens, so tool output between two turns costs nothing. ms-swift counts columns. ``w_min=1`` and
-    ``max_ratio=10`` are the authors' script for 32B; ``w_min=0.8`` is the symmetric form.
+    k − t counts valid tokens, so tool output between two turns is not counted. ms-swift counts columns. ``w_min=1`` and
+    ``max_ratio=10`` are from the authors' script for 32B; ``w_min=0.8`` is the symmetric form.
 
     Args:
         log_probs: float (B, T) or (N,), of the policy before this update; a constant here.
         old_log_probs: float, like log_probs: the policy at the start of the step.
-        advantages: float, like log_probs; only the sign is read.
+        advantages: float, like log_probs; only the sign is used.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
-        half_life: τ, in valid tokens: after so many a difference counts half.
+        half_life: τ, in valid tokens: the weight of d_k halves every τ tokens.
         w_min, w_max: bounds of a weight; 0 <= w_min <= 1 <= w_max.
-        max_ratio: δ, tokens of a larger ratio are left out of F.
+        max_ratio: δ: tokens with a larger ratio are left out of F.
         safe_ratio: the largest ratio at which a token with a negative advantage may weigh more than 1.
 
     Returns:
-        Weights between w_min and w_max, 0 outside the mask, which account for no gap.
+        Weights between w_min and w_max, 0 outside the mask; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; bounds without 1; a half-life or ratio that is not positive.
+        ValueError: shapes or dtypes that do not fit; bounds that do not enclose 1; a half-life or ratio that is not
+            positive.
 
     >>> import torch
     >>> m, old = torch.tensor([[True, False, True]]), torch.zeros(1, 3)
@@ -57,7 +60,7 @@ def fipo(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     if not 0 <= w_min <= 1 <= w_max:
-        raise ValueError(f"w_min={w_min} must be in [0, 1] and w_max={w_max} at least 1, the weight on policy")
+        raise ValueError(f"w_min={w_min} and w_max={w_max}, expected 0 <= w_min <= 1 <= w_max: on policy w is 1")
     if not (half_life > 0 and max_ratio > 0 and safe_ratio > 0):
         raise ValueError(
             f"half_life={half_life}, max_ratio={max_ratio} and safe_ratio={safe_ratio}, expected numbers above 0"

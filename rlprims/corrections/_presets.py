@@ -1,7 +1,7 @@
-"""Corrections by their common names: calls of two functions with the bounds of a source.
+"""Corrections under their common names: :func:`importance_weights` and :func:`rejection` with the bounds of a source.
 
-Arguments, results and errors are those of :func:`importance_weights` and :func:`rejection`. Multiply as you need:
-verl's ``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence") * geometric(...)``.
+Arguments, results and errors are those of the two functions. To combine corrections, multiply them: verl's
+``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence") * geometric(...)``.
 """
 
 from rlprims.corrections._gates import rejection
@@ -115,9 +115,9 @@ def seq_mask_tis(
     high: float = 1.002,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """w of each token, where the response is kept by :func:`geometric`. OpenRLHF's and NeMo-RL's, whose bounds it has.
+    """w of the tokens in responses that :func:`geometric` keeps; 0 in others. As in OpenRLHF and NeMo-RL.
 
-    Neither bounds w itself; here the ±20 of every log-ratio does.
+    The bounds are theirs. They do not bound w itself; here w is bounded because log-ratios are clamped to ±20.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
@@ -141,7 +141,7 @@ def veto(
 ) -> Weights:
     """Drop a response if the ratio of any of its tokens is below ``low`` or above ``high``. The bounds are SkyRL's.
 
-    One such token shows that the sampler computed something else.
+    One such token shows that the sampler computed another distribution.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)

@@ -12,16 +12,17 @@ Level: TypeAlias = Literal["token", "segment", "sequence"]
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """One factor per token for a loss, and which gap between two policies it accounts for.
+    """One factor per token for a loss, and the gaps between two policies that it corrects.
 
-    ``losses * weights.values`` before the aggregation. A product of two is both; two that account for the same gap are
-    refused. A gate, which is 0 or 1, selects tokens and accounts for nothing.
+    Multiply the losses before the aggregation: ``losses * weights.values``. The product of two corrects the gaps of
+    both; two that correct the same gap cannot be multiplied. A gate selects tokens by factors of 0 or 1, and its
+    ``corrected`` is empty.
 
     A rejected token still counts in the denominators of the aggregations, as in every peer. To leave it out there too,
-    take it out of the mask instead, and count ``totals`` of the new one: ``response_mask & (weights.values > 0)``.
+    use the mask ``response_mask & (weights.values > 0)`` instead, and count ``totals`` from it.
 
     Args:
-        values: float (B, T) or (N,), 0 outside the mask, a constant.
+        values: float (B, T) or (N,), without a gradient, 0 outside the mask.
         corrected: the gaps, each as "from->to": the policy that sampled, and the one whose gradient is estimated.
 
     >>> import torch
@@ -52,7 +53,7 @@ def check_level(
     turn_ids: TurnIds | None,
     all_reduce_rows: AllReduce | None,
 ) -> None:
-    """Raise ``ValueError`` unless the level is known and fits cut sequences, and ``turn_ids`` is like the mask."""
+    """Raise ``ValueError`` for an unknown level, segments of cut sequences, or ``turn_ids`` unlike the mask."""
     check_choice("level", level, Level)
     if level == "segment" and all_reduce_rows is not None:
         raise ValueError(
@@ -66,7 +67,7 @@ def check_level(
 def segments(
     level: Level, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, turn_ids: TurnIds | None
 ) -> tuple[TokenMask, CuSeqlens | None]:
-    """The mask, flattened if need be, and the ``cu_seqlens`` under which every segment is a sequence.
+    """The mask, flattened if it is padded, and a ``cu_seqlens`` that makes each segment a sequence.
 
     A segment is a turn or a response: ``level`` is "segment" or "sequence". Without ``turn_ids`` a response is one
     segment.

@@ -1,8 +1,8 @@
 """Metrics of a training step, computed from its tensors.
 
-Each metric is a sum with its count, a maximum, or moments, so that ranks and micro-batches merge to exactly the metric
-of the whole: see ``types.merge_metrics``. ``value()`` gives the number. The type says how to merge, the name does not.
-If nothing was counted the value is 0, and no metric carries a graph.
+Each metric is a sum with its count, a maximum, or moments, so that the metrics of ranks and micro-batches merge to
+exactly the metric of the whole batch: see ``types.merge_metrics``. ``value()`` gives the number. The metric's type, not
+its name, defines how it is merged. If nothing was counted the value is 0. Metrics have no gradient.
 """
 
 from rlprims.diagnostics._policy import divergences, kept_mass, policy_update, sampler_mismatch, staleness

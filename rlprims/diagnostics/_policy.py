@@ -1,4 +1,4 @@
-"""Metrics of two policies on the same tokens: before and during an update, reference, sampler."""
+"""Metrics that compare two policies on the same tokens: old and current policy, reference, sampler."""
 
 import torch
 from torch import Tensor
@@ -20,13 +20,13 @@ def policy_update(
     clip_low: float | None = None,
     clip_high: float | None = None,
 ) -> Metrics:
-    """How far the policy has moved within the step.
+    """How far the policy has changed within the step.
 
     ``approx_kl``: k3 of KL(π_old ‖ π) from samples of π_old; ``ratio_max``; with both bounds given, the shares of
     tokens whose ratio is below 1 − clip_low or above 1 + clip_high, by side and by sign of the advantage.
     ``clip_fraction_low`` (below, A < 0) and ``clip_fraction_high`` (above, A > 0) get no gradient;
-    ``outside_fraction_low`` (below, A > 0) and ``outside_fraction_high`` (above, A < 0) keep their gradient, which
-    leads back into the bounds. Log-ratios are clamped to ±20, as in the losses.
+    ``outside_fraction_low`` (below, A > 0) and ``outside_fraction_high`` (above, A < 0) keep their gradient: it moves
+    the ratio back into the bounds. Log-ratios are clamped to ±20, as in the losses.
 
     >>> import torch
     >>> m = torch.tensor([[True, True]])
@@ -57,7 +57,7 @@ def policy_update(
 def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
     """KL(π ‖ π_ref) per token from samples of π: ``kl_k1`` (unbiased, noisy), ``kl_k2``, ``kl_k3`` (unbiased, >= 0).
 
-    A k1 below 0 with a k3 above it shows that the samples are not π's. See :func:`rlprims.ratios.estimate_kl`.
+    A k1 below 0 and a k3 above 0 show that the samples are not from π. See :func:`rlprims.ratios.estimate_kl`.
 
     >>> import torch
     >>> metrics = divergences(torch.tensor([[0.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
@@ -79,7 +79,7 @@ def sampler_mismatch(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
 ) -> Metrics:
-    """Trainer against sampler on the same tokens; at the first step of a run they should differ by rounding only.
+    """Trainer compared with sampler on the same tokens: at the first step of a run only rounding should differ.
 
     ``mismatch_max``: largest |difference| in nats, clamped at 20; ``mismatch_k1``, ``mismatch_k3``: estimates of
     KL(sampler ‖ trainer), k1 as the plain mean of the differences and k3 with each of them clamped to ±20;
@@ -108,15 +108,15 @@ def sampler_mismatch(
 
 
 def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -> Metrics:
-    """How many updates old the weights were that drew each token: now − version, over the valid tokens.
+    """The age of the weights that drew each valid token, in updates: now − version.
 
-    ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. By
-    token, as in verl since its pull request 7569: a response that was drawn over several updates has several versions,
-    and one number per response would weigh short and long ones alike.
+    ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. The
+    mean is over tokens, as in verl since its pull request 7569: a response that was drawn during several updates has
+    several versions, and a mean over responses would give short and long ones the same weight.
 
     Args:
         versions: int (B, T) or (N,): which weights drew the token.
-        now: the version that is trained, int.
+        now: int, the version of the weights that are trained.
         response_mask: bool, like versions.
 
     Raises:
@@ -142,17 +142,17 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
 
 
 def kept_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
-    """How much of the policy the sampler's truncation left: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
+    """The probability mass of the kept sets under the policy: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
 
     ``kept_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept.
-    ``outside_kept``: share of tokens that are not in their own set, which must be 0; they have no part in the mean.
+    ``outside_kept``: share of tokens that are not in their own set, which must be 0; they are not in the mean.
 
     Args:
         log_probs: float (B, T) or (N,), within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
         whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
         response_mask: bool, like log_probs.
 
-    Source: S is the bias of a trainer that does not know the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+    Source: S is the bias of a trainer that does not use the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
 
     >>> import torch
     >>> metrics = kept_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))

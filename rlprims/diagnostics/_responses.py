@@ -29,7 +29,7 @@ def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqle
 
 
 def length_correlation(x: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Correlation:
-    """Pearson's correlation of each response's length with its score or its advantage: whether longer is better.
+    """Pearson's correlation of the responses' lengths with their scores or advantages: above 0 if longer is better.
 
     >>> m = torch.tensor([[True, True], [True, False]])
     >>> length_correlation(torch.tensor([0.0, 1.0]), m).value()
@@ -81,7 +81,7 @@ def dead_groups(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 
 
 
 def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
-    """The score to expect of the best of k samples, mean over prompts: unbiased, from n >= k samples of each.
+    """The expected score of the best of k samples, as a mean over prompts: unbiased, from n >= k samples of each.
 
     The mean over all C(n, k) subsets of a group: with its scores ascending, Σ_i x_i C(i − 1, k − 1) / C(n, k). The
     worst of k is ``-best_at_k(-scores)``. verl draws k with replacement, a thousand times, from the global generator:
@@ -89,8 +89,8 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
 
     Args:
         scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group is in one part of what is merged.
-        k: how many samples.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. If metrics are merged, each group must be in one part.
+        k: the number of samples of which the best is taken.
 
     Returns:
         Mean, in float64.
@@ -102,7 +102,7 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
     tensor(2.6667, dtype=torch.float64)
     """
     if k < 1:
-        raise ValueError(f"k={k} must be at least 1: how many samples the best is taken of")
+        raise ValueError(f"k={k}, expected at least 1: the number of samples of which the best is taken")
     if scores.shape != group_ids.shape:
         raise ValueError(
             f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
@@ -119,7 +119,7 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
 
 
 def pass_at_k(correct: RowMask, group_ids: GroupIds, *, k: int) -> Mean:
-    """The chance that one of k samples is correct, mean over prompts: Chen et al. 2021 (arXiv:2107.03374), eq. 1.
+    """The probability that one of k samples is correct, mean over prompts: Chen et al. 2021 (arXiv:2107.03374), eq. 1.
 
     With c of n correct it is 1 − C(n − c, k) / C(n, k), unbiased; 1 − (1 − c/n)^k is too low. See :func:`best_at_k`.
 

@@ -1,4 +1,4 @@
-"""Metrics of any numbers per token, and what the other metrics are made of: checks and moments."""
+"""Metrics of any numbers per token, and the checks and moments that the other metrics use."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound=Moments)
 
 
 def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
-    """Mean over the valid tokens, as a metric: of entropies, say, or of values.
+    """Mean over the valid tokens, as a metric: for example of entropies or values.
 
     >>> token_mean(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
     tensor(1.)
@@ -40,7 +40,7 @@ def token_share(tokens: TokenMask, response_mask: TokenMask) -> Mean:
 
 
 def token_max(x: PerToken, response_mask: TokenMask) -> Max:
-    """Largest over the valid tokens, of numbers that are at least 0; 0 without a token.
+    """The largest number of the valid tokens; numbers must be at least 0. It is 0 if no token is valid.
 
     >>> token_max(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
     tensor(1.)
@@ -51,7 +51,7 @@ def token_max(x: PerToken, response_mask: TokenMask) -> Max:
 
 
 def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
-    """The share of valid tokens whose number is NaN or infinite. The primitives let such a number through.
+    """The share of valid tokens whose number is NaN or infinite. The primitives do not remove such numbers.
 
     >>> nonfinite(torch.tensor([[1.0, torch.nan, torch.nan]]), torch.tensor([[True, True, False]])).value()
     tensor(0.5000)
@@ -61,11 +61,11 @@ def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
 
 
 def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
-    """The share of valid tokens that each cause rejects, and that any does.
+    """The share of valid tokens that each cause rejects, and the share that any cause rejects.
 
-    ``rejected_<cause>`` for each of ``kept``, masks that are False where the cause rejects (of a correction or a
-    selection: ``weights.values > 0``); a token may have several causes.
-    ``rejected``: by any of them; ``rejected_sequences``: the share of responses that lost every token.
+    ``kept`` has a mask for each cause, False where the cause rejects a token: for a correction ``weights.values > 0``.
+    ``rejected_<cause>``: the share that this cause rejects; a token may have several causes. ``rejected``: the share
+    that any cause rejects. ``rejected_sequences``: the share of responses without a token left.
 
     >>> m = torch.tensor([[True, True], [True, True]])
     >>> veto, bounds = torch.tensor([[[False, False], [True, True]], [[False, True], [True, True]]])
@@ -89,7 +89,7 @@ def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqle
 
 
 def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
-    """How much of a batch the importance weights leave: per token with its mask, or per sequence with a row mask.
+    """The effective size of a batch under importance weights: per token with its mask, or per sequence with a row mask.
 
     ``weight_mean``, 1 in expectation if they are a plain ratio; ``weight_max``; ``weight_ess``: (Σw)² / (n Σw²), the
     effective sample size as a share of n; ``weight_chi2``: E[w²] − 1, the χ² divergence of the two policies.
@@ -109,7 +109,7 @@ def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
 
 
 def explained_variance(values: PerToken, returns: PerToken, response_mask: TokenMask) -> ExplainedVariance:
-    """1 − Var(R − V) / Var(R) over the valid tokens: 1 is a perfect critic, 0 no better than a constant.
+    """1 − Var(R − V) / Var(R) over the valid tokens: 1 for a perfect critic, 0 if it is no better than a constant.
 
     It is 0 if R is constant.
 
@@ -136,8 +136,8 @@ def check_like_mask(mask: TokenMask, mask_name: str = "response_mask", **tensors
 def moments(kind: type[Kind], mask: Tensor, *columns: Tensor) -> Kind:
     """Count, means and scatter of the valid samples: one column for each of the K numbers, all shaped like the mask.
 
-    Everything is measured from the column's smallest number, so that a constant column has a scatter of exactly 0. The
-    mean of seven 0.1 is not 0.1, and the quotient of two rounding errors can be any number.
+    The column's smallest number is subtracted first, so that a constant column has a scatter of exactly 0. Otherwise
+    rounding would matter: the mean of seven 0.1 is not 0.1, and the quotient of two rounding errors can be any number.
     """
     x = torch.stack([zero_outside(column.detach(), mask).flatten() for column in columns])
     valid = mask.flatten()

@@ -1,8 +1,10 @@
-"""What to train on: groups, rows of a group, tokens; and which prompts to sample.
+"""Selections of what to train on: groups, rows of a group, tokens. And of the prompts to sample.
 
-A selection of tokens is a bool per token, of the whole step: ``losses * selection``, or a mask for another loss term.
+A selection of tokens is a bool per token of the whole step. Use it as a factor, ``losses * selection``, or as the mask
+of another loss term.
 """
 
+from rlprims.filters._balanced import bapo
 from rlprims.filters._dynamic_sampling import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.filters._groups import completed, finite, max_variance, nonzero_range, solve_rate, varied_components
 from rlprims.filters._policy_filtration import policy_filtration
@@ -12,6 +14,7 @@ __all__ = [
     "DifficultyPools",
     "DynamicSampling",
     "SamplingExhausted",
+    "bapo",
     "clip_cov",
     "completed",
     "finite",

@@ -1,4 +1,4 @@
-"""Which prompts to sample: generation batches until a training batch is full, and prompts by their difficulty."""
+"""Sampling of prompts: generation batches until a training batch is full, and draws by difficulty."""
 
 import math
 from collections import Counter
@@ -14,20 +14,19 @@ AtLimit: TypeAlias = Literal["error", "smaller_batch"]
 
 
 class SamplingExhausted(RuntimeError):
-    """The limit of generation batches was reached before the batch was full; the message says what was seen."""
+    """The limit of generation batches was reached before the batch was full. The message has the counts."""
 
 
 class DynamicSampling(Generic[Group]):
     """Collects kept groups over generation batches until a training batch is full (DAPO, arXiv:2503.14476, sec. 3.2).
 
-    A group is any object and is never divided: :meth:`take` returns it as it was added. Groups beyond the batch are the
-    surplus and open the next one (verl discards them). Every group that is added ends as taken, surplus, or dropped for
-    a reason that is counted.
+    A group is any object and is never divided: :meth:`take` returns it as it was added. Surplus groups are kept for the
+    next batch (verl discards them). Every added group is taken, surplus, or dropped for a reason that is counted.
 
     Args:
-        groups: groups of a training batch.
-        max_generation_batches: how many may be added for one training batch; None: no limit.
-        at_limit: "error" raises :class:`SamplingExhausted`; "smaller_batch" takes what there is, if there is anything.
+        groups: the number of groups in a training batch.
+        max_generation_batches: the most that may be added for one training batch; None: no limit.
+        at_limit: "error" raises :class:`SamplingExhausted`; "smaller_batch" takes the groups there are, if any.
 
     >>> sampling = DynamicSampling(groups=2, max_generation_batches=3)
     >>> sampling.add(["a", "b", "c"], dropped=[None, "all acc = 0", None])
@@ -75,7 +74,7 @@ class DynamicSampling(Generic[Group]):
         )
 
     def add(self, groups: Sequence[Group], dropped: Sequence[str | None]) -> None:
-        """One generation batch: its groups, and for each the reason to drop it or None to keep it."""
+        """Add a generation batch: its groups, and for each the reason to drop it, or None to keep it."""
         if len(groups) != len(dropped):
             raise ValueError(f"{len(groups)} groups but {len(dropped)} reasons: expected one each, None to keep")
         self.generation_batches += 1
@@ -84,7 +83,7 @@ class DynamicSampling(Generic[Group]):
         self.dropped.update(reason for reason in dropped if reason is not None)
 
     def take(self) -> list[Group]:
-        """The training batch, oldest groups first. The counters begin anew for the next one."""
+        """Return the training batch, oldest groups first, and reset the counters for the next one."""
         if not self.full:
             raise ValueError(
                 f"{len(self.surplus)} of {self.groups} groups, expected all: add generation batches until full"
@@ -95,13 +94,13 @@ class DynamicSampling(Generic[Group]):
 
 
 class DifficultyPools:
-    """Prompts by how often they were solved last time, and draws that prefer some pools to others.
+    """Sorts prompts into pools by their last solve rate, and draws prompts with a weight per pool.
 
     A pool has a least solve rate and a weight. A prompt belongs to the pool with the largest least rate that its own
-    reaches; one that was not seen yet has weight 1. With weight 0 a pool is never drawn from again, so
+    rate reaches. A prompt that was not seen yet has weight 1. A pool with weight 0 is never drawn from, so
     ``{"open": (0.0, 1.0), "mastered": (1.0, 0.0)}`` retires a prompt as soon as all its responses are correct.
 
-    The solve rates are the state, and JSON; the pools are configuration.
+    The state is the solve rates, as JSON. The pools are configuration and are not saved.
 
     Args:
         pools: name to (least solve rate, weight).
@@ -135,7 +134,7 @@ class DifficultyPools:
         return 1.0 if pool is None else self.pools[pool][1]
 
     def observe(self, solve_rates: Mapping[str, float]) -> None:
-        """Record each prompt's mean accuracy in the last batch; it replaces the one before."""
+        """Record each prompt's mean accuracy in the last batch. It replaces the earlier one."""
         wrong = [prompt for prompt, rate in solve_rates.items() if not math.isfinite(rate)]
         if wrong:
             raise ValueError(f"the solve rate of {wrong[0]!r} is {solve_rates[wrong[0]]}, expected a finite number")
@@ -145,7 +144,7 @@ class DifficultyPools:
         """``count`` different prompts in random order, drawn by weight.
 
         Raises:
-            ValueError: fewer than ``count`` have a positive weight; it says how many each pool holds.
+            ValueError: fewer than ``count`` have a positive weight; the message has the number of prompts per pool.
         """
         weights = torch.tensor([self.weight(prompt) for prompt in prompts], dtype=torch.float64)
         if not 0 < count <= int((weights > 0).sum()):

@@ -1,4 +1,4 @@
-"""Which groups, or which rows of a group, to train on: one bool per row, from the scores of the group."""
+"""Selection of groups, or of rows of a group: one bool per row, computed from the scores of the group."""
 
 import torch
 
@@ -98,7 +98,7 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     Args:
         scores: float (B,), usually the accuracy.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        low, high: of the group's mean, excluded; compared in the precision of the scores.
+        low, high: bounds of the group's mean, both excluded; compared in the precision of the scores.
 
     Returns:
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
@@ -111,7 +111,7 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     """
     _check(scores, group_ids)
     if not low < high:
-        raise ValueError(f"low={low} must be below high={high}: no group would be kept")
+        raise ValueError(f"low={low} and high={high}, expected low < high: no group would be kept")
     # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9.
     mean = group_mean(scores.double(), group_ids).to(upcast(scores).dtype)
     return (low < mean) & (mean < high)
@@ -126,13 +126,13 @@ def completed(
 ) -> RowMask:
     """Keep the groups in which at most a share of the responses was cut off: truncated, aborted or failed.
 
-    To drop such responses and not their groups, leave them out or mask their turns: an algorithm's ``ended``.
+    To drop only such responses and not their groups, use ``ended`` of an algorithm, which drops or masks them.
 
     Args:
         ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         max_share: of the group's responses, from 0 (none may be cut off) to below 1.
-        reasons: which count as cut off; all but ``stop``.
+        reasons: the codes that count as cut off. Default: all but ``stop``.
 
     Returns:
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
@@ -160,13 +160,13 @@ def completed(
 def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowMask:
     """Of each group the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
 
-    Sampling is cheap compared with training: sample many, train on the few that differ most. The best subset is always
-    the i lowest and the keep − i highest scores for some i; all of them are compared. Of subsets that are equally good
-    the one with more high scores is taken, and of equal scores the first rows. Groups of at most ``keep`` are kept
-    whole.
+    Sampling is cheap compared with training: sample many responses and train on the few that differ most. The best
+    subset is always the i lowest and the keep − i highest scores for some i; all i are compared. Of equally good
+    subsets the one with more high scores is taken, and of equal scores the first rows. Groups of at most ``keep`` rows
+    are kept whole.
 
-    This selects rows of a group, and the estimator that follows sees the selected ones only. It reads all scores as
-    they are: filter unknown ones before.
+    This selects rows of a group, so compute the advantages from the selected rows only. Unknown scores (NaN) are not
+    handled: filter them out first.
 
     Args:
         scores: float (B,).

@@ -30,22 +30,23 @@ def policy_filtration(
 ) -> Rows:
     """Resampling by score, PF-PPO, Zhang et al. 2024 (arXiv:2409.06957): train on the rows whose reward is reliable.
 
-    As many rows as there are, drawn with replacement. The weight of a row is |s|^power ("pow"); 1 for the best and the
-    worst, 0 between ("max_min"); or 0.4 for the best and 0.1 for every other row ("max_random"). verl 0.9
-    (``compute_pf_ppo_reweight_data``) draws from the whole batch, so that a prompt may vanish and best means best of
-    all prompts; ``over="group"`` draws each group's rows from that group, and its size stays.
+    B rows are drawn with replacement. The weight of a row is |s|^power ("pow"); 1 for the best and the worst and 0
+    between ("max_min"); or 0.4 for the best and 0.1 for every other row ("max_random"). verl 0.9
+    (``compute_pf_ppo_reweight_data``) draws from the whole batch, so a prompt may have no row left, and the best row is
+    the best of all prompts. ``over="group"`` draws each group's rows from that group, and its size stays.
 
     A row of unknown score (NaN, infinite) is never drawn. If a group has no other rows, the rows in its place are drawn
     from all the other groups: each of them is equally likely, then a row by its weight.
 
-    Take the rows of every tensor, ``x[policy_filtration(...)]``, after the advantages: copies have no variance.
+    Index every tensor with the result, ``x[policy_filtration(...)]``, after the advantages are computed: copies of a
+    row have no variance.
 
     Args:
         scores: float (B,).
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         generator: on the device of the scores.
-        weights: which rows have more weight: "pow", "max_min" or "max_random".
-        power: of "pow".
+        weights: how a score becomes a weight: "pow", "max_min" or "max_random".
+        power: the exponent of "pow".
         over: "batch" or "group": the rows among which best and worst are found, and from which a row is drawn.
 
     Returns:
@@ -83,8 +84,8 @@ def policy_filtration(
     total = group_sum(weight, pool)
     share = weight / torch.where(total == 0, 1.0, total)
 
-    # Side by side, every pool with a known score takes an interval of length 1 of the cumulated shares. A row is drawn
-    # by a point in the interval of its pool, or in all of them if its pool has none. All tensors are sorted by pool.
+    # In the cumulated shares every pool with a known score has an interval of length 1. A row is drawn by a random
+    # point in the interval of its pool, or in all intervals if its pool has none. All tensors are sorted by pool.
     order = pool.argsort(stable=True)
     pool = pool[order]
     cumulated = pad(share[order].cumsum(0), (1, 0))
@@ -93,6 +94,6 @@ def policy_filtration(
     is_empty = begin == end
     begin, end = torch.where(is_empty, 0.0, begin), torch.where(is_empty, cumulated[-1], end)
     point = begin + torch.rand(rows, generator=generator, device=s.device, dtype=s.dtype) * (end - begin)
-    point = torch.minimum(point, torch.nextafter(end, begin))  # rounding must not reach the next pool
+    point = torch.minimum(point, torch.nextafter(end, begin))  # rounding must not give a point of the next pool
     drawn = order[torch.searchsorted(cumulated[1:].contiguous(), point, right=True).clamp(max=rows - 1)]
     return torch.empty_like(order).index_put((order,), drawn)

@@ -1,7 +1,7 @@
-"""Which tokens to train on: one bool per token, from statistics of all valid tokens of the step.
+"""Selection of tokens: one bool per token, from statistics of all valid tokens of the step.
 
-``cu_seqlens`` is checked and not read: the statistics are of tokens, whatever their sequences. With ``all_reduce`` they
-are of the tokens of all ranks, which exchange counts to find a threshold, and no tokens.
+``cu_seqlens`` is only checked: the statistics are over tokens and do not depend on the sequences. With ``all_reduce``
+they are over the tokens of all ranks. To find a threshold the ranks exchange counts, not tokens.
 """
 
 from collections.abc import Callable
@@ -26,18 +26,17 @@ def clip_cov(
     all_reduce: AllReduce | None = None,
     tokens_before: Tensor | int = 0,
 ) -> TokenMask:
-    """Keep all tokens but a few of high covariance, drawn at random: Clip-Cov, Cui et al. 2025 (arXiv:2505.22617).
+    """Drop a few random tokens of high covariance: Clip-Cov, Cui et al. 2025 (arXiv:2505.22617).
 
     Of the tokens with low < (log π − mean log π)(A − mean A) < high, ⌊fraction · valid tokens⌋ are drawn, at least one,
-    or all of them if they are fewer; they get no gradient: ``losses * clip_cov(...)``. See :func:`kl_cov` for why.
+    or all of them if they are fewer. They get no gradient: ``losses * clip_cov(...)``. :func:`kl_cov` has the reason.
 
-    Means and number are the whole step's: call this once before the batch is split, or give ``all_reduce``.
-    verl and SkyRL take a
-    micro-batch's, at least one token in each, and draw from the global generator; they do not draw a token that PPO
-    clips already. Before the first update there is no such token.
+    The means and the number of tokens are those of the whole step: call this once before the batch is split, or give
+    ``all_reduce``. verl and SkyRL compute them per micro-batch, draw at least one token in each, and use the global
+    generator; they do not draw a token that PPO clips already. Before the first update PPO clips no token.
 
-    The draw is a hash of one number from the generator and of the token's place among the valid ones: the same padded,
-    packed, and on every device.
+    The draw is a hash of one number from the generator and the token's place among the valid ones. It is the same for
+    padded and packed tokens and on every device.
 
     Args:
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
@@ -46,12 +45,13 @@ def clip_cov(
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of all tokens to drop, above 0 and at most 1.
         low, high: the band of covariance to draw from, in units of the advantage.
-        generator: what to draw from; on any device, and in the same state on all ranks.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
-        tokens_before: with all_reduce: the number of valid tokens of the ranks before this one, whose draws are theirs.
+        generator: the source of the random number; on any device, and in the same state on all ranks.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
+        tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, so that a token's place
+            is counted over the whole step.
 
     Returns:
-        bool, like log_probs: True where kept; False where drawn, and outside the mask.
+        bool, like log_probs: True on kept tokens; False on drawn tokens and outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1]; low >= high; no generator.
@@ -64,7 +64,7 @@ def clip_cov(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
     _check_fraction(fraction)
     if low >= high:
-        raise ValueError(f"low={low} must be below high={high}: the band would be empty")
+        raise ValueError(f"low={low} and high={high}, expected low < high: the band would be empty")
     if generator is None:
         raise ValueError("generator is None, expected a torch.Generator, so that the draw can be repeated")
     covariance = _covariance(log_probs, advantages, response_mask, all_reduce)
@@ -94,9 +94,8 @@ def kl_cov(
         penalties = kl_coef * kl(log_probs, old_log_probs, response_mask, value="abs")
         losses = losses + torch.where(selected, penalties, 0.0)
 
-    Means and order are the whole step's: call this once before the batch is split, or give ``all_reduce``.
-    verl and SkyRL take those of a
-    micro-batch, in which one token is penalized however few there are.
+    The means and the order are those of the whole step: call this once before the batch is split, or give
+    ``all_reduce``. verl and SkyRL compute them per micro-batch and select at least one token in each.
 
     Args:
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
@@ -104,11 +103,11 @@ def kl_cov(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
     Returns:
-        bool, like log_probs: True where selected, at least once if any token is valid, and on all that tie with the
-        last; False outside the mask.
+        bool, like log_probs: True on selected tokens, at least one if any token is valid, and on all that tie with the
+        last one; False outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
@@ -132,24 +131,23 @@ def high_entropy(
     fraction: float = 0.2,
     all_reduce: AllReduce | None = None,
 ) -> TokenMask:
-    """Keep the tokens where the policy was least certain: beyond the 80/20 rule, Wang et al. 2025 (arXiv:2506.01939).
+    """Keep the tokens with the highest entropy: beyond the 80/20 rule, Wang et al. 2025 (arXiv:2506.01939).
 
-    Kept are entropies of at least the (1 − fraction)-quantile of all valid tokens, so that a fifth of the tokens, the
-    forks of the reasoning, gets the whole policy gradient. Ties with the last one are kept.
+    A token is kept if its entropy is at least the (1 − fraction)-quantile of all valid tokens, so that a fifth of the
+    tokens, at which the reasoning branches, gets the whole policy gradient. Ties with the last one are kept.
 
-    The quantile is the whole step's: call this once before the batch is split, or give ``all_reduce``.
-    TRL and ms-swift take that of a
-    micro-batch, which makes the loss depend on the split.
+    The quantile is that of the whole step: call this once before the batch is split, or give ``all_reduce``. TRL and
+    ms-swift compute it per micro-batch, so that their loss depends on the split.
 
     Args:
         entropies: float (B, T) or (N,): of the policy at each token, in nats.
         response_mask: bool, like entropies.
         cu_seqlens: int (B+1,) if packed; not read.
         fraction: the share of the tokens to keep, above 0 and at most 1.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
     Returns:
-        bool, like entropies: True where kept, at least once if any token is valid; False outside the mask.
+        bool, like entropies: True on kept tokens, at least one if any token is valid; False outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
@@ -160,7 +158,7 @@ def high_entropy(
     """
     check_tokens(response_mask, cu_seqlens, entropies=entropies)
     _check_fraction(fraction)
-    # n sorted tokens are n − 1 steps apart from first to last: so many stand at or above the quantile.
+    # The quantile is (n − 1) · fraction places below the largest of n tokens: this many are at or above it.
     count = _share(fraction, (_over_ranks(all_reduce, response_mask.sum()) - 1).clamp(min=0)) + 1
     return _largest(zero_outside(entropies, response_mask), response_mask, count, all_reduce)
 
@@ -176,13 +174,12 @@ def m2po(
 ) -> TokenMask:
     """Drop the tokens that are farthest off policy: M2PO, Zheng et al. 2025 (arXiv:2510.01161).
 
-    With d = log_probs − rollout_log_probs, the most tokens of smallest d² are kept whose mean of d² is at most τ. The
-    second moment, unlike a mean of d, has no signs that cancel. So a few extreme tokens are dropped and all other
-    tokens are left unclipped, however stale.
+    With d = log_probs − rollout_log_probs, the tokens with the smallest d² are kept, as many as have a mean d² of at
+    most τ. Unlike in a mean of d, positive and negative d do not cancel. A few extreme tokens are dropped and no other
+    token is clipped, however stale.
 
-    The moment is the whole step's: call this once before the batch is split, or give ``all_reduce``.
-    AReaL takes a micro-batch's, and always
-    leaves one token. Tokens that tie are kept or dropped together.
+    The mean is that of the whole step: call this once before the batch is split, or give ``all_reduce``. AReaL computes
+    it per micro-batch and always keeps one token. Tokens that tie are kept or dropped together.
 
     Args:
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
@@ -190,10 +187,10 @@ def m2po(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed; not read.
         tau: τ, the largest mean of d², in nats²; at least 0.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the step.
+        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
     Returns:
-        bool, like log_probs: True where kept; False outside the mask.
+        bool, like log_probs: True on kept tokens; False on the others and outside the mask.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a negative tau.
@@ -220,11 +217,11 @@ def m2po(
 def finite_tokens(
     rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> TokenMask:
-    """The valid tokens whose sampler's log-prob is a number: not NaN, and not infinite.
+    """Keep the valid tokens whose log-prob from the sampler is finite: not NaN and not infinite.
 
-    Engines report NaN when their own numerics fail, and −inf for a token that their mask forbids. Use the result in the
-    place of ``response_mask``, before anything is computed: then such a token is in no loss and in no denominator, as
-    in torchtitan. TRL keeps the token with importance weight 1: that is
+    Engines report NaN if their numerics fail, and −inf for a token that their mask forbids. Use the result instead of
+    ``response_mask`` in all that follows: then such a token is in no loss and in no denominator, as in torchtitan. TRL
+    keeps the token with importance weight 1: for this use
     ``corrections.replace_nonfinite(rollout_log_probs, old_log_probs, response_mask)``.
 
     Args:
@@ -247,7 +244,7 @@ def finite_tokens(
 
 def _check_fraction(fraction: float) -> None:
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction}, expected above 0 and at most 1: a share of the tokens")
+        raise ValueError(f"fraction={fraction}, expected a share of the tokens, above 0 and at most 1")
 
 
 def _over_ranks(all_reduce: AllReduce | None, x: Tensor) -> Tensor:
@@ -280,12 +277,12 @@ def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | 
         return _largest_over_ranks(x, mask, count, all_reduce)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     descending = torch.where(mask, x, lowest).flatten().sort(descending=True).values
-    descending = torch.cat([descending, descending.new_full((1,), lowest)])  # an empty batch has a threshold too
+    descending = torch.cat([descending, descending.new_full((1,), lowest)])  # so an empty batch has a threshold too
     return mask & (x >= descending.gather(0, count.reshape(1) - 1))
 
 
 def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce) -> TokenMask:
-    """:func:`_largest` of the tokens of all ranks: those from the largest number on that ``count`` numbers reach."""
+    """:func:`_largest` over all ranks: the tokens at or above the largest threshold that ``count`` tokens reach."""
     keys = _ordered(x)
     ascending = torch.where(mask, keys, torch.iinfo(torch.int64).min).flatten().sort().values
 
@@ -296,7 +293,7 @@ def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: A
 
 
 def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: AllReduce) -> TokenMask:
-    """The most of the smallest numbers of all ranks whose mean is at most τ; equal ones are kept or dropped as one."""
+    """As many of the smallest numbers of all ranks as have a mean of at most τ; ties are kept or dropped together."""
     keys = _ordered(squares)
     ascending, order = torch.where(mask, keys, torch.iinfo(torch.int64).max).flatten().sort()
     sums = torch.cat([squares.new_zeros(1, dtype=torch.float64), squares.flatten()[order].double().cumsum(0)])
@@ -310,7 +307,7 @@ def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: A
 
 
 def _last_that(holds: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
-    """The largest int64 at which ``holds``, which is true up to it and false after: eight steps of 256 trials each."""
+    """The largest int64 at which ``holds`` is true; it is true up to there and false after. 8 steps of 256 trials."""
     digits = torch.arange(256, device=keys.device)
     last = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
     for shift in range(56, -8, -8):
@@ -319,7 +316,7 @@ def _last_that(holds: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """int64 in the order of the numbers: the bits of a float64 are, but for the sign (−0.0 + 0.0 is 0.0)."""
+    """int64 in the same order as the numbers: the bits of a float64, with negative numbers inverted (−0.0 is 0.0)."""
     if not x.is_floating_point():
         return x
     bits = torch.where(x.isnan(), torch.nan, x.double() + 0.0).view(torch.int64)

@@ -1,6 +1,6 @@
 """The only place that knows devices: which kernel may compute a formula, and when.
 
-A formula in plain torch stands in the maths, and every transform of torch applies to it. A few formulas name kernels
+A formula is plain torch in the maths, and every transform of torch applies to it. A few formulas name kernels
 that compute the same numbers faster or in less memory::
 
     @accelerated(cpu="scan_cpu", cuda="scan_triton")

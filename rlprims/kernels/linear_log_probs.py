@@ -89,7 +89,7 @@ def linear_token_loss(
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, log-probs and entropies; tokens outside the mask meet no head."""
+    """The loss, log-probs and entropies; the head is not applied to tokens outside the mask."""
     valid = mask.nonzero()[:, 0]
     weights, ids = weights[valid], token_ids[valid]
     kept = None if kept is None else kept.take(valid)
@@ -107,7 +107,7 @@ def linear_token_loss(
 
 
 class _LinearTokenLoss(torch.autograd.Function):
-    """The gradients are made in forward, while each tile's logits are there, and handed over in backward."""
+    """The gradients are made in forward, while each tile's logits are there, and returned in backward."""
 
     @staticmethod
     def forward(
@@ -121,14 +121,17 @@ class _LinearTokenLoss(torch.autograd.Function):
         kept: Kept | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
-        losses, log_probs, entropies = [], [], []
+        count, dtype = hidden.shape[0], torch.promote_types(head_weight.dtype, torch.float32)
+        # Made before the first tile: a small tensor that is kept from each tile would lie where the next one's large
+        # ones were freed, so that they cannot, and memory would grow as if the logits were whole.
+        losses, log_probs, entropies = (hidden.new_zeros(max(1, count), dtype=dtype) for _ in range(3))
 
         def total_of_logits(logits: Tensor, tokens: slice) -> Tensor:
             of_tokens, spread = score(logits, tokens)
             loss = total(of_tokens, tokens)
-            losses.append(loss.detach())
-            log_probs.append(of_tokens.detach())
-            entropies.append(spread.detach())
+            with torch.no_grad():
+                losses[tokens.start] = loss
+                log_probs[tokens], entropies[tokens] = of_tokens, spread
             return loss
 
         if any(ctx.needs_input_grad):
@@ -136,11 +139,11 @@ class _LinearTokenLoss(torch.autograd.Function):
         else:
             for logits, tokens in _logits_in_blocks(hidden, head_weight):
                 total_of_logits(logits, tokens)
-        scores = torch.cat(log_probs), torch.cat(entropies)
+        scores = log_probs[:count], entropies[:count]
         ctx.save_for_backward(hidden, head_weight, token_ids)
         ctx.total, ctx.options = total, (temperature, soft_cap, kept)
         ctx.mark_non_differentiable(*scores)
-        return torch.stack(losses).sum(), *scores
+        return losses.sum(), *scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -152,7 +155,7 @@ class _LinearTokenLoss(torch.autograd.Function):
             return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 5
         if ctx.gradients is None:
             raise RuntimeError(
-                "backward of fused_loss runs once: its gradients were handed over. Call fused_loss again"
+                "backward of fused_loss runs once: its gradients are computed once. Call fused_loss again"
             )
         gradients, ctx.gradients = ctx.gradients, None
         return *(None if x is None else x.mul_(grad) for x in gradients), *[None] * 5

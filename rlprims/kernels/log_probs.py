@@ -13,7 +13,7 @@ from rlprims.kernels import ACCELERATED
 from rlprims.types import Kept
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**26
-"""Elements of one block: in float32 1 MiB, which stays in a cache; a GPU pays a few launches for each."""
+"""Elements of one block: in float32 1 MiB, which stays in a cache; on a GPU each costs a few launches."""
 
 
 def log_probs_and_entropies(
@@ -91,7 +91,7 @@ def kept_of(rows: slice, kept: Kept | None) -> Kept | None:
 
 
 def weighted_sum(outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], rows: slice) -> Tensor:
-    """Σ output · weight: its gradient is what backward is asked for. None is what no loss reads."""
+    """Σ output · weight: its gradient is the one that backward needs. None: no loss reads that output."""
     terms = [(x * w[rows]).sum() for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
     return torch.stack(terms).sum()
 

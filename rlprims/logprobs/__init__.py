@@ -1,15 +1,15 @@
-"""Logits, or hidden states and the LM head, to what the losses read: a sampled token's log-prob, and the entropy.
+"""Log-probs of sampled tokens, and entropies, from logits, or from hidden states and the LM head.
 
-:func:`from_logits`, :func:`entropy_from_logits`, or :func:`from_logits_with_entropy` for both, of logits (B, T, V).
-Where a vocabulary is large, take :func:`from_hidden`, or :func:`fused_loss` for a token-wise loss at once: in eager
-code their kernels never hold the logits of all tokens.
+For logits (B, T, V) use :func:`from_logits`, :func:`entropy_from_logits`, or :func:`from_logits_with_entropy` for both.
+For a large vocabulary use :func:`from_hidden`, or :func:`fused_loss`, which also computes a token-wise loss: in eager
+code their kernels never have the logits of all tokens in memory.
 
 **Truncated sampling.** With top-k, top-p or min-p a sampler draws from a set K of the vocabulary and renormalizes. All
-of these functions take that set of each token as ``kept``, a :class:`rlprims.types.Kept`, and then compute within it:
-log π_K(a) = z_a − logsumexp_{v∈K} z_v, and the entropy over K (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Give them
-for the policy, the old policy and the reference alike. Without them the ratio to the sampler's log-probs is S =
-Σ_{v∈K} π_v on policy, where it should be 1; ``diagnostics.kept_mass`` is its mean. The sets are those that the sampler
-recorded. A trainer that filters its own logits again may lose the token that was drawn, by rounding.
+of these functions take the set of each token as ``kept``, a :class:`rlprims.types.Kept`, and then compute within it:
+log π_K(a) = z_a − logsumexp_{v∈K} z_v, and the entropy over K (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Pass the
+sets for the policy, the old policy and the reference. Without them the ratio to the sampler's log-probs is S =
+Σ_{v∈K} π_v on policy, where it should be 1; ``diagnostics.kept_mass`` is its mean. Use the sets that the sampler
+recorded: if the trainer filters its own logits again, rounding may remove the token that was drawn.
 
 >>> import torch
 >>> from rlprims.types import Kept

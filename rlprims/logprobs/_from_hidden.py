@@ -24,7 +24,7 @@ def linear_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c).
 
-    A hidden state with NaN or Inf gives NaN, and neither it nor the head gets a gradient from there.
+    A hidden state with NaN or Inf gives NaN; it adds nothing to its own gradient or to that of the head.
     """
     finite = hidden.isfinite().all(-1)
     states = torch.where(finite[..., None], shared(vocab, hidden), 0.0)
@@ -49,26 +49,26 @@ def from_hidden(
 ) -> LogProbs:
     """Log-prob and entropy of softmax(z / temperature) from hidden states and the LM head, z = hidden @ head_weightᵀ.
 
-    In eager code a kernel computes a tile of tokens at a time: the logits (N, V) are never there, and what is kept for
-    backward is the arguments. z is a float32 number whatever the dtype of the arguments, where peers round it to bf16;
-    a gradient has the dtype of its argument, and that of head_weight is summed in float32. A head that needs no
-    gradient (frozen, or only with adapters before it) costs no work for one, nor does an output that no loss reads.
-    Compiled code, and a second derivative, hold the logits.
+    In eager code a kernel computes one tile of tokens at a time: the logits (N, V) are never in memory together, and
+    only the arguments are saved for backward. z is computed in float32 for any dtype of the arguments; peers round it
+    to bf16. A gradient has the dtype of its argument, and that of head_weight is summed in float32. No gradient is
+    computed for a head that needs none (frozen, or with adapters only before it), or for an output without a gradient.
+    Compiled code and second derivatives have all logits in memory.
 
-    A head with a bias is one with another column: a hidden state of 1 whose weight is the bias. When the log-probs go
-    into a token-wise loss at once, :func:`fused_loss` saves the second product with the head. A hidden state with NaN
-    or Inf gives NaN, and neither it nor the head gets a gradient from there.
+    For a head with a bias, append a column to both: 1 to each hidden state, and the bias to head_weight. If the
+    log-probs are used in a token-wise loss only, :func:`fused_loss` saves the second product with the head. A hidden
+    state with NaN or Inf gives NaN; it adds nothing to its own gradient or to that of the head.
 
     Args:
-        hidden: float (..., H), the last hidden states, of the positions that predict the tokens.
+        hidden: float (..., H), the last hidden states at the positions that predict the tokens.
         head_weight: float (V, H), the weight of the head, in the dtype of hidden.
         token_ids: int64 (...), in [0, V).
-        kept: the ids that each token was sampled from, which both are of; None: from the whole vocabulary. See
-            :func:`from_logits`. The kernel makes their mask for a tile at a time.
+        kept: the ids that each token was sampled from; both results are computed within them. None: the whole
+            vocabulary. See :func:`from_logits`. The kernel makes their mask for one tile at a time.
         temperature: above 0.
         soft_cap: c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z.
-        vocab: where head_weight is this rank's rows of the head; see :class:`rlprims.types.VocabShard`. The gradient of
-            hidden is summed over the ranks in backward. No kernel computes: the logits of the shard are held.
+        vocab: if head_weight is this rank's rows of the head; see :class:`rlprims.types.VocabShard`. The gradient of
+            hidden is summed over the ranks in backward. No kernel is used: the logits of the shard are in memory.
 
     Returns:
         log_probs, entropies: float32 (or float64 if given) in nats, (...).
@@ -85,7 +85,7 @@ def from_hidden(
     size = check_vocab(vocab, head_weight.shape[0], token_ids)
     if kept is not None:
         check_kept(kept, token_ids.shape, size, token_ids)
-    if vocab is not None:  # the kernels know no shards
+    if vocab is not None:  # the kernels do not support shards
         return LogProbs(*linear_log_probs.formula(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
     return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept))
 
@@ -111,4 +111,4 @@ def check_head(
             f"expected int64 {tuple(hidden.shape[:-1])}: one token for each hidden state"
         )
     if soft_cap is not None and soft_cap <= 0:
-        raise ValueError(f"soft_cap={soft_cap}, expected a number above 0, or None for logits as they are")
+        raise ValueError(f"soft_cap={soft_cap}, expected a number above 0, or None for logits without a cap")

@@ -1,4 +1,4 @@
-"""Log-probs of tokens, and entropies, from logits that are there."""
+"""Log-probs of tokens, and entropies, from logits."""
 
 import math
 from typing import Annotated, NamedTuple
@@ -12,11 +12,11 @@ from rlprims.masking import check_logits, check_tensors, upcast
 from rlprims.types import Kept, PerToken, VocabShard
 
 LEAST_Z = -1000.0
-"""exp of it is 0 even in float64: below, 0 · z is 0 in the entropy, also for a banned token, whose z is −inf."""
+"""exp of it is 0 even in float64. The entropy clamps z to it, so that p · z is 0 for a banned token (z = −inf)."""
 
 
 class LogProbs(NamedTuple):
-    """Of each token, its log-prob; and the entropy of the distribution it was drawn from."""
+    """The log-prob of each token, and the entropy of the distribution that it was drawn from."""
 
     log_probs: PerToken
     entropies: PerToken
@@ -33,14 +33,14 @@ def log_probs_and_entropies(
     kept: Kept | None = None,
     vocab: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) unless not asked for.
+    """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) if requested.
 
-    In float32 (or float64 if given) whatever the dtype of the logits (..., V): bf16 would cost 0.05 nats a token. The
-    largest logit of a row is subtracted first, which changes no probability, so that 1 <= Σ exp z <= V. A row whose
-    largest logit is NaN or infinite has no distribution: it gives NaN, and gets gradient 0.
+    Computed in float32 (or float64 if given) for any dtype of the logits (..., V): bf16 would have an error of 0.05
+    nats per token. The largest logit of a row is subtracted first, which changes no probability, so that
+    1 <= Σ exp z <= V. A row whose largest logit is NaN or infinite has no distribution: it gives NaN and gradient 0.
 
-    ``overwrite`` allows a kernel to write the gradient where the logits are. Sums over V are sums over the shards of
-    ``vocab``, if the logits are one.
+    ``overwrite`` allows a kernel to write the gradient over the logits. If the logits are a shard, sums over V are
+    summed over all shards of ``vocab``.
     """
     logits = upcast(logits)
     if soft_cap is not None:
@@ -75,20 +75,20 @@ def from_logits(
     with z = logits / temperature (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, "Keep Sampling Mask"). Without it a
     sampler with top-k, top-p or min-p and a trainer of the same weights differ by log S, S = Σ_{v∈K} π_v.
 
-    Computed in float32 whatever the logits' dtype. Banned tokens (logit −inf) are legal. Divide by the temperature that
-    the sampler used, or the ratio to its log-probs is not 1 on policy. A row with NaN, or without a finite logit, gives
-    NaN and gets gradient 0.
+    Computed in float32 for any dtype of the logits. Banned tokens (logit −inf) are allowed. Use the temperature of the
+    sampler, otherwise the ratio to its log-probs is not 1 on policy. A row with NaN, or without a finite logit, gives
+    NaN and gradient 0.
 
     Args:
         logits: float (..., V).
-        token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row, as ``losses.topk_kl`` reads.
+        token_ids: int64 (...), in [0, V); or (..., K) for K tokens of each row, as ``losses.topk_kl`` needs.
         kept: the ids that each token was sampled from, for the N = B·T rows of logits; None: from the whole vocabulary.
             A token outside its set has log-prob −inf.
         temperature: above 0.
-        inplace_backward: where a kernel computes, the gradient overwrites the logits, and no second (..., V) is made.
-            They must not be read after backward; where another function's backward would, torch raises.
-        vocab: where the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No
-            kernel computes.
+        inplace_backward: if a kernel is used, the gradient overwrites the logits, and no second (..., V) is allocated.
+            The logits must not be read after backward. If the backward of another function reads them, torch raises.
+        vocab: if the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No
+            kernel is used.
 
     Returns:
         float32 (or float64 if given) in nats, like token_ids.
@@ -114,14 +114,14 @@ def entropy_from_logits(
 
     With ``kept`` it is that of the truncated policy: p = π_K, and the sum is over K.
 
-    Computed in float32 whatever the logits' dtype. A row with NaN, or without a finite logit, gives NaN and gets
+    Computed in float32 for any dtype of the logits. A row with NaN, or without a finite logit, gives NaN and
     gradient 0.
 
     Args:
         logits: float (..., V); −inf bans a token.
         kept: the ids that each token was sampled from; None: from the whole vocabulary. See :func:`from_logits`.
         temperature: above 0.
-        vocab: where the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
+        vocab: if the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
 
     Returns:
         float32 (or float64 if given) in nats, (...), between 0 and log V.
@@ -153,17 +153,17 @@ def from_logits_with_entropy(
 ) -> LogProbs:
     """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
 
-    Both are of one graph, so that backward through each apart needs ``retain_graph=True``; what no loss reads costs it
-    nothing.
+    Both are in one graph, so two separate backward passes need ``retain_graph=True``. Backward does no work for an
+    output that is not used.
 
     Args:
         logits: float (..., V); −inf bans a token.
-        token_ids: int64 (...), in [0, V); or (..., K), then K tokens of each row.
-        kept: the ids that each token was sampled from, which both are of; None: from the whole vocabulary. See
-            :func:`from_logits`.
+        token_ids: int64 (...), in [0, V); or (..., K) for K tokens of each row.
+        kept: the ids that each token was sampled from; both results are computed within them. None: the whole
+            vocabulary. See :func:`from_logits`.
         temperature: above 0.
-        inplace_backward: where a kernel computes, the gradient overwrites the logits; see :func:`from_logits`.
-        vocab: where the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
+        inplace_backward: if a kernel is used, the gradient overwrites the logits; see :func:`from_logits`.
+        vocab: if the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
 
     Returns:
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
@@ -190,7 +190,7 @@ def check_kept(
 ) -> None:
     """Raise ``ValueError`` unless there is a set for each token (...), with that token in it where the mask is True.
 
-    On an accelerator and in transforms only the shapes are read.
+    On an accelerator and in transforms only the shapes are checked.
     """
     ids, offsets = kept
     tokens = math.prod(leading)
@@ -223,7 +223,7 @@ def check_kept(
         raise ValueError(
             f"token {token} of {tokens} is {int(token_ids.flatten()[token])}, expected one of the "
             f"{int(offsets.diff()[token])} ids in its kept set; {int((~inside).sum())} tokens are outside theirs. Use "
-            "the sets that the sampler drew from: what another forward pass would keep differs by rounding"
+            "the sets that the sampler drew from: sets from another forward pass differ by rounding"
         )
 
 
@@ -236,7 +236,7 @@ def _scores(
     kept: Kept | None,
     vocab: VocabShard | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """By the kernels, which know no shards, or by the formula."""
+    """Computed by a kernel, or by the formula for shards, which the kernels do not support."""
     if vocab is not None:
         formula = log_probs_and_entropies.formula
         return formula(logits, token_ids, temperature, None, with_entropies, kept=kept, vocab=vocab)
@@ -251,7 +251,7 @@ def _check(
     inplace_backward: bool,
     vocab: VocabShard | None,
 ) -> Tensor:
-    """The tokens as (..., K), or ``ValueError``."""
+    """The tokens as (..., K); raises ``ValueError`` if the arguments do not fit."""
     check_logits(logits, temperature)
     check_tensors(token_ids=token_ids)
     leading = logits.shape[:-1]

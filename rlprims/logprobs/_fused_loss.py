@@ -1,4 +1,4 @@
-"""A token-wise loss from hidden states and the LM head at once."""
+"""A token-wise loss computed directly from hidden states and the LM head."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ from rlprims.types import Kept, PerToken, Scalar, TokenMask, VocabShard
 
 
 class FusedLoss(NamedTuple):
-    """The loss, and the log-probs that it was made of, and entropies: without gradient, 0 outside the mask."""
+    """The loss; and its log-probs and the entropies, without gradient and 0 outside the mask."""
 
     loss: Scalar
     log_probs: PerToken
@@ -38,7 +38,7 @@ def linear_token_loss(
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``total_loss(log_probs, weights, mask, **data)``, a sum over valid ones of N tokens; log-probs and entropies."""
+    """``total_loss(log_probs, weights, mask, **data)`` over the valid ones of N tokens; log-probs and entropies."""
     states = torch.where(mask[:, None], hidden, 0.0)
     log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap, kept, vocab)
     total = total_loss(log_probs, weights, mask, **data)
@@ -61,41 +61,41 @@ def fused_loss(
 ) -> FusedLoss:
     """Σ over valid tokens of weight · loss(log_prob, data), from hidden states and the LM head, and its gradient.
 
-    The same number as the loss of :func:`from_hidden`'s log-probs, cheaper: in eager code a kernel asks the loss for
-    its derivative while a tile's logits are there, and they become their own gradient in place. So there are three
-    products with the head and not four, and no more memory than a tile and the gradient of the weight; tokens outside
-    the mask meet no head. Compiled code, and a second derivative, hold the logits.
+    The result equals the loss from the log-probs of :func:`from_hidden` and costs less: in eager code a kernel computes
+    the derivative of the loss tile by tile and overwrites each tile's logits with their gradient. This takes three
+    products with the head instead of four, and memory for one tile and the gradient of the weight. Tokens outside the
+    mask are skipped. Compiled code and second derivatives have all logits in memory.
 
     ``loss`` is any token-wise loss of ``losses``, or a function of the same form that ``rlprims.types.token_wise``
     declares. It is called for some tokens at a time, by name, with ``log_probs``, those tokens' part of each tensor of
-    ``data``, ``response_mask`` and ``cu_seqlens``; hyperparameters are bound before:
-    ``functools.partial(losses.clipped_surrogate, clip_high=0.28)``. A sum of losses is a function too. One that needs
-    whole sequences (GSPO, GMPO, ...) is refused: a tile ends anywhere. Entropies are given back, and not offered to the
-    loss.
+    ``data``, ``response_mask`` and ``cu_seqlens``. Bind its hyperparameters before:
+    ``functools.partial(losses.clipped_surrogate, clip_high=0.28)``. It may be a sum of losses. A loss that needs whole
+    sequences (GSPO, GMPO, ...) is refused, because a tile may end inside a sequence. Entropies are returned, but the
+    loss cannot use them.
 
-    ``weights`` are the aggregation, which is linear: for ``losses.token_mean`` 1 / totals.tokens for each token, and
-    for any of them its gradient, ``torch.func.grad(aggregation)(torch.zeros(response_mask.shape), response_mask)``.
+    ``weights`` define the aggregation, which is linear: for ``losses.token_mean`` 1 / totals.tokens for each token, and
+    in general its gradient, ``torch.func.grad(aggregation)(torch.zeros(response_mask.shape), response_mask)``.
 
-    The kernel makes the gradient in the forward pass and hands it over in backward, which therefore runs once; under
-    ``torch.no_grad`` none is made. The kernel reads the number of valid tokens on the host.
+    The kernel computes the gradient in the forward pass and returns it in backward, so backward can run once only;
+    under ``torch.no_grad`` no gradient is computed. The kernel reads the number of valid tokens on the host.
 
     Args:
-        hidden: float (B, T, H) or (N, H), the last hidden states, of the positions that predict the tokens.
+        hidden: float (B, T, H) or (N, H), the last hidden states at the positions that predict the tokens.
         head_weight: float (V, H), the weight of the head, in the dtype of hidden.
         token_ids: int64 (B, T) or (N,), in [0, V).
-        weights: float, like token_ids: what a token's loss counts.
+        weights: float, like token_ids: the factor of each token's loss.
         response_mask: bool, like token_ids.
-        loss: see above: per token, like log_probs.
-        data: what the loss reads beside log_probs, by name; each like token_ids. Constants.
+        loss: see above; it returns one number per token, like log_probs.
+        data: the other tensors that the loss needs, by name; each like token_ids. They get no gradient.
         kept: the ids that each token was sampled from, for the B·T or N tokens; None: from the whole vocabulary. See
             :func:`from_logits`.
         temperature: above 0, of the logits.
         soft_cap: c > 0 for logits c · tanh(z / c), or None.
-        vocab: where head_weight is this rank's rows of the head; see :func:`from_hidden`.
+        vocab: if head_weight is this rank's rows of the head; see :func:`from_hidden`.
 
     Returns:
-        loss float32 (or float64 if given) (), the only gradient, to hidden and head_weight; log_probs and entropies
-        in nats.
+        loss, float32 (or float64 if given) (), with a gradient to hidden and head_weight; log_probs and entropies in
+        nats, without a gradient.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a loss that is not declared token-wise; temperature or
@@ -113,7 +113,7 @@ def fused_loss(
         if x.shape != token_ids.shape:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}, token_ids has {tuple(token_ids.shape)}: "
-                "both must be per token, for a tile knows no sequences"
+                "expected both per token, because the loss is computed for tiles of tokens"
             )
     if response_mask.dtype is not torch.bool:
         raise ValueError(
@@ -140,7 +140,7 @@ def fused_loss(
 
 
 def _of_a_shard(vocab: VocabShard, *args: Any, **data: Tensor) -> Any:
-    """By the formula: the kernels know no shards."""
+    """Computed by the formula: the kernels do not support shards."""
     formula: Any = linear_token_loss.formula
     return formula(*args, vocab, **data)
 
@@ -148,7 +148,7 @@ def _of_a_shard(vocab: VocabShard, *args: Any, **data: Tensor) -> Any:
 def _total_loss(
     loss: Callable[..., Tensor], log_probs: Tensor, weights: Tensor, mask: Tensor, /, **data: Tensor
 ) -> Scalar:
-    """Σ weight · loss over the valid ones of N tokens."""
+    """Σ weight · loss over the valid tokens."""
     cu_seqlens = torch.arange(2, device=mask.device) * mask.shape[0]
     per_token = loss(log_probs=log_probs, response_mask=mask, cu_seqlens=cu_seqlens, **data)
     if per_token.shape != log_probs.shape:
@@ -166,8 +166,8 @@ def _check_token_wise(loss: Callable[..., Tensor]) -> None:
         if not isinstance(function, partial):
             name = getattr(function, "__name__", repr(function))
             raise ValueError(
-                f"loss {name} is not declared token-wise: if it needs whole sequences, take the log-probs of "
-                "from_hidden, for a tile of tokens has none; if each token's loss depends on that token's data only, "
+                f"loss {name} is not declared token-wise. If it needs whole sequences, use the log-probs of "
+                "from_hidden instead; if each token's loss depends on that token's data only, "
                 "declare it: rlprims.types.token_wise(loss)"
             )
         function = function.func

@@ -6,7 +6,7 @@ A loss, its aggregation and its diagnostics are three functions. Losses return o
 graph or not. A loss with the attribute ``token_wise`` computes each token's number from that token's inputs only.
 
 An aggregation divides by ``totals``, the counts of the whole optimizer step (:func:`count_totals`), so that the results
-of its micro-batches and ranks add up to the step's. Without ``totals`` the batch at hand counts as the whole step: the
+of its micro-batches and ranks add up to the step's. Without ``totals`` the given batch counts as the whole step: the
 result is that batch's own mean, and the sum of several is not the mean of all.
 
 >>> import torch
@@ -18,8 +18,8 @@ result is that batch's own mean, and the sum of several is not the mean of all.
 >>> [float(token_mean(x[[i]], mask[[i]])) for i in (0, 1)]  # two means: neither their sum nor their mean is 4
 [10.0, 2.0]
 
-A policy loss whose ratio is to the policy at the start of the step asks for ``old_log_probs``; one whose paper puts the
-ratio to the policy that sampled asks for ``rollout_log_probs``, and then needs no
+A policy loss whose ratio is to the policy at the start of the step takes ``old_log_probs``; one whose paper has the
+ratio to the policy that sampled takes ``rollout_log_probs``, and then needs no
 :func:`rlprims.corrections.importance_weights`.
 
 Preference losses (:func:`dpo`, :func:`f_dpo`, :func:`robust_dpo`, :func:`ipo`, :func:`hinge`, :func:`exo`, :func:`nca`,
@@ -39,8 +39,9 @@ from rlprims.losses._aggregation import (
     trajectory_mean,
 )
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
-from rlprims.losses._distillation import full_kl, jsd, topk_kl
-from rlprims.losses._kl import kl, sampled_reverse_kl, weighted_kl
+from rlprims.losses._distillation import full_kl, jsd, topk_jsd, topk_kl
+from rlprims.losses._group import flowrl, gvpo, real
+from rlprims.losses._kl import kl, sampled_reverse_kl, sdar, weighted_kl
 from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._preference_pairs import (
     apo_down,
@@ -80,11 +81,13 @@ __all__ = [
     "entropy",
     "exo",
     "f_dpo",
+    "flowrl",
     "full_kl",
     "gmpo",
     "gppo",
     "gspo",
     "gspo_token",
+    "gvpo",
     "hinge",
     "implicit_reward",
     "ipo",
@@ -97,10 +100,12 @@ __all__ = [
     "opmd",
     "orpo",
     "prompt_token_mean",
+    "real",
     "reinforce",
     "robust_dpo",
     "sampled_reverse_kl",
     "sapo",
+    "sdar",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
     "seq_mean_token_sum_norm",
@@ -108,6 +113,7 @@ __all__ = [
     "sppo_hard",
     "token_mean",
     "token_sum",
+    "topk_jsd",
     "topk_kl",
     "topr",
     "trajectory_mean",

@@ -1,7 +1,7 @@
 """From per-token losses to the scalar of an optimizer step.
 
 Each mean divides by the ``totals`` of the whole step if they are given, so that the micro-batches' scalars **sum** to
-the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` it counts the batch at hand. A
+the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` it counts the given batch. A
 sequence or group without a valid token counts nowhere; a batch without a valid token gives 0 with gradient 0.
 
 All take ``losses`` float (B, T) or (N,), ``response_mask`` bool like it, ``cu_seqlens`` if packed, and return float ().

@@ -178,6 +178,57 @@ def topk_kl(
     return zero_outside(terms.sum(-1), response_mask)
 
 
+@token_wise
+def topk_jsd(
+    topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
+    teacher_topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 0.5,
+) -> PerToken:
+    """:func:`jsd` from K tokens of the vocabulary, and all the others as one more event: SDPO (arXiv:2601.20802).
+
+    With p and q the student's and the teacher's probabilities of the K tokens and of the rest together, and
+    m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. It is at least 0, 0 only
+    where all K agree, never more than that of the whole vocabulary, and equal to it at K = V.
+
+    The K tokens are any whose log-probs are known of both, of the whole softmax as in :func:`topk_kl`, which is also
+    what TRL means by α = 0 (forward) and α = 1 (reverse); its α between is this β. TRL renormalizes over the K unless
+    asked for the tail: then the loss does not see how much probability the two give to the K together.
+
+    Args:
+        topk_log_probs: float (B, T, K) or (N, K), student; the only gradient.
+        teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
+        response_mask: bool (B, T) or (N,).
+        cu_seqlens: int (B+1,) if packed; not read.
+        beta: between 0 and 1: the teacher's share of m.
+
+    Returns:
+        float in nats, (B, T) or (N,), at most log 2; 0 outside the mask. The rest counts as at least the rounding of 1
+        (1.2e-7 in float32), so that it is finite.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta not between 0 and 1.
+
+    >>> student, teacher = torch.tensor([[[0.75]]]).log(), torch.tensor([[[0.25]]]).log()
+    >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 less the entropy of (¾, ¼)
+    tensor([[0.1308]])
+    """
+    if not 0 < beta < 1:
+        raise ValueError(
+            f"beta={beta}, expected a number between 0 and 1; for the ends use topk_kl, forward (0) or reverse (1)"
+        )
+    check_tokens(response_mask, cu_seqlens)
+    _check_rows(response_mask, "K", topk_log_probs=topk_log_probs, teacher_topk_log_probs=teacher_topk_log_probs)
+
+    log_p = _with_rest(topk_log_probs, response_mask)
+    log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
+    log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
+    terms = beta * log_q.exp() * (log_q - log_m) + (1 - beta) * log_p.exp() * (log_p - log_m)
+    return zero_outside(terms.sum(-1), response_mask)
+
+
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
     """Raise ``ValueError`` unless both tensors are floats of one shape, a row for each token of the mask."""
     (_, first), _ = rows.items()

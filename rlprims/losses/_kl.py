@@ -143,3 +143,43 @@ def sampled_reverse_kl(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
     advantages = upcast(teacher_log_probs) - upcast(log_probs).detach()
     return reinforce(log_probs, advantages, response_mask, cu_seqlens)
+
+
+@token_wise
+def sdar(
+    log_probs: PerToken,
+    teacher_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 5.0,
+) -> PerToken:
+    """Gated distillation, SDAR, Lu et al. 2026 (arXiv:2605.15155): loss = σ(β g) g with g = log π_T − log π.
+
+    The gate σ(β g) is a constant. The gradient is that of −σ(β g) log π: a token that the teacher finds likelier than
+    the student is imitated, one that it finds less likely hardly at all, for a teacher that was shown a hint rejects
+    much that is right. It is a term beside a policy loss, never the whole: every gradient pushes a token up.
+
+    Args:
+        log_probs: float (B, T) or (N,), student; the only gradient.
+        teacher_log_probs: float, like log_probs: of the same tokens.
+        response_mask: bool, like log_probs.
+        cu_seqlens: int (B+1,) if packed; not read.
+        beta: β > 0, how sharp the gate is, per nat.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta not above 0.
+
+    >>> x = torch.tensor([[-2.0, -1.0]], requires_grad=True)
+    >>> sdar(x, torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)).sum().backward()
+    >>> x.grad  # the teacher finds the first token likelier, the second less likely
+    tensor([[-0.9933, -0.0067]])
+    """
+    if beta <= 0:
+        raise ValueError(f"beta={beta}, expected a number above 0: how sharp the gate is")
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
+    gap = zero_outside(upcast(teacher_log_probs).detach() - upcast(log_probs), response_mask)
+    return (beta * gap.detach()).sigmoid() * gap

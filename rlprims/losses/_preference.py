@@ -49,18 +49,11 @@ def dpo(
     >>> dpo(z, z, z, z)  # log 2: the policy is still the reference
     tensor([0.6931])
     """
-    check_responses(
-        chosen_log_probs=chosen_log_probs,
-        rejected_log_probs=rejected_log_probs,
-        ref_chosen_log_probs=ref_chosen_log_probs,
-        ref_rejected_log_probs=ref_rejected_log_probs,
-    )
-    if beta <= 0:
-        raise ValueError(f"beta={beta}, expected a number above 0")
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels say nothing")
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
+    check_label_smoothing(label_smoothing)
 
-    margins = log_ratio(chosen_log_probs, ref_chosen_log_probs) - log_ratio(rejected_log_probs, ref_rejected_log_probs)
+    margins = c - r
     return -(1 - label_smoothing) * logsigmoid(beta * margins) - label_smoothing * logsigmoid(-beta * margins)
 
 
@@ -98,16 +91,10 @@ def ipo(
     >>> ipo(z, z - 3.0, z, z, tau=0.25)  # Δ = 3, wanted: 2
     tensor([1.])
     """
-    check_responses(
-        chosen_log_probs=chosen_log_probs,
-        rejected_log_probs=rejected_log_probs,
-        ref_chosen_log_probs=ref_chosen_log_probs,
-        ref_rejected_log_probs=ref_rejected_log_probs,
-    )
-    if tau <= 0:
-        raise ValueError(f"tau={tau}, expected a number above 0")
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("tau", tau)
 
-    margins = log_ratio(chosen_log_probs, ref_chosen_log_probs) - log_ratio(rejected_log_probs, ref_rejected_log_probs)
+    margins = c - r
     return (margins - 1 / (2 * tau)).square()
 
 
@@ -161,7 +148,7 @@ def kto(
             "expected beta above 0 and weights of at least 0"
         )
 
-    rewards = log_ratio(sequence_log_probs, ref_sequence_log_probs) - upcast(baseline_kl).detach()  # r − z
+    rewards = _log_ratio(sequence_log_probs, ref_sequence_log_probs) - upcast(baseline_kl).detach()  # r − z
     desirable_loss = desirable_weight * torch.sigmoid(-beta * rewards)  # 1 − σ(x) = σ(−x)
     undesirable_loss = undesirable_weight * torch.sigmoid(beta * rewards)
     return torch.where(desirable, desirable_loss, undesirable_loss)
@@ -198,9 +185,8 @@ def implicit_reward(
     """
     check_responses(sequence_log_probs=sequence_log_probs, ref_sequence_log_probs=ref_sequence_log_probs)
     _check_desirable(desirable, sequence_log_probs)
-    if beta <= 0:
-        raise ValueError(f"beta={beta}, expected a number above 0")
-    rewards = beta * log_ratio(sequence_log_probs, ref_sequence_log_probs)
+    check_positive("beta", beta)
+    rewards = beta * _log_ratio(sequence_log_probs, ref_sequence_log_probs)
     return -logsigmoid(torch.where(desirable, rewards, -rewards))
 
 
@@ -234,8 +220,7 @@ def orpo(
     tensor([1.3863])
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
-    if odds_coef <= 0:
-        raise ValueError(f"odds_coef={odds_coef}, expected a number above 0")
+    check_positive("odds_coef", odds_coef)
 
     log_odds_ratio = _log_odds(upcast(chosen_log_probs)) - _log_odds(upcast(rejected_log_probs))
     return -upcast(chosen_log_probs) - odds_coef * logsigmoid(log_odds_ratio)
@@ -300,6 +285,31 @@ def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
         )
 
 
-def log_ratio(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+def check_positive(name: str, value: float) -> None:
+    """Raise ``ValueError`` unless it is above 0."""
+    if value <= 0:
+        raise ValueError(f"{name}={value}, expected a number above 0")
+
+
+def check_label_smoothing(label_smoothing: float) -> None:
+    """Raise ``ValueError`` unless it is a share of wrong labels that leaves the others a majority."""
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels say nothing")
+
+
+def log_ratios(
+    chosen_log_probs: Tensor, rejected_log_probs: Tensor, ref_chosen_log_probs: Tensor, ref_rejected_log_probs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """c and r: log π / π_ref of the chosen and of the rejected responses, checked."""
+    check_responses(
+        chosen_log_probs=chosen_log_probs,
+        rejected_log_probs=rejected_log_probs,
+        ref_chosen_log_probs=ref_chosen_log_probs,
+        ref_rejected_log_probs=ref_rejected_log_probs,
+    )
+    return _log_ratio(chosen_log_probs, ref_chosen_log_probs), _log_ratio(rejected_log_probs, ref_rejected_log_probs)
+
+
+def _log_ratio(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """log π / π_ref of each response, with a gradient to the first only: DPO's implicit reward over β."""
     return upcast(log_probs) - upcast(ref_log_probs).detach()

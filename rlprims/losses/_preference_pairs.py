@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlprims.losses._preference import check_responses, log_ratio
+from rlprims.losses._preference import check_label_smoothing, check_positive, check_responses, log_ratios
 from rlprims.masking import check_choice, upcast
 from rlprims.ratios import LOG_RATIO_LIMIT
 from rlprims.types import PerPair
@@ -47,7 +47,8 @@ def hinge(
     >>> hinge(z, z - 5.0, z, z, beta=0.1)  # Δ = 5
     tensor([0.5000])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return (1 - beta * (c - r)).clamp(min=0)
 
 
@@ -82,9 +83,9 @@ def robust_dpo(
     >>> robust_dpo(z, z, z, z)  # (0.9 − 0.1) log 2 / 0.8
     tensor([0.6931])
     """
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels say nothing")
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    check_label_smoothing(label_smoothing)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     margins = beta * (c - r)
     as_labelled = (1 - label_smoothing) * logsigmoid(margins)
     flipped = label_smoothing * logsigmoid(-margins)
@@ -123,7 +124,8 @@ def exo(
     """
     if not 0 < label_smoothing < 1:
         raise ValueError(f"label_smoothing={label_smoothing}, expected a number in (0, 1): its logarithm is taken")
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     margins = beta * (c - r)
     chosen = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-label_smoothing))
     rejected = (-margins).sigmoid() * (logsigmoid(-margins) - math.log(label_smoothing))
@@ -158,7 +160,8 @@ def nca(
     >>> nca(z, z, z, z)  # 2 log 2
     tensor([1.3863])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return -logsigmoid(beta * c) - 0.5 * logsigmoid(-beta * c) - 0.5 * logsigmoid(-beta * r)
 
 
@@ -192,7 +195,8 @@ def bco(
     >>> bco(z, z, z, z)  # 2 log 2
     tensor([1.3863])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     if reward_shift is None:
         return -logsigmoid(beta * c) - logsigmoid(-beta * r)
     check_responses(chosen_log_probs=chosen_log_probs, reward_shift=reward_shift)
@@ -228,7 +232,8 @@ def sppo_hard(
     >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # targets are 5 and −5
     tensor([1.])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return (c - 0.5 / beta).square() + (r + 0.5 / beta).square()
 
 
@@ -260,7 +265,8 @@ def apo_zero(
     >>> apo_zero(z, z, z, z)
     tensor([1.])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return (-beta * c).sigmoid() + (beta * r).sigmoid()  # 1 − σ(x) = σ(−x)
 
 
@@ -292,7 +298,8 @@ def apo_down(
     >>> apo_down(z, z, z, z)
     tensor([1.])
     """
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return (beta * c).sigmoid() + (-beta * (c - r)).sigmoid()
 
 
@@ -327,9 +334,9 @@ def discopop(
     >>> discopop(z, z, z, z)  # ½ log 2 + ½
     tensor([0.8466])
     """
-    if tau <= 0:
-        raise ValueError(f"tau={tau}, expected a number above 0")
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    check_positive("tau", tau)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     margins = beta * (c - r)
     modulation = (margins / tau).sigmoid()
     exponential = (-margins).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -372,7 +379,8 @@ def f_dpo(
     check_choice("divergence", divergence, Divergence)
     if alpha == 1:
         raise ValueError('alpha=1, expected another number: the limit is divergence="reverse_kl"')
-    c, r = _log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
+    check_positive("beta", beta)
     return -logsigmoid(beta * (_slope(c, divergence, alpha) - _slope(r, divergence, alpha)))
 
 
@@ -421,22 +429,3 @@ def bradley_terry(
         check_responses(chosen_scores=chosen_scores, score_margins=score_margins)
         gaps = gaps - upcast(score_margins).detach()
     return -logsigmoid(gaps) + centering * (chosen + rejected).square()
-
-
-def _log_ratios(
-    chosen_log_probs: Tensor,
-    rejected_log_probs: Tensor,
-    ref_chosen_log_probs: Tensor,
-    ref_rejected_log_probs: Tensor,
-    beta: float,
-) -> tuple[Tensor, Tensor]:
-    """c and r, checked."""
-    check_responses(
-        chosen_log_probs=chosen_log_probs,
-        rejected_log_probs=rejected_log_probs,
-        ref_chosen_log_probs=ref_chosen_log_probs,
-        ref_rejected_log_probs=ref_rejected_log_probs,
-    )
-    if beta <= 0:
-        raise ValueError(f"beta={beta}, expected a number above 0")
-    return log_ratio(chosen_log_probs, ref_chosen_log_probs), log_ratio(rejected_log_probs, ref_rejected_log_probs)

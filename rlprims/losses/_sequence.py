@@ -48,7 +48,7 @@ def gspo(
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
         mean: "geometric" or "product"; how the tokens' ratios become one.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
@@ -99,7 +99,7 @@ def gspo_token(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
@@ -153,7 +153,7 @@ def gmpo(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: bounds below and above 0, of the log-ratio.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
@@ -211,7 +211,7 @@ def opmd(
         cu_seqlens: int (B+1,) if packed.
         tau: τ > 0, in units of the advantage per nat.
         level: what is squared: the log-ratio of the "sequence", or of each "token".
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:

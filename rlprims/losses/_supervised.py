@@ -1,6 +1,6 @@
 """Losses on demonstrations: the negative log-likelihood, weighed or not, and expert responses among the policy's own.
 
-Also the entropy bonus, which like the likelihood asks for no advantages.
+Also the entropy bonus, which like the likelihood needs no advantages.
 """
 
 import math

@@ -124,7 +124,7 @@ def topr(
         cu_seqlens: int (B+1,) if packed.
         level: "sequence", the product of the response's ratios; or "token", each token's own.
         w_max: largest weight of a bad token, at least 1.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:
@@ -186,7 +186,7 @@ def vespo(
         cu_seqlens: int (B+1,) if packed.
         k_pos, k_neg: power of w, at least 0.
         lambda_pos, lambda_neg: rate of the decay in w, at least 0.
-        all_reduce_rows: where the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
             :func:`rlprims.layout.sequence_sum`. None: they are whole.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Rows to a batch."""
+"""A batch made from rows."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def to_batch(
     """The rows of several rollouts as one batch. A row's response begins with its first sampled token.
 
     - ``prompts`` int64 (B, P), padded on the left; ``responses`` int64 (B, T), padded on the right.
-    - ``attention_mask`` bool (B, P+T), not if packed; ``response_mask`` bool (B, T), the tokens to train on.
+    - ``attention_mask`` bool (B, P+T), unless packed; ``response_mask`` bool (B, T), the tokens to train on.
     - ``observation_mask`` bool (B, T): the tokens that came with a later turn's prompt, such as a tool's answer.
     - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
     - ``ended`` int8 (B,): the code of ``finish`` of the row's last turn. ``agent``: objects (B,).
     - ``kept_counts`` int32 (B, T) and ``kept_ids`` int32, ragged (B, *), if turns have the extra ``kept``: the sets
       that truncated sampling drew from, as the trainer and ``types.Kept`` read them.
-    - Each other of ``extras`` (B, T, ...), in the dtype of its entries; Python floats become float32. If turns gave an
-      extra for their prompts too, ``prompt_`` and its name is (B, P, ...), of the prompts.
+    - Every other entry of ``extras`` as (B, T, ...), in the dtype of its entries; Python floats become float32. If
+      turns have an extra for their prompts too, the column ``prompt_<name>`` (B, P, ...) has it for the prompts.
 
     Args:
         rollouts: the rows of each rollout, from :func:`merge`.
         group_labels: which prompt each rollout answers: any hashable label.
-        pad_id: the token of padding. No mask is made of ids, so it may be sampled, too.
+        pad_id: the token of padding. Masks are not computed from ids, so the token may also be sampled.
         packed: the columns (B, P) and (B, T) are jagged instead of padded: ``.values()`` of one is packed (N,) or
             (N, ...), and ``.offsets()`` is its ``cu_seqlens``. All columns of responses share the offsets.
-        fill: per name of an extra, what tokens without an entry and padding get, such as -1 for experts; it may be an
-            entry of its own, such as ``range(8)``. 0 if not given.
+        fill: name of an extra to the value for padding and for tokens without an entry, such as -1 for experts, or a
+            whole entry, such as ``range(8)``. Default: 0.
 
     Raises:
         ValueError: not one label per rollout; a rollout without rows; entries of an extra that differ in shape; an
@@ -86,7 +86,7 @@ def to_batch(
     prompt_lengths = torch.tensor([row.prompt_length for row in rows])
     lengths = torch.tensor([len(row.token_ids) for row in rows]) - prompt_lengths
     pad = torch.tensor(pad_id)
-    # Of each column the tokens of all rows end to end, and what padding gets.
+    # For each column: the tokens of all rows, concatenated, and the value for padding.
     prompts = {"prompts": (_flat((row.token_ids[: row.prompt_length] for row in rows), torch.int64), pad)}
     responses = {"responses": (_flat((row.token_ids[row.prompt_length :] for row in rows), torch.int64), pad)}
     for name, dtype in _COLUMNS.items():
@@ -127,7 +127,7 @@ def to_batch(
 
 
 def _kept_sets(row: Row) -> list[Sequence[int]]:
-    """Of each token of the response the ids that it was drawn from; none where that was the whole vocabulary."""
+    """For each token of the response the ids that it was drawn from; no ids if it was the whole vocabulary."""
     sets = row.extras.get("kept", (None,) * len(row.token_ids))[row.prompt_length :]
     return [() if ids is None else [int(id_) for id_ in ids] for ids in sets]
 
@@ -147,7 +147,7 @@ def _padded(values: Tensor, mask: Tensor, padding: Tensor) -> Tensor:
 
 
 def _extra(name: str, entries: Sequence[Any], fill: Any) -> tuple[Tensor, Tensor]:
-    """The entries as one tensor, and what padding and tokens without an entry get."""
+    """The entries as one tensor, and the value for padding and for tokens without an entry."""
     given = [i for i, entry in enumerate(entries) if entry is not None]
     try:
         values = _stack([entries[i] for i in given])

@@ -6,7 +6,7 @@ from typing import Any
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_END = "</think>"
 _MARK = "\ue000"
-"""A character of the private use area, so that no message contains it, and no template strips it as white space."""
+"""A character of Unicode's private use area: messages do not contain it, and templates do not strip it like a space."""
 
 
 def delta_ids(
@@ -22,26 +22,25 @@ def delta_ids(
 
     They are the rest of the assistant's turn that the sampler did not emit (in ChatML the newline after
     ``<|im_end|>``), the appended messages, and the generation prompt. The next prompt is ``row.token_ids + delta``.
-    What was sampled is not tokenized again, so it may differ from what the template would write for it.
+    The sampled ids are not tokenized again, so they may differ from the ids of the template's text.
 
-    Two renderings as text are compared, of ``messages`` and of ``messages + appended``. The second must begin with the
-    first, and the difference is tokenized after the token that ends the turn, as a stand-in for the conversation.
+    ``messages`` and ``messages + appended`` are rendered as text and compared. The second text must begin with the
+    first. The difference is tokenized after the token that ends the turn, which replaces the conversation.
 
     Args:
         tokenizer: of Hugging Face, or an object with ``apply_chat_template``, ``encode`` and ``all_special_tokens``.
         messages: the conversation, the assistant's sampled message last.
-        appended: what follows it: answers of tools, of the environment or of the user. All of them at once, because
-            templates write neighbours together.
+        appended: the messages after it: from tools, the environment or the user. Pass all of them in one call, because
+            templates may join neighbouring messages.
         tools: for the template.
         ended: the last sampled id is the token that ends the turn (``finish="stop"``). False if sampling ended
             by length or a stop text: then the end token is in the result.
         template_arguments: for the template, such as ``enable_thinking``.
 
     Returns:
-        the ids; or None if the template does not allow it: it writes earlier messages in another way when others
-        follow (it removes reasoning, or adds an end to the last message), it leaves reasoning out that was sampled, or
-        the end of the assistant's turn is not found. Then render the whole conversation as the prompt of the next
-        turn, and :func:`merge` opens a new row.
+        the ids; or None if the template does not allow it: it changes earlier messages when others follow (removes
+        reasoning, or adds an end to the last message), it omits sampled reasoning, or the end of the assistant's turn
+        is not found. Then render the whole conversation as the prompt of the next turn: :func:`merge` opens a new row.
 
     Raises:
         ValueError: the last message is not the assistant's, or nothing is appended.
@@ -83,7 +82,7 @@ def delta_ids(
 
 
 def _mark_reasoning(message: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether the message has reasoning, and the message with a mark at its end: the template may leave it out."""
+    """Whether the message has reasoning; and the message with a mark at its end, to see if the template keeps it."""
     marked, content = dict(message), message.get("content")
     keys = [key for key in _REASONING_KEYS if message.get(key)]
     marked |= {key: f"{message[key]}{_MARK}" for key in keys}
@@ -94,7 +93,7 @@ def _mark_reasoning(message: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 
 
 def _end_token(tokenizer: Any, turn_end: str) -> int:
-    """Where the first special token of the text ends; 0 if it has none."""
+    """The index at which the first special token of the text ends; 0 if it has none."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if getattr(token, "special", False))}
     ends = [(start, -len(token)) for token in special if token and (start := turn_end.find(token)) >= 0]
@@ -105,9 +104,9 @@ def _end_token(tokenizer: Any, turn_end: str) -> int:
 
 
 def _encode_after(tokenizer: Any, context: str, text: str) -> list[int]:
-    """The ids of a text that follows another one: tokenizers may treat the beginning of a text in their own way."""
+    """The ids of a text that follows another one: tokenizers may treat the beginning of a text differently."""
     known = list(tokenizer.encode(context, add_special_tokens=False))
     ids = list(tokenizer.encode(context + text, add_special_tokens=False))
-    if ids[: len(known)] != known:  # a token that crosses the border: the sampled tokens cannot be in it
+    if ids[: len(known)] != known:  # a token crosses the border, but sampled tokens cannot be part of another token
         return list(tokenizer.encode(text, add_special_tokens=False))
     return ids[len(known) :]

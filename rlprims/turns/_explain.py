@@ -1,4 +1,4 @@
-"""Why a turn does not extend a row."""
+"""The reason that a turn does not extend a row."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -7,21 +7,21 @@ from rlprims.turns._turn import Row, Turn
 
 Kind: TypeAlias = Literal["extends", "own token", "other token", "special token", "shorter prompt"]
 _CONTEXT, _SHOWN = 8, 4
-"""Tokens that are shown before the break, and from it on."""
+"""The number of tokens shown before the first difference, and from it on."""
 
 
 class Explanation(NamedTuple):
-    """How a prompt relates to what was there before it. ``str()`` of it is a sentence."""
+    """How a prompt differs from an earlier row or turn. ``str()`` of it is a sentence."""
 
     kind: Kind
     position: int
-    """The first token that differs; if none does, where the shorter of the two ends."""
+    """The index of the first token that differs; if none does, the length of the shorter one."""
     before: str
     """The last tokens that both have."""
     expected: str
-    """The first tokens from the position on of what was there before."""
+    """The first tokens of the earlier row or turn from the position on."""
     got: str
-    """The first tokens from the position on of the prompt."""
+    """The first tokens of the prompt from the position on."""
 
     def __str__(self) -> str:
         place = f"at token {self.position}, after {self.before}"
@@ -40,17 +40,17 @@ class Explanation(NamedTuple):
 
 
 def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanation:
-    """Where and why the prompt of a turn is no continuation of a row, or of a turn.
+    """Compare the prompt of a turn with a row or turn that it should continue: where it differs, and why.
 
     Args:
-        previous: what the prompt was expected to begin with.
-        turn: whose prompt is compared.
-        tokenizer: shows text instead of ids, and knows special tokens: ``decode`` and ``all_special_ids``. A break at
-            a special token has the kind "special token" only with it.
+        previous: the row or turn with which the prompt should begin.
+        turn: the turn whose prompt is compared.
+        tokenizer: with ``decode`` and ``all_special_ids``, to show text instead of ids and to find special tokens.
+            Without it a difference at a special token has another kind.
 
     Returns:
-        the kind: "extends"; "shorter prompt" if all of the prompt is in ``previous``; else by the token that differs:
-        "special token" if it is one on either side, "own token" if it was sampled, "other token" if it was not.
+        the kind: "extends"; "shorter prompt" if all of the prompt is in ``previous``; otherwise it depends on the token
+        that differs: "special token" if it is one in either, "own token" if it was sampled, else "other token".
 
     >>> print(explain(Turn([1, 2], [3, 4], [0.0, 0.0]), Turn([1, 2, 34, 5], [6], [0.0])))
     the prompt differs at token 2, after [1, 2], in a token that was sampled (tokenized again, or edited): expected

@@ -1,4 +1,4 @@
-"""Turns to rows, by exact prefixes."""
+"""Rows made from turns, by exact prefixes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -15,13 +15,13 @@ def merge(turns: Sequence[Turn], *, shared: Shared = "first", strict: bool = Fal
 
     Then the rest of the prompt is appended with mask False and the sampled ids with mask True. Otherwise the turn opens
     a new row: the history was rewritten, or the turn is a second try after the same prompt. Ids are compared and never
-    made, so nothing is tokenized twice. Every turn is a prefix of its row, and its sampled tokens are trained once.
+    computed, so nothing is tokenized twice. Every turn is a prefix of its row, and its sampled tokens are trained once.
 
-    - If several rows could be extended, it is the longest; of equally long ones the latest.
+    - If a turn could extend several rows, it extends the longest one; of equally long ones the latest.
     - A row that was not extended stays open: conversations may be interleaved.
     - A turn without sampled ids appends its prompt. Its reward is moved to the last sampled token before it.
-    - The reward of a turn that is not trainable is on its last token, outside the mask: no estimator reads it there.
-    - If turns give an extra for their whole prompt, a token keeps the entry of the turn that brought it.
+    - The reward of a turn that is not trainable is on its last token, outside the mask, so no estimator reads it.
+    - If turns have an extra for their whole prompt, a token has the entry of the turn that added it.
 
     Args:
         turns: of one rollout, in the order of sampling.
@@ -45,7 +45,7 @@ def merge(turns: Sequence[Turn], *, shared: Shared = "first", strict: bool = Fal
     """
     check_choice("shared", shared, Shared)
     chains: list[list[int]] = []  # the turns of each row
-    chain_of: list[list[int]] = []  # of each turn
+    chain_of: list[list[int]] = []  # for each turn, the chain of its row
     for number, turn in enumerate(turns):
         end = _longest_prefix(turn, turns, (chain[-1] for chain in chains))
         if end is not None:
@@ -72,7 +72,7 @@ def _longest_prefix(turn: Turn, turns: Sequence[Turn], numbers: Iterable[int]) -
             (stop, number) > (longest, -1 if found is None else found)
             and stop <= len(turn.prompt_ids)
             and earlier.agent == turn.agent
-            and turn.prompt_ids[start:stop] == earlier.sampled_ids  # the shorter comparison first
+            and turn.prompt_ids[start:stop] == earlier.sampled_ids  # compared first because it is shorter
             and turn.prompt_ids[:start] == earlier.prompt_ids
         ):
             found, longest = number, stop
@@ -96,7 +96,7 @@ def _row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
     names = dict.fromkeys(name for number in chain for name in turns[number].extras)
     extras: dict[str, list[Any]] = {name: [None] * length for name in names}
     spans: list[Span] = []
-    known, last_sampled = 0, None  # the tokens of the turns before; the last sampled one of them
+    known, last_sampled = 0, None  # the number of tokens of the turns before; the index of their last sampled token
     for number in chain:
         turn = turns[number]
         start, stop = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.sampled_ids)
@@ -112,7 +112,7 @@ def _row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
             rewards[last_sampled] += turn.reward
         elif turn.reward != 0:
             raise ValueError(
-                f"turn {number} has reward {turn.reward}, but nothing was sampled: there is no token for it"
+                f"turn {number} has reward {turn.reward}, but nothing was sampled: expected a token for it"
             )
         spans.append(Span(number, start, stop))
         known = stop

@@ -1,4 +1,4 @@
-"""A turn as the sampler saw it, and a row of training data as turns are merged to it."""
+"""A turn with the sampler's exact ids, and a row of training data merged from turns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +12,22 @@ from rlprims.ended import Ended, EndedName
 class Turn:
     """One call of the sampler: the exact ids that it was given and the exact ids that it drew. No text.
 
-    Sequences may be lists, tuples, arrays or tensors; they are stored as tuples. A log-prob that is NaN or infinite is
-    legal and stays with its token, because real samplers report such numbers: the caller decides what becomes of it.
+    Sequences may be lists, tuples, arrays or tensors; they are stored as tuples. A log-prob may be NaN or infinite,
+    because real samplers report such numbers. It stays with its token; ``filters.finite_tokens`` can drop it.
 
     Args:
         prompt_ids: all tokens before the sampled ones: the conversation so far and the generation prompt.
         sampled_ids: what the sampler drew, with the end token if it was drawn. May be empty.
         log_probs: the sampler's log-prob of each sampled id, nats.
         version: of the weights: one number, or one per sampled id if the weights changed during the turn.
-        finish: why sampling ended, a name of :class:`rlprims.ended.Ended`. All but "stop" say that the end token is
-            missing.
-        reward: of this turn. It will be on the last sampled token.
+        finish: why sampling ended, a name of :class:`rlprims.ended.Ended`. The end token is missing for all but "stop".
+        reward: the reward of this turn. It is put on the last sampled token.
         trainable: False if no token of the turn is to be trained; or one bool per sampled id, for example False on
             tokens that were forced and not drawn.
         agent: turns of different agents never share a row.
         extras: more columns, such as routed experts. Each has one entry per sampled id, or one per id of prompt and
-            sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, the sampled one
-            among them; None where nothing was cut.
+            sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, including the
+            sampled one; None if the whole vocabulary was left.
 
     Raises:
         ValueError: lengths differ, ids are not integers, or ``finish`` is no reason to end.
@@ -84,17 +83,17 @@ class Turn:
             if kept is not None and len(kept) and sampled not in list(kept):
                 raise ValueError(
                     f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
-                    "set that the token was drawn from; give the sampler's own, and do not filter the logits again"
+                    "set that the token was drawn from; use the sampler's set, and do not filter the logits again"
                 )
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and sampled ids: what the next prompt begins with, if nothing was rewritten."""
+        """Prompt and sampled ids. The next prompt begins with them, unless the conversation was rewritten."""
         return (*self.prompt_ids, *self.sampled_ids)
 
 
 class Span(NamedTuple):
-    """Where the sampled tokens of a turn are in a row: ``token_ids[start:stop]``."""
+    """The place of a turn's sampled tokens in a row: ``token_ids[start:stop]``."""
 
     turn: int
     start: int
@@ -107,8 +106,8 @@ class Row:
 
     ``response_mask`` is True on tokens to train on. ``rollout_log_probs`` and ``versions`` are those of the sampled
     tokens, and 0 on the others: 0 is also a legal log-prob, so only the mask says which tokens were sampled.
-    ``turn_ids`` is the number of the turn that brought the token, in its prompt or as a sampled one. Entries of
-    ``extras`` are None where no turn gave one.
+    ``turn_ids`` is the number of the turn that added the token, in its prompt or as a sampled one. Entries of
+    ``extras`` are None for tokens without one.
     """
 
     token_ids: tuple[int, ...]
@@ -122,11 +121,11 @@ class Row:
     """Where each turn's sampled tokens are, in order."""
     agent: str
     finish: EndedName
-    """Of the last turn."""
+    """Why the last turn ended."""
 
     @property
     def observation_mask(self) -> tuple[bool, ...]:
-        """True on tokens that were not sampled: what prompts brought, the first one's too."""
+        """True on tokens that were not sampled, that is, all tokens of prompts."""
         mask = [True] * len(self.token_ids)
         for span in self.spans:
             mask[span.start : span.stop] = [False] * (span.stop - span.start)
@@ -144,7 +143,7 @@ def per_token(value: Any, count: int) -> Sequence[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A sequence, array or tensor as a tuple of Python numbers; one number as it is."""
+    """A sequence, array or tensor as a tuple of Python numbers; a single number unchanged."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return tuple(value) if isinstance(value, Sequence) else value
 

@@ -1,0 +1,229 @@
+"""Losses that compare the responses of a group with each other: GVPO, REAL and FlowRL.
+
+Each response's loss depends on the log-probs of its whole group, so a group must not be split over micro-batches or
+ranks. An :class:`~rlprims.algorithms.Algorithm` finds that in the signature, which has ``group_ids``.
+"""
+
+import torch
+
+from rlprims.grouping import group_bounds, group_centred, group_count, group_sum
+from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
+from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.ratios import clamp_log_ratio
+from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
+
+
+def gvpo(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 0.1,
+    all_reduce_rows: AllReduce | None = None,
+) -> PerToken:
+    """Group variance policy optimization, Zhang et al. 2025 (arXiv:2504.19599): implicit rewards match the given ones.
+
+    With R_i = β Σ_t (log_probs − old_log_probs), the reward for which the policy would be optimal, and A_i the mean of
+    the response's advantages: loss_i = G/(G − 1) · ½ [(R_i − mean_g R) − (A_i − mean_g A)]², on each token of response
+    i of a group of G. Under ``seq_mean_token_mean`` the sum over a group is divided by G − 1, as in the authors' code.
+    It is 0 where the policy is π_old e^(A/β) / Z, whoever sampled; no ratio is formed.
+
+    The rewards less their group's mean are the advantages of Dr. GRPO, ``advantage.grpo(normalize_std=False)``. The
+    authors' code takes the group's mean of R as a constant. That changes no gradient, since the residuals of a group
+    sum to 0. It gathers that mean over the ranks, of the rows that are in their micro-batches at that time, and asserts
+    that each group is whole.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: the policy that the KL is measured from, in the paper the one at the start
+            of the step.
+        advantages: float, like log_probs.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
+        response_mask: bool, like log_probs. A row without tokens is in no group.
+        cu_seqlens: int (B+1,) if packed.
+        beta: β > 0, the coefficient of the KL that the optimum has.
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+
+    Returns:
+        float, like log_probs; 0 outside the mask, and in a group of one.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta not above 0.
+
+    >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    >>> log_probs, advantages = torch.tensor([[-1.0], [-2.0]]), torch.tensor([[0.5], [-0.5]])
+    >>> gvpo(log_probs, torch.full((2, 1), -2.0), advantages, one_group, m, beta=1.0)  # R is 1 and 0, as asked
+    tensor([[0.],
+            [0.]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    if beta <= 0:
+        raise ValueError(f"beta={beta}, expected a number above 0: the coefficient of the KL")
+
+    lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    has_tokens = lengths > 0
+    log_ratios = upcast(log_probs) - upcast(old_log_probs).detach()
+    implicit = beta * sequence_sum(log_ratios, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    actual = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
+    residuals = group_centred(implicit - actual, group_ids, has_tokens)
+    samples = group_count(group_ids, has_tokens)
+    losses = residuals.square() / 2 * samples / (samples - 1).clamp(min=1)
+    return to_tokens(losses, response_mask, cu_seqlens)
+
+
+def real(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    advantages: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tau: float = 0.5,
+    all_reduce_rows: AllReduce | None = None,
+) -> PerToken:
+    """Rewards as labels, Zhai et al. 2026 (arXiv:2602.05630): the loss separates a group's good and bad responses.
+
+    With s_i the mean over response i's tokens of log_probs − old_log_probs, a logit whose anchor is 0, and + and − the
+    responses of a group with A > 0 and with A <= 0:
+    loss = log(1 + Σ_{i in +} e^(−s_i/τ)) + log(1 + Σ_{j in −} e^(s_j/τ)), the group's number on each of its tokens, so
+    ``prompt_token_mean`` is the mean over groups. A group without both is 0. The weight of a response's gradient falls
+    from 1/τ to 0 as its logit moves to the right side of 0; GRPO's weight grows as a good response gets more likely.
+
+    Only the sign of A is used, so its scale does not matter. s is clamped to ±20. From ms-swift
+    (``loss_type="real"``), which divides by the number of all groups, also of those that are 0, and takes G adjacent
+    rows as a group.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        advantages: float, like log_probs; the sign of a response's mean is its label.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
+        response_mask: bool, like log_probs. A row without tokens is in no group.
+        cu_seqlens: int (B+1,) if packed.
+        tau: τ > 0, in nats per token.
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+
+    Returns:
+        float, like log_probs; 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; tau not above 0.
+
+    >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    >>> z, advantages = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
+    >>> real(z, z, advantages, one_group, m)  # 2 log 2
+    tensor([[1.3863],
+            [1.3863]])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    if tau <= 0:
+        raise ValueError(f"tau={tau}, expected a number above 0: the temperature of the logits")
+
+    has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
+    log_ratios = upcast(log_probs) - upcast(old_log_probs).detach()
+    logits = clamp_log_ratio(_row_means(log_ratios, response_mask, cu_seqlens, all_reduce_rows)) / tau
+    good = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows) > 0
+    bad = has_tokens & ~good
+    losses = _log_one_plus_sum_exp(-logits, group_ids, good) + _log_one_plus_sum_exp(logits, group_ids, bad)
+    mixed = (group_count(group_ids, good) > 0) & (group_count(group_ids, bad) > 0)
+    return to_tokens(zero_outside(losses, mixed), response_mask, cu_seqlens)
+
+
+def flowrl(
+    log_probs: PerToken,
+    old_log_probs: PerToken,
+    ref_log_probs: PerToken,
+    advantages: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 15.0,
+    w_max: float = 10.0,
+    all_reduce_rows: AllReduce | None = None,
+) -> PerToken:
+    """FlowRL, Zhu et al. 2025 (arXiv:2509.15207): responses become as likely as π_ref e^(βA) / Z.
+
+    With x_i the mean over response i's tokens of log_probs − ref_log_probs, less β A_i, and
+    w_i = min(exp(Σ_t (log_probs − old_log_probs)), w_max), a constant:
+    loss_i = w_i (log Z + x_i)², on each token of response i, for ``seq_mean_token_mean``.
+
+    log Z is here the number that minimizes the group's loss, −Σ w_i x_i / Σ w_i, a constant. The paper learns it as a
+    head on the prompt's hidden states, by the same loss. This number is the minimum for such a head, if the head can
+    separate the prompts. At the minimum its gradient is 0, so the policy's gradient is that of the loss with the
+    head's value in its place. With sums over the responses in place of means, and w = 1, it is :func:`gvpo`'s loss.
+
+    In the authors' code A is GRPO's advantage, and the log-ratio to the old policy is a sum over the response where the
+    one to the reference is a mean; so here. The sum is clamped to ±20.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step.
+        ref_log_probs: float, like log_probs: frozen reference.
+        advantages: float, like log_probs; the mean over a response is its reward.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
+        response_mask: bool, like log_probs. A row without tokens is in no group.
+        cu_seqlens: int (B+1,) if packed.
+        beta: β, how sharp the target is, in nats per token and advantage; 15 in the authors' code.
+        w_max: largest importance weight, above 0.
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+
+    Returns:
+        float, like log_probs; 0 outside the mask, and in a group of one.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta or w_max not above 0.
+
+    >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    >>> x, z, advantages = torch.tensor([[-1.0], [-2.0]]), torch.full((2, 1), -2.0), torch.tensor([[1.0], [-1.0]])
+    >>> flowrl(x, x, z, advantages, one_group, m, beta=1.5)  # 1 − 1.5 and 0 + 1.5, and their mean is 0.5
+    tensor([[1.],
+            [1.]])
+    """
+    check_tokens(
+        response_mask,
+        cu_seqlens,
+        log_probs=log_probs,
+        old_log_probs=old_log_probs,
+        ref_log_probs=ref_log_probs,
+        advantages=advantages,
+    )
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    if beta <= 0 or w_max <= 0:
+        raise ValueError(f"beta={beta} and w_max={w_max}, expected numbers above 0")
+
+    has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
+    moved = upcast(log_probs.detach()) - upcast(old_log_probs).detach()
+    log_w = sequence_sum(moved, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    w = clamp_log_ratio(log_w).exp().clamp(max=w_max)
+    log_ratios = upcast(log_probs) - upcast(ref_log_probs).detach()
+    x = _row_means(log_ratios, response_mask, cu_seqlens, all_reduce_rows)
+    x = x - beta * _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
+    weights = group_sum(w, group_ids, has_tokens)
+    log_z = -group_sum(w * x.detach(), group_ids, has_tokens) / torch.where(weights > 0, weights, 1.0)
+    return to_tokens(w * (log_z + x).square(), response_mask, cu_seqlens)
+
+
+def _row_means(
+    x: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, all_reduce_rows: AllReduce | None
+) -> PerSequence:
+    """The mean over each sequence's valid tokens; 0 if it has none."""
+    lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    return sequence_sum(x, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) / lengths.clamp(min=1)
+
+
+def _log_one_plus_sum_exp(x: PerSequence, group_ids: GroupIds, members: RowMask) -> PerSequence:
+    """log(1 + Σ e^x) over the members of each row's group."""
+    x = zero_outside(x, members)
+    _, high = group_bounds(x.detach(), group_ids, members)
+    high = high.clamp(min=0)  # the 1 is e^0
+    return high + ((-high).exp() + group_sum((x - high).exp(), group_ids, members)).log()
