@@ -16,13 +16,14 @@ True
 from collections.abc import Callable
 
 from rlprims.algorithms import presets
-from rlprims.algorithms._adapters import kl_to_old, solved
+from rlprims.algorithms._adapters import kl_to_old, kl_to_sampler, solved
 from rlprims.algorithms._algorithm import (
     Algorithm,
     Endings,
     GroupFilter,
     KLInReward,
     LossTerm,
+    Support,
     diff,
     knobs,
     merge,
@@ -68,6 +69,7 @@ __all__ = [
     "LossTerm",
     "Part",
     "StepCounts",
+    "Support",
     "Use",
     "assess_groups",
     "check",
@@ -77,6 +79,7 @@ __all__ = [
     "filter_column",
     "import_path",
     "kl_to_old",
+    "kl_to_sampler",
     "knobs",
     "leave_out_rows",
     "mask_turns",

@@ -25,6 +25,28 @@ def kl_to_old(
     return losses.kl(log_probs, old_log_probs, response_mask, cu_seqlens, value=value, gradient=gradient)
 
 
+@token_wise
+def kl_to_sampler(
+    log_probs: PerToken,
+    rollout_log_probs: PerToken,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    value: Estimator = "k2",
+    gradient: Estimator | None = None,
+) -> PerToken:
+    """:func:`rlprims.losses.kl` to the policy that sampled the token (its own log-probs) instead of to the reference.
+
+    prime-rl's τ log²ρ beside a masked policy loss, on the tokens that the mask leaves out too, is this with k2 and a
+    coefficient of 2 τ: k2 is half the square. It holds the policy to its samples, whatever corrected them.
+
+    >>> import torch
+    >>> kl_to_sampler(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    tensor([[0.1250, 0.5000]])
+    """
+    return losses.kl(log_probs, rollout_log_probs, response_mask, cu_seqlens, value=value, gradient=gradient)
+
+
 def solved(
     scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, above: float = 0.0
 ) -> TokenMask:

@@ -1,5 +1,6 @@
-"""An algorithm is the list of what fills each stage."""
+"""The :class:`Algorithm`: the function and the hyperparameters of each stage."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, get_args
@@ -46,11 +47,13 @@ class KLInReward(_Spec):
     controller: Use = Field(default=use(controllers.FixedKL), description="the coefficient, fixed or adaptive")
 
 
+_STATEFUL = {"kl_in_reward", "baseline", "coefficient"}
+
 Policy: TypeAlias = Literal["score", "leave_out", "mask_turn", "drop_group"]
 
 
 class Endings(_Spec):
-    """What becomes of a response, by why it ended.
+    """How a response is treated, by the reason of its end.
 
     ``score``: it counts as any other. ``leave_out``: it is False in ``valid_rows``, in no statistic, with advantage 0.
     ``mask_turn``: its score counts, and the tokens of its last turn (all, without ``turn_ids``) are in no loss and in
@@ -70,17 +73,19 @@ class Endings(_Spec):
     aborted: Policy = "drop_group"
 
     def reasons(self, policy: Policy) -> tuple[EndedName, ...]:
-        """Those that have this policy."""
+        """The reasons that have this policy."""
         return tuple(name for name in get_args(EndedName) if getattr(self, name) == policy)
 
 
 class LossTerm(_Spec):
-    """What is added to the policy's objective: coefficient · mean of the loss over the term's own tokens.
+    """A term of the objective: coefficient · mean of a loss over the term's own tokens.
 
     By default its tokens, mean and denominator are the policy's, and it is added token by token.
     """
 
-    coefficient: float
+    coefficient: float | Use = Field(
+        description="a number, or a controller whose value it is, such as controllers.AdaptiveEntropy"
+    )
     loss: Use
     mask: str = Field(
         default="response_mask", description="bool column of the tokens it is on, such as observation_mask"
@@ -95,15 +100,29 @@ class LossTerm(_Spec):
     )
 
     @property
+    def controller(self) -> Use | None:
+        """The class that gives the coefficient, if it changes."""
+        return self.coefficient if isinstance(self.coefficient, Use) else None
+
+    @property
     def is_beside_the_policy(self) -> bool:
         """Whether its losses are added to the policy's per token, and share their mean."""
         return self.mask == "response_mask" and self.aggregation is None and self.over == "policy"
 
 
-class Algorithm(_Spec):
-    """What fills each stage of a step: generate, score, filter, shape, advantage, loss, update.
+class Support(_Spec):
+    """The K tokens of the vocabulary that ``losses.topk_kl`` and ``topk_jsd`` compare; the rest is one more event."""
 
-    ``needs`` says which data the trainer must produce; the signatures decide, nobody lists them.
+    size: int = Field(default=100, ge=1, description="K, at most the vocabulary")
+    of: Literal["teacher", "student"] = Field(
+        default="teacher", description="whose likeliest tokens; the student's are those before the batch's updates"
+    )
+
+
+class Algorithm(_Spec):
+    """The functions of a step's stages: generate, score, filter, shape, advantage, loss, update.
+
+    ``needs`` are the data that the trainer must produce; they follow from the signatures.
 
     >>> from rlprims import advantage, algorithms
     >>> dapo = algorithms.dapo(max_length=1024, buffer_length=256)
@@ -122,6 +141,11 @@ class Algorithm(_Spec):
     )
     score_shaping: tuple[Use, ...] = Field(default=(), description="each gives (B,), added to the scores")
     kl_in_reward: KLInReward | None = None
+    baseline: Use | None = Field(
+        default=None,
+        description="class that remembers baseline_scores: advantage.ValueTracker, RoleBaseline; null: the greedy "
+        "response's, where they are needed",
+    )
     advantage: Use
     normalization: Use | None = Field(default=None, description="of the advantages, over the batch")
     corrections: tuple[Use, ...] = Field(
@@ -131,6 +155,7 @@ class Algorithm(_Spec):
     policy_loss: Use = use(losses.clipped_surrogate)
     policy_coefficient: float = Field(default=1.0, description="factor of the policy loss, beside the loss terms")
     loss_terms: tuple[LossTerm, ...] = ()
+    support: Support = Field(default=Support(), description="of divergences to a teacher over several tokens")
     value_target: Use | None = Field(default=None, description="what the critic learns; null: advantages + values")
     value_loss: Use | None = Field(default=None, description="trains the critic; present exactly if values are needed")
     aggregation: Use = use(losses.token_mean)
@@ -142,20 +167,55 @@ class Algorithm(_Spec):
         for stage, part in self.uses():
             if part.unbound:
                 raise ValueError(f"{stage}: {part.path} needs a value for {sorted(part.unbound)}")
+        for stage, part in self.stateful.items():
+            wanted = ["update", "state_dict", "load_state_dict", *(["baseline"] if stage == "baseline" else [])]
+            if missing := [name for name in wanted if not callable(getattr(part.fn, name, None))]:
+                such = "advantage.ValueTracker" if stage == "baseline" else "controllers.AdaptiveEntropy"
+                raise ValueError(f"{stage}: {part.path} has no {missing}: expected a class such as {such}")
         return self
 
+    @property
+    def stateful(self) -> dict[str, Use]:
+        """The stages that are an object with state: a trainer creates each once, and saves its ``state_dict``.
+
+        >>> from rlprims import algorithms
+        >>> list(algorithms.spo().stateful)
+        ['baseline']
+        """
+        found = {stage: part for stage, part in self.uses() if stage.rpartition(".")[2] in _STATEFUL}
+        return {stage.removesuffix(".coefficient"): part for stage, part in found.items()}
+
+    def with_coefficients(self, values: Mapping[str, float]) -> "Algorithm":
+        """The algorithm of one step: the terms at ``loss_terms.0`` and so on have these numbers as coefficients.
+
+        >>> from rlprims import algorithms, controllers, losses
+        >>> term = {"coefficient": controllers.AdaptiveEntropy, "loss": losses.entropy}
+        >>> dapo = algorithms.dapo().replace(loss_terms=[term])
+        >>> dapo.with_coefficients({"loss_terms.0": 0.01}).loss_terms[0].coefficient
+        0.01
+        """
+        if not values:
+            return self
+        terms = tuple(
+            term.model_copy(update={"coefficient": values.get(f"loss_terms.{i}", term.coefficient)})
+            for i, term in enumerate(self.loss_terms)
+        )
+        return self.model_copy(update={"loss_terms": terms})
+
     def uses(self) -> Iterator[tuple[str, Use]]:
-        """Every primitive with the stage it fills."""
+        """Every primitive with its stage."""
         parts: list[tuple[str, Use | None]] = [
             ("filter", self.filter.keep if self.filter else None),
             *((f"score_shaping.{i}", part) for i, part in enumerate(self.score_shaping)),
             ("kl_in_reward", self.kl_in_reward.controller if self.kl_in_reward else None),
+            ("baseline", self.baseline),
             ("advantage", self.advantage),
             ("normalization", self.normalization),
             *self._weighing(),
             ("policy_loss", self.policy_loss),
             *((f"loss_terms.{i}", term.loss) for i, term in enumerate(self.loss_terms)),
             *((f"loss_terms.{i}.aggregation", term.aggregation) for i, term in enumerate(self.loss_terms)),
+            *((f"loss_terms.{i}.coefficient", term.controller) for i, term in enumerate(self.loss_terms)),
             ("value_target", self.value_target),
             ("value_loss", self.value_loss),
             ("aggregation", self.aggregation),
@@ -173,17 +233,26 @@ class Algorithm(_Spec):
         names = _union(part for _, part in self.uses()) | {term.mask for term in self.loss_terms}
         if self.kl_in_reward:
             names |= {"ref_log_probs"}
+        if self.baseline is not None:
+            names -= {"baseline_scores"}  # which come from the object, so nothing is sampled for them
         # Before the first update of a batch the policy's log-probs are the old ones.
-        return names | {"old_log_probs"} if self.kl_in_reward or "log_probs" in self.weighing_needs else names
+        reads_old = self.kl_in_reward or self.baseline_measures_kl or "log_probs" in self.weighing_needs
+        return names | {"old_log_probs"} if reads_old else names
+
+    @property
+    def baseline_measures_kl(self) -> bool:
+        """Whether the baseline's ``update`` takes ``kl``: of the policy from the one that answered the prompt last."""
+        update = getattr(self.baseline.fn, "update", None) if self.baseline is not None else None
+        return update is not None and "kl" in inspect.signature(update).parameters
 
     @property
     def weighing_needs(self) -> frozenset[str]:
-        """What corrections and token selections ask for, of the policy as it is before each update."""
+        """The data of corrections and token selections; ``log_probs`` are of the policy before each update."""
         return _union(part for _, part in self._weighing() if part is not None)
 
     @property
     def loss_needs(self) -> frozenset[str]:
-        """What the policy's losses ask for: of these a backend gives gradients."""
+        """The data of the policy's losses: a backend gives gradients to those that it computes."""
         return _union([self.policy_loss, *(term.loss for term in self.loss_terms)])
 
     @property
@@ -201,22 +270,35 @@ class Algorithm(_Spec):
         return [self.aggregation, *(term.aggregation for term in self.loss_terms if term.aggregation is not None)]
 
     @property
-    def splits_rollouts(self) -> bool:
-        """Whether the rows of one rollout may be in several micro-batches, given :func:`step_counts`.
+    def together(self) -> Literal["group_ids", "trajectory_ids"] | None:
+        """The ids whose rows must be in one micro-batch; None: any rows, given :func:`step_counts`.
 
-        A loss that reads its whole sequence needs them together, and so might a mean that is not of this library.
+        A loss that asks for ``group_ids`` compares the responses of a group with each other. One that reads its whole
+        sequence needs the rows of a rollout, and so might a mean that is not of this library.
+
+        >>> from rlprims import algorithms
+        >>> algorithms.real().together, algorithms.gspo().together, algorithms.grpo().together
+        ('group_ids', 'trajectory_ids', None)
         """
+        if "group_ids" in self.loss_needs:
+            return "group_ids"
         found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
         found += [self.value_loss] if self.value_loss is not None else []
         by_token = all(getattr(loss.fn, "token_wise", False) for loss in found)
-        return by_token and all(mean.path.startswith("rlprims.losses.") for mean in self.aggregations)
+        of_ours = all(mean.path.startswith("rlprims.losses.") for mean in self.aggregations)
+        return None if by_token and of_ours else "trajectory_ids"
+
+    @property
+    def splits_rollouts(self) -> bool:
+        """Whether any rows may be in any micro-batches, given :func:`step_counts`: ``together`` is None."""
+        return self.together is None
 
     @property
     def updates_per_batch(self) -> int:
         return self.epochs * self.mini_batches
 
     def replace(self, **changes: Any) -> "Algorithm":
-        """A copy with other values, validated. A mapping changes knobs of a stage: ``policy_loss={"clip_high": 0.3}``.
+        """A copy with other values, validated. A mapping changes a stage: ``policy_loss={"clip_high": 0.3}``.
 
         Raises:
             ValueError: an unknown field, a wrong type or an impossible value.
@@ -306,7 +388,7 @@ def knobs(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def diff(a: Algorithm, b: Algorithm) -> dict[str, tuple[Any, Any]]:
-    """The knobs that differ, by dotted name; None where one of the two has no such knob.
+    """The values that differ, by dotted name; None where one of the two has no such value.
 
     >>> from rlprims import algorithms
     >>> diff(algorithms.grpo(), algorithms.grpo().replace(group_size=16))

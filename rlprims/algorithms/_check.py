@@ -1,4 +1,4 @@
-"""Lints: combinations that run and do not mean what they seem to."""
+"""Lints: combinations that run but probably are mistakes."""
 
 from collections.abc import Iterator
 from inspect import signature
@@ -20,8 +20,14 @@ class Finding(NamedTuple):
 _NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
 """Estimators whose advantages have a scale of their own, beside those with ``normalize_std``."""
 
-_UNSCALED = (advantage.clip, advantage.positive_negative)
-"""What may stand in the place of a normalization and is none."""
+_UNSCALED = (advantage.clip, advantage.positive_negative, advantage.rlsd)
+"""Functions of the normalization stage that do not normalize."""
+
+_OF_SEVERAL_TOKENS = {
+    *("topk_log_probs", "teacher_topk_log_probs"),
+    *("logits", "ref_logits", "teacher_logits"),
+}
+"""Data of a whole next-token distribution: the same whatever token was sampled from it."""
 
 _RATES = (advantage.maxrl, advantage.beta_normalized)
 """Estimators that take a group's mean for the share of right answers."""
@@ -42,6 +48,8 @@ _STAGES = {
     "filter": "filters",
     "score_shaping": "rewards",
     "kl_in_reward": "controllers",
+    "baseline": "advantage",
+    "coefficient": "controllers",
     "advantage": "advantage",
     "normalization": "advantage",
     "corrections": "corrections",
@@ -53,7 +61,7 @@ _STAGES = {
     "value_loss": "losses",
     "aggregation": "losses",
 }
-"""The package whose functions fill each stage; a stranger's may fill any."""
+"""The package of each stage's functions; functions of other packages may be in any stage."""
 
 _SEQUENCE_RATIO = (losses.gspo, losses.gspo_token)
 
@@ -84,6 +92,11 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
         )
     if a.filter and a.group_size == 1:
         yield error("filter looks at differences within a group, and group_size is 1: every group would be dropped")
+    if a.baseline is not None and "baseline_scores" not in a.advantage.needs:
+        yield error(
+            f"baseline remembers baseline_scores, which {_short(a.advantage.path)} does not read: use advantage.remax "
+            "or advantage.spo"
+        )
     if "values" in a.advantage.needs and a.value_loss is None:
         yield error(f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic")
     if a.value_loss is not None and "values" not in a.advantage.needs:
@@ -98,6 +111,14 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
                 f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 on all "
                 "tokens but those of response_mask"
             )
+    of_several = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
+    if of_several and not getattr(a.advantage.fn, "of_later_tokens", False):
+        yield error(
+            f"{_short(a.advantage.path)} reads {', '.join(of_several)}: a divergence over several tokens is the same "
+            "whatever token was sampled, so that in an advantage its expected gradient is 0. Make it a loss, such as "
+            "losses.topk_kl, or take advantage.teacher_gap, of the sampled token; a sum over later tokens is declared "
+            f"by {a.advantage.fn.__name__}.of_later_tokens = True"
+        )
     weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
     if len(weights) > 1:
         names = " and ".join(_short(part.path) for part in weights)
@@ -125,8 +146,8 @@ def _misplaced(a: Algorithm) -> Iterator[str]:
     """A loss in the advantage stage, a mean in the place of a loss, and the like."""
     for stage, part in a.uses():
         *_, kind = (piece for piece in stage.split(".") if not piece.isdigit())
-        library, _, room = part.path.rpartition(".")[0].partition(".")
-        if library == "rlprims" and room in _STAGES.values() and room != _STAGES[kind]:
+        library, _, package = part.path.rpartition(".")[0].partition(".")
+        if library == "rlprims" and package in _STAGES.values() and package != _STAGES[kind]:
             yield f"{stage} is {_short(part.path)}, and this stage takes a function of rlprims.{_STAGES[kind]}"
         elif kind in ("advantage", "filter", "score_shaping") and "advantages" in part.needs:
             yield f"{stage} is {_short(part.path)}, which reads advantages, and there are none before that stage ends"

@@ -1,4 +1,4 @@
-"""What a primitive itself says of its hyperparameters, before there is a batch."""
+"""A primitive's own check of its hyperparameters, before there is a batch."""
 
 import inspect
 from typing import Annotated, Any, get_args, get_origin, get_type_hints

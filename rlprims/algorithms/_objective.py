@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
+from rlprims.algorithms._use import Use
+from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths
 from rlprims.losses import count_totals
 from rlprims.masking import zero_outside
@@ -22,7 +24,7 @@ from rlprims.types import Totals
 Data = Mapping[str, Any]
 
 _COUNTS = ("totals", "row_tokens", "group_tokens", "trajectory_tokens")
-"""What a mean divides by: of the policy's tokens, and with the name of a term before it of that term's."""
+"""The counts that a mean divides by: of the policy's tokens, or, with a term's name before it, of that term's."""
 
 
 class StepCounts(NamedTuple):
@@ -35,10 +37,10 @@ class StepCounts(NamedTuple):
 
 
 def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
-    """What every mean of the objective divides by, counted over the whole step before it is split.
+    """The denominators of all means of the objective, counted over the whole step before it is split.
 
     ``data`` is that of the step, with what :func:`weigh_tokens` made of it. Give each micro-batch its rows of the
-    columns, and all of the totals: then the micro-batches' objectives sum to that of the step, whatever the split is.
+    columns, and all of the totals: then the micro-batches' objectives sum to that of the step, for any split.
 
     >>> import torch
     >>> from rlprims import algorithms
@@ -60,7 +62,7 @@ def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
 
 
 def _count(data: Data, mask: Tensor) -> dict[str, Tensor | Totals]:
-    """Each of the ``_COUNTS`` for the tokens of a mask, of the rows at hand."""
+    """Each of the ``_COUNTS`` for the tokens of a mask, over the given rows."""
     cu_seqlens, group_ids, trajectory_ids = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     tokens = sequence_lengths(mask, cu_seqlens)
 
@@ -134,11 +136,31 @@ def objective_parts(algorithm: Algorithm) -> list[Part]:
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
     """The scalar to minimize: the mean of :func:`policy_losses`, and of each term that has a mean by itself.
 
-    In a micro-batch ``data`` has what :func:`step_counts` made of the whole step. Without any ``totals`` the batch at
-    hand is the step.
+    In a micro-batch ``data`` has what :func:`step_counts` made of the whole step. Without any ``totals`` the given
+    batch is the step.
+
+    Raises:
+        ValueError: a group is split, and ``algorithm.together`` is "group_ids".
     """
+    if algorithm.together == "group_ids":
+        _check_whole_groups(data)
     first, *others = (part.mean(data, part.losses(data)) for part in objective_parts(algorithm))
     return sum(others, start=first)
+
+
+def _check_whole_groups(data: Data) -> None:
+    """Raise ``ValueError`` if a group has tokens here and others elsewhere; values are read on a CPU only."""
+    if "group_tokens" not in data or not are_readable(data["group_tokens"], data["response_mask"]):
+        return
+    here, step = _count(data, data["response_mask"])["group_tokens"], data["group_tokens"]
+    assert isinstance(here, Tensor)
+    split = (here > 0) & (here != step)
+    if split.any():
+        row = int(split.nonzero()[0])
+        raise ValueError(
+            f"the group of row {row} has {int(here[row])} of the step's {int(step[row])} tokens here, expected all: a "
+            "loss compares the responses of a group. Split the batch by group: batching.pack(lengths, group_ids, ...)"
+        )
 
 
 def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
@@ -162,6 +184,11 @@ def _term_losses(algorithm: Algorithm, number: int, data: Data) -> Tensor:
     losses = term.loss({**data, "response_mask": _column(term.mask, data)})
     if term.tokens is not None:
         losses = zero_outside(losses, weighed(tokens_of(number), data))
+    if isinstance(term.coefficient, Use):
+        raise ValueError(
+            f"loss_terms.{number}.coefficient is {term.coefficient}, whose value changes: give the step's number, "
+            f"algorithm.with_coefficients({{'loss_terms.{number}': controller.value}})"
+        )
     scaled: Tensor = term.coefficient * losses
     return scaled
 

@@ -1,6 +1,6 @@
 """The stages of a step as functions of an algorithm and named tensors: what every trainer and backend shares.
 
-``data`` maps the names of the vocabulary to tensors. A function that adds returns the new names only.
+``data`` maps the names of the vocabulary to tensors. A function returns only the names that it adds.
 """
 
 import operator
@@ -60,7 +60,7 @@ def leave_out_rows(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 
 
 def _with_ends_of_rollouts(data: Data) -> Data:
-    """Every row with the ``ended`` of its rollout's last row: an earlier one may have met a limit, and gone on."""
+    """Every row with the ``ended`` of its rollout's last row: an earlier row may have reached a limit and continued."""
     ids, ended = data.get("trajectory_ids"), data.get("ended")
     if ids is None or ended is None:
         return data
@@ -70,7 +70,7 @@ def _with_ends_of_rollouts(data: Data) -> Data:
 
 
 def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
-    """The data as filters see them: a row that is not valid has the mean score of the others of its group.
+    """The data for filters: a row that is not valid has the mean score of the others of its group.
 
     That changes neither their range nor their mean. NaN if no row of the group is valid.
     """
@@ -88,8 +88,8 @@ def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
-    The filter's ``scores`` are its metric's column, see :func:`filter_column`; one that asks for other columns has no
-    metric. A rollout of several rows (``trajectory_ids``) counts once, by its first row, and ended as its last row did.
+    The filter's ``scores`` are its metric's column, see :func:`filter_column`; a filter of other columns has no
+    metric. A rollout of several rows (``trajectory_ids``) counts once, by its first row, and its end is its last row's.
     Ragged columns are not read.
     """
     data = _with_ends_of_rollouts(data)
@@ -108,7 +108,7 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
 def filter_column(algorithm: Algorithm, columns: Container[str]) -> str | None:
     """The column that the filter reads as scores, of these: its metric, or ``scores`` where there is no ``acc``.
 
-    A verifier that returns one number has no column but its score. None: the metric is not there.
+    A verifier that returns one number has only the column of its score. None: the metric does not exist.
 
     >>> from rlprims import algorithms
     >>> filter_column(algorithms.dapo(), {"scores"}), filter_column(algorithms.dapo(), {"scores", "acc"})
@@ -162,9 +162,9 @@ def estimate_advantages(
 ) -> dict[str, Tensor]:
     """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed.
 
-    ``rm_scores`` of tokens are their rewards as they are; what shaping adds to their sum is on the last token.
-    With ``turns_earn`` the scores are without what turns earned, as the trainer has them of episodes: ``turn_rewards``
-    (B, T) are added to the rewards, where each was earned, unless the algorithm asks for them apart.
+    ``rm_scores`` of tokens are the rewards, unchanged; shaping terms are added on the last token.
+    With ``turns_earn`` the scores do not include the rewards of turns, as in the trainer's episodes: ``turn_rewards``
+    (B, T) are added to the rewards, on their tokens, unless the algorithm reads them separately.
     """
     with torch.no_grad():
         given, mask = data.get("rm_scores"), data["response_mask"]
@@ -231,8 +231,8 @@ def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator
     """``loss_weights``, and the tokens of each loss term that chooses some: (B, T), for :func:`policy_objective`.
 
     ``data`` is that of a whole update, with ``log_probs`` of the policy before it: statistics and thresholds are the
-    update's, so that a loss is the same however the batch is split. If it has ``row_weights`` (B,), each is a factor of
-    its row's policy loss. No key for what the algorithm leaves alone.
+    update's, so that a loss is the same for any split of the batch. If it has ``row_weights`` (B,), each is a factor of
+    its row's policy loss. There is no key for a stage that the algorithm does not have.
     """
     weights: dict[str, Tensor] = {}
     with torch.no_grad():

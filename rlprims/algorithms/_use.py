@@ -1,4 +1,4 @@
-"""A primitive with its hyperparameters bound: what fills a stage of an :class:`Algorithm`."""
+"""A primitive with its hyperparameters bound: one stage of an :class:`Algorithm`."""
 
 import importlib
 import inspect
@@ -93,7 +93,7 @@ class Use(BaseModel):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of the data that it cannot do without."""
+        """Names of the data that it requires."""
         return frozenset(name for name, required in _data(self.fn).items() if required)
 
     @property
@@ -131,7 +131,7 @@ def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
     """Bind hyperparameters (the parameters after ``*``) to a primitive. Data (those before) come from the batch.
 
     Raises:
-        ValueError: an unknown name or a value of the wrong type, now and not at step 400.
+        ValueError: an unknown name or a value of the wrong type.
 
     >>> from rlprims import losses
     >>> print(use(losses.clipped_surrogate, clip_high=0.28))

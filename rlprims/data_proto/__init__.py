@@ -1,4 +1,4 @@
-"""The batch that moves through a post-training step: tensors, objects and metadata that stay together.
+"""The batch of a post-training step: tensors, Python objects and metadata in one container.
 
 >>> import torch
 >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["a", "a", "b", "b"]}, {"step": 7})

@@ -1,8 +1,8 @@
 """Python objects as JSON, exactly or not at all.
 
-What JSON has no word for is ``{"$kind": ...}``; a dict that could be mistaken for that is written as a list of pairs.
-Numbers in bulk (arrays, tensors) are not written as text: they go to a list of tensors that is stored beside, and the
-JSON has their position in it. Reading builds only what is listed here, so a hostile file can at worst be refused.
+A value that JSON cannot represent is written as ``{"$kind": ...}``, and a dict that looks like that as a list of pairs.
+Arrays and tensors are not written as text: they go to a separate list of tensors, and the JSON has their position in
+it. Reading builds only the kinds that are listed here, so a hostile file can do no more than raise an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STORABLE = (
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
 
-_LONGEST_INT = 14_000  # bits; Python itself reads no more than 4300 digits
+_LONGEST_INT = 14_000  # bits; Python parses no more than 4300 digits
 
 
 def store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
@@ -45,7 +45,7 @@ def store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
 
 
 def encode(value: Any, tensors: list[Tensor], where: str) -> Any:
-    """The JSON of a value. ``where`` names it in the error if it has none."""
+    """The JSON of a value. ``where`` is its name for the error that is raised if it cannot be saved."""
     try:
         return _encode(value, tensors, where)
     except RecursionError:
@@ -88,11 +88,11 @@ def encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any
         cells = [encode(cell, tensors, f"{where}, row {row}") for row, cell in zip(rows, array.flat, strict=True)]
         return {"$objects": [list(array.shape), cells]}
     if array.dtype.kind == "U":
-        # As bytes, not as text: a short JSON must not be able to ask for an array of any width.
+        # As bytes and not as text, so that a short JSON cannot define an array of any width.
         code_points = torch.from_numpy(np.frombuffer(bytearray(array.tobytes()), np.uint8))
         return {"$strings": [array.dtype.str, list(array.shape), store(code_points, tensors, where)]}
     try:
-        # A copy in order and in this machine's byte order; from_numpy takes no other.
+        # A contiguous copy in this machine's byte order, because from_numpy takes no other.
         tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except TypeError:
         raise BatchError(f"{where}: an array of {array.dtype} cannot be saved; convert it with astype first") from None
@@ -100,7 +100,7 @@ def encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any
 
 
 def decode(value: Any, tensors: list[Tensor]) -> Any:
-    """The value of a JSON; any exception means that the JSON is not one that `encode` wrote."""
+    """The value of a JSON. Any exception means that `encode` did not write this JSON."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What a column can do, whichever of three kinds it is: a dense tensor, a jagged tensor, or a numpy array.
+"""Operations on columns of three kinds: dense tensors, jagged tensors and numpy arrays.
 
-A column has one entry per row along its first dimension. Dense and jagged rows that are contiguous are views; numpy
-columns are always copied (an object array is only pointers), so that a write to one result reaches no other.
+A column has one entry per row along its first dimension. Dense and jagged rows that are contiguous are views. Numpy
+columns are always copied (an object array is only pointers), so that a write to one result does not change another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def object_array(cells: Sequence[Any]) -> Array:
-    """One cell per row, whatever the cells are.
+    """An object array with one cell per row, for cells of any type.
 
-    ``np.array(cells, dtype=object)`` would make two dimensions of lists that happen to be equally long, and an image
-    per row into an array of pixels.
+    ``np.array(cells, dtype=object)`` would make a second dimension from lists of equal length, and an array of pixels
+    from one image per row.
     """
     return np.fromiter(cells, dtype=object, count=len(cells))
 
@@ -45,9 +45,9 @@ def dtype_text(column: Tensor | Array) -> str:
 
 
 def byte_count(column: Tensor | Array) -> int:
-    """Bytes of the numbers; of an object column, of its pointers and of the arrays and tensors in it."""
+    """The bytes of the numbers; for an object column, those of its pointers and of the arrays and tensors in it."""
     if isinstance(column, Tensor):
-        flat = _jagged.apart(column).values if column.is_nested else column
+        flat = _jagged.components(column).values if column.is_nested else column
         return flat.numel() * flat.element_size()
     in_cells = sum(getattr(cell, "nbytes", 0) for cell in column.flat) if column.dtype == object else 0
     return column.nbytes + in_cells
@@ -63,14 +63,14 @@ def narrow(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """The rows in this order, copied once. ``rows`` is int64, none negative."""
+    """The rows in this order, copied once. ``rows`` is int64 and not negative."""
     if tensor.is_nested:
         return _jagged.take(tensor, rows)
     return tensor.index_select(0, rows.to(tensor.device))
 
 
 def join(name: str, columns: Sequence[Tensor]) -> Tensor:
-    """The columns one under another, copied once."""
+    """The columns concatenated along the rows, copied once."""
     kinds = {(column.is_nested, column.dtype, column.device) for column in columns}
     if len(kinds) > 1:
         found = sorted({f"{dtype_text(c)} {c.layout} on {c.device}" for c in columns})
@@ -82,7 +82,7 @@ def join(name: str, columns: Sequence[Tensor]) -> Tensor:
     _same_shape(name, [tuple("*" if isinstance(s, torch.SymInt) else s for s in c.shape[1:]) for c in columns])
     dim = parts[0].dim
     values = torch.cat([part.values for part in parts], dim - 1)
-    return _jagged.together(_jagged.Parts(values, _jagged.offsets_of_joined(parts), None, dim))
+    return _jagged.from_components(_jagged.Parts(values, _jagged.offsets_of_joined(parts), None, dim))
 
 
 def join_arrays(name: str, arrays: Sequence[Array]) -> Array:
@@ -103,7 +103,7 @@ def _same_shape(name: str, row_shapes: Sequence[tuple[Any, ...]]) -> None:
 
 
 class Columns(NamedTuple):
-    """All columns of a batch. ``rows`` is None if nothing has rows, not even an empty ``batch``."""
+    """All columns of a batch. ``rows`` is None if there is no column and no ``batch``, not even an empty one."""
 
     tensors: dict[str, Tensor]
     arrays: dict[str, Array]
@@ -118,7 +118,7 @@ class Columns(NamedTuple):
         )
 
     def take(self, numbers: Tensor) -> Self:
-        """The rows with these numbers (int64, on the CPU, from 0), in memory of their own."""
+        """The rows with these numbers (int64, on the CPU, from 0), in new memory."""
         return self._replace(
             tensors={name: take(tensor, numbers) for name, tensor in self.tensors.items()},
             arrays={name: array[numbers.numpy()] for name, array in self.arrays.items()},
@@ -126,7 +126,7 @@ class Columns(NamedTuple):
         )
 
     def extended(self, numbers: Tensor) -> Self:
-        """All rows, and after them those with these numbers: one copy of everything."""
+        """All rows, followed by the rows with these numbers: one copy of everything."""
         return self._replace(
             tensors={name: join(name, [tensor, take(tensor, numbers)]) for name, tensor in self.tensors.items()},
             arrays={name: np.concatenate([array, array[numbers.numpy()]]) for name, array in self.arrays.items()},
@@ -137,12 +137,12 @@ class Columns(NamedTuple):
         return {**self.tensors, **self.arrays}
 
     def copied_arrays(self) -> Self:
-        """The same tensors, and arrays of their own."""
+        """The same tensors, with copies of the arrays."""
         return self._replace(arrays={name: array.copy() for name, array in self.arrays.items()})
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """The columns of all parts, which have the same names, one part under another."""
+    """The columns of all parts, which have the same names, concatenated along the rows."""
     first, counts = parts[0], [part.rows for part in parts if part.rows is not None]
     return Columns(
         {name: join(name, [part.tensors[name] for part in parts]) for name in first.tensors},
@@ -152,29 +152,29 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Raise a BatchError unless it is a tensor with rows, dense or jagged."""
+    """Raise a BatchError unless the value is a tensor with rows, dense or jagged."""
     if not isinstance(tensor, Tensor):
         raise BatchError(
-            f"batch[{name!r}] is {type(tensor).__name__}, it needs a tensor; numpy arrays and lists belong in "
+            f"batch[{name!r}] is {type(tensor).__name__}, expected a tensor; numpy arrays and lists belong in "
             "non_tensor_batch, other objects in meta_info; flatten a nested TensorDict with flatten_keys('.')"
         )
     if tensor.ndim == 0:
         raise BatchError(f"batch[{name!r}] has no rows: it is a scalar; keep it in meta_info")
     if tensor.is_nested and tensor.layout != torch.jagged:
         raise BatchError(
-            f"batch[{name!r}] is a nested tensor of layout {tensor.layout}, it needs torch.jagged; build it with "
+            f"batch[{name!r}] is a nested tensor of layout {tensor.layout}, expected torch.jagged; build it with "
             "torch.nested.nested_tensor(..., layout=torch.jagged)"
         )
 
 
 def as_array(name: str, value: Any) -> Array:
-    """An object column as it is stored: an array as it is, a list as one object per row."""
+    """A value of ``non_tensor_batch`` as it is stored: an array unchanged, a list as one object per row."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value
     if not is_column(value) or isinstance(value, Tensor):
         raise BatchError(
-            f"non_tensor_batch[{name!r}] is {type(value).__name__}, it needs a numpy array or a list with one entry "
-            "per row; tensors belong in batch, what all rows share in meta_info"
+            f"non_tensor_batch[{name!r}] is {type(value).__name__}, expected a numpy array or a list with one entry "
+            "per row; tensors belong in batch, values of the whole batch in meta_info"
         )
     return object_array(value)
 

@@ -1,4 +1,4 @@
-"""The batch: rows of tensors, rows of objects, and what is true of all rows."""
+"""The batch: rows of tensors, rows of objects, and metadata of the whole batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlprims.data_proto import _columns, _convert, _pickling, _storage, _text
 from rlprims.data_proto._columns import Array, Columns, as_array, batch_of, check_tensor, common_rows, joined
 from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError, listing, names
 from rlprims.data_proto._parts import Parts
-from rlprims.data_proto._rows import distinct_objects, distinct_values, row_numbers, upto
+from rlprims.data_proto._rows import distinct_objects, distinct_values, row_numbers, row_range
 from rlprims.data_proto._values import copied, difference, merged, same
 
 D = TypeVar("D", bound="DataProto")
@@ -50,20 +50,20 @@ class DataProtoItem:
 class DataProto(Parts):
     """A batch for post-training: ``batch`` (TensorDict or None), ``non_tensor_batch`` (numpy arrays), ``meta_info``.
 
-    ``data["name"]`` reads a field of any of the three. Every method returns a new batch and leaves this one as it is;
-    only item assignment and `pop` change it. What a result shares and what it does not:
+    ``data["name"]`` reads a field of any of the three. Every method returns a new batch and does not change this one;
+    only item assignment and `pop` change it. What a result shares with its batch:
 
-    - tensors are taken as they are, never copied on entry; contiguous rows are views, other rows are copied once.
-      An in-place write into a tensor of a result may therefore be seen in the batch that it came from;
-    - numpy arrays of a result are its own; the objects in their cells are shared;
-    - ``meta_info`` of a result is its own at every depth.
+    - tensors are not copied when a batch is made; contiguous rows are views, other rows are copied once.
+      An in-place write into a tensor of a result may therefore change the batch that it came from;
+    - numpy arrays of a result are copies; the objects in their cells are shared;
+    - ``meta_info`` of a result is a copy at every depth.
 
-    A tensor may be a jagged nested tensor (``torch.nested``, ``layout=torch.jagged``). Zero rows are legal everywhere.
+    A tensor may be a jagged nested tensor (``torch.nested``, ``layout=torch.jagged``). A batch may have zero rows.
 
     Args:
         batch: a TensorDict with one batch dimension, or a dict of tensors with the same number of rows, or None.
         non_tensor_batch: per name, a numpy array with that number of rows, or a list with one object per row.
-        meta_info: what belongs to the whole batch.
+        meta_info: the values of the whole batch.
 
     Raises:
         BatchError: (a ValueError) a field without rows, or fields with different numbers of rows.
@@ -97,7 +97,7 @@ class DataProto(Parts):
         sizes = getattr(batch, "batch_size", None)
         if sizes is not None and len(sizes) != 1:
             raise BatchError(
-                f"batch has batch_size {tuple(sizes)}, it needs one batch dimension; see batch.flatten() and "
+                f"batch has batch_size {tuple(sizes)}, expected one batch dimension; see batch.flatten() and "
                 "TensorDict.auto_batch_size_(batch_dims=1)"
             )
         tensors = {} if batch is None else dict(batch.items())
@@ -106,13 +106,13 @@ class DataProto(Parts):
         self.non_tensor_batch = {name: as_array(name, value) for name, value in (non_tensor_batch or {}).items()}
         self.meta_info = {key: copied(value) for key, value in (meta_info or {}).items()}
         rows = common_rows(tensors, self.non_tensor_batch, batch if sizes is not None else None)
-        # A new TensorDict over the same tensors: assigning a field here must not add it to the caller's.
+        # A new TensorDict with the same tensors, so that assigning a field here does not add it to the caller's.
         keep = rows is not None and (tensors or sizes is not None)
         self.batch = batch_of(tensors, rows or 0, getattr(batch, "device", None)) if keep else None
         self.check_consistency()
 
     def check_consistency(self) -> None:
-        """Raise a BatchError that says what does not fit, if a write into the parts has broken the batch.
+        """Raise a BatchError if a write into the parts has made the batch inconsistent.
 
         >>> import torch
         >>> from rlprims.data_proto import DataProto
@@ -133,17 +133,17 @@ class DataProto(Parts):
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
-        """A batch from one dict per part. The dicts stay as they are; a list becomes one object per row.
+        """A batch from one dict per part. The dicts are not changed; a list becomes one object per row.
 
         Args:
             tensors: per name, a tensor with one entry per row.
             non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
-            meta_info: what belongs to the whole batch.
+            meta_info: the values of the whole batch.
             num_batch_dims: only 1; `rlprims.interop.verl` has `fold_batch_dim` for rows of rows.
-            auto_padding: only False; `pad_to_divisor` pads where it can be seen, and says by how much.
+            auto_padding: only False; use `pad_to_divisor`, which returns the number of added rows.
 
         Raises:
-            BatchError: a field without rows, different numbers of rows, or one of the last two arguments.
+            BatchError: a field without rows, different numbers of rows, or another value of the last two arguments.
 
         >>> import torch
         >>> from rlprims.data_proto import DataProto
@@ -154,7 +154,7 @@ class DataProto(Parts):
         """
         if num_batch_dims != 1:
             raise BatchError(
-                f"num_batch_dims is {num_batch_dims}, it needs to be 1; for rows of rows use fold_batch_dim of "
+                f"num_batch_dims is {num_batch_dims}, expected 1; for rows of rows use fold_batch_dim of "
                 "rlprims.interop.verl.DataProto"
             )
         if auto_padding:
@@ -187,10 +187,10 @@ class DataProto(Parts):
 
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[Any, Any] | None = None) -> Self:
-        """A batch from a TensorDict: per-row objects become object columns, single objects metadata.
+        """A batch from a TensorDict: per-row objects become object columns, single objects become metadata.
 
         Raises:
-            BatchError: not one batch dimension, a nested TensorDict, or a name that ``meta_info`` has too.
+            BatchError: not one batch dimension, a nested TensorDict, or a name that is also in ``meta_info``.
 
         >>> import torch
         >>> from rlprims.data_proto import DataProto
@@ -206,11 +206,11 @@ class DataProto(Parts):
     def to_tensordict(self) -> TensorDict:
         """One TensorDict of all fields: arrays become per-row objects (`NonTensorStack`), metadata `NonTensorData`.
 
-        Numpy columns of numbers come back from `from_tensordict` as object columns, since a TensorDict has no other
-        place for them.
+        `from_tensordict` makes object columns from what were numpy columns of numbers, because a TensorDict cannot
+        store numpy columns.
 
         Raises:
-            BatchError: a name that two parts have, or a metadata key that is no string.
+            BatchError: a name that two parts have, or a metadata key that is not a string.
 
         >>> import torch
         >>> from rlprims.data_proto import DataProto
@@ -220,10 +220,10 @@ class DataProto(Parts):
         return _convert.to_tensordict(self._columns(), self.meta_info, getattr(self.batch, "device", None))
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame to read: one line per row, one column per field.
+        """A pandas DataFrame for reading: one line per row, one column per field.
 
-        A column of one number per row keeps its dtype (bfloat16 and float8 as float32); of more, each row is nested
-        lists. Objects stay objects, but arrays and tensors among them become nested lists too.
+        A column with one number per row keeps its dtype (bfloat16 and float8 as float32); with more numbers each row
+        becomes nested lists. Objects are not changed, except that arrays and tensors become nested lists.
 
         Raises:
             ImportError: pandas is not installed.
@@ -231,25 +231,26 @@ class DataProto(Parts):
         return _convert.to_pandas(self._columns())
 
     def to_arrow(self) -> Any:
-        """A pyarrow Table to read or to write to Parquet: one line per row, one column per field.
+        """A pyarrow Table, for example to write to Parquet: one line per row, one column per field.
 
-        Tensors and numeric arrays keep their dtype (bfloat16 and float8 as float32), as lists of lists if a row is more
-        than one number, and share their memory with the table where Arrow can hold it. Of objects Arrow infers a type.
+        Tensors and numeric arrays keep their dtype (bfloat16 and float8 as float32), as lists of lists if a row has
+        more than one number. They share their memory with the table if Arrow supports it. Arrow infers the type of
+        objects.
 
         Raises:
-            BatchError: a field that Arrow has no type for, such as objects of different kinds; says which.
+            BatchError: a field for which Arrow has no type, such as objects of different kinds.
             ImportError: pyarrow is not installed.
         """
         return _convert.to_arrow(self._columns())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the batch to a directory, all or nothing: after a crash the batch of before is there, or this one.
+        """Write the batch to a directory, atomically: after a crash the directory has the earlier batch or this one.
 
-        A batch that was saved at ``path`` is replaced; a directory of anything else is refused. A crash may leave files
-        there that no manifest names; they do no harm and may be deleted.
+        A batch that was saved at ``path`` is replaced; a directory with other files is refused. A crash may leave
+        files that are not in the manifest. They are ignored and may be deleted.
 
         Raises:
-            BatchError: something that cannot be saved (says which field and row), or other files at ``path``.
+            BatchError: a value that cannot be saved (the message names field and row), or other files at ``path``.
             ImportError: safetensors is not installed.
 
         >>> import tempfile, torch
@@ -263,12 +264,12 @@ class DataProto(Parts):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a batch that `save` wrote. The tensors are mapped from the file, so memory is used as they are read.
+        """Read a batch that `save` wrote. The tensors are mapped from the file: memory is used when they are read.
 
-        Writes into the loaded tensors do not reach the file.
+        Writes into the loaded tensors do not change the file.
 
         Raises:
-            BatchError: (a ValueError) no batch there, another version, or a file that was damaged, cut short or forged.
+            BatchError: (a ValueError) no batch, another version, or a file that is damaged, truncated or forged.
             ImportError: safetensors is not installed.
 
         >>> DataProto.load("/nowhere")
@@ -278,7 +279,7 @@ class DataProto(Parts):
         return cls(*_storage.load_parts(path))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """How pickle takes a batch apart: its type and its parts. The graph of gradients stays behind.
+        """For pickle: the type of the batch and its parts. The autograd graph is not pickled.
 
         >>> import pickle, torch
         >>> from rlprims.data_proto import DataProto
@@ -290,11 +291,11 @@ class DataProto(Parts):
         return _pickling.reduce_ex(self, protocol)
 
     def __repr__(self) -> str:
-        """A table of the fields: part, name, dtype, shape, bytes. This is also what a notebook shows.
+        """A table of the fields: part, name, dtype, shape, bytes. Notebooks show it too.
 
-        Bytes of an object column count its pointers and the arrays in it, not other objects.
+        The bytes of an object column count its pointers and the arrays in it, not other objects.
         """
-        # A batch that does not fit together must still be shown, so nothing is checked here.
+        # An inconsistent batch must be printable too, so nothing is checked here.
         batch = {} if self.batch is None else self.batch
         return _text.table(type(self).__name__, len(self), batch, self.non_tensor_batch, self.meta_info)
 
@@ -317,7 +318,7 @@ class DataProto(Parts):
     def _row(self, key: Any) -> DataProtoItem:
         tensors, arrays, _ = self._columns()
         if isinstance(key, bool) or "int" not in str(getattr(key, "dtype", "int")):
-            raise BatchError(f"row index {key!r} needs to be an integer; index with a list or a mask for several rows")
+            raise BatchError(f"row index {key!r}, expected an integer; index with a list or a mask for several rows")
         rows, index = len(self), int(key)
         if not -rows <= index < rows:
             raise RowIndexError(f"row {index} of a batch of {rows} rows; {self._fields()}")
@@ -329,13 +330,13 @@ class DataProto(Parts):
         return DataProtoItem(batch, {name: array[index] for name, array in arrays.items()}, copied(self.meta_info))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Write a field: tensors to ``batch``, arrays and lists to ``non_tensor_batch``, the rest to ``meta_info``."""
+        """Write a field: a tensor to ``batch``, an array or list to ``non_tensor_batch``, all else to ``meta_info``."""
         if not isinstance(name, str):
             raise BatchError(f"cannot assign to rows {name!r}; assign a whole field by its name")
         rows, part = self._columns().rows, self._find(name)
         if not _columns.is_column(value):
             if part is not None and part is not self.meta_info:
-                raise BatchError(f"{name} has one entry per row, got {value!r}; {rows} entries are needed")
+                raise BatchError(f"{name} has one entry per row, expected {rows} entries, got {value!r}")
             self.meta_info[name] = value
             return
         if isinstance(value, Tensor):
@@ -345,7 +346,7 @@ class DataProto(Parts):
         if rows not in (None, count):
             raise BatchError(
                 f"{name} has {count} rows, the batch has {rows}; give one entry per row, or write "
-                f"data.meta_info[{name!r}] for what belongs to the whole batch; {self._fields()}"
+                f"data.meta_info[{name!r}] for a value of the whole batch; {self._fields()}"
             )
         if part is not None and part is not (self.batch if isinstance(column, Tensor) else self.non_tensor_batch):
             part.pop(name)  # a name is read from one part only
@@ -389,10 +390,10 @@ class DataProto(Parts):
         non_tensor_batch_keys: Iterable[str] | None = None,
         meta_info_keys: Iterable[Any] | None = None,
     ) -> Self:
-        """Remove these fields from this batch and return them as a batch; None takes nothing of that part.
+        """Remove these fields from this batch and return them as a batch; None removes nothing from that part.
 
         Raises:
-            MissingField: a name that its part does not have; then nothing has been removed.
+            MissingField: a name that its part does not have; then no field is removed.
 
         >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2), "x": torch.ones(2)})
@@ -412,7 +413,7 @@ class DataProto(Parts):
         return removed
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
-        """The batch with fields renamed, in any part. Several are renamed at once, so two may change places.
+        """The batch with fields renamed, in any part. All are renamed at once, so two fields may exchange names.
 
         Raises:
             MissingField: an old name that does not exist.
@@ -447,12 +448,12 @@ class DataProto(Parts):
         )
 
     def union(self, other: DataProto) -> Self:
-        """The fields of both. A field that both have must be the same in both, where NaN is the same as NaN.
+        """The fields of both. A field that is in both must have the same values; NaN counts as equal to NaN.
 
-        Tensors that share their memory are not compared, so the union with a batch derived from this one is free.
+        Tensors that share their memory are not compared, so the union with a batch derived from this one is cheap.
 
         Raises:
-            BatchError: different numbers of rows, or a field that differs; says which field and how.
+            BatchError: different numbers of rows, or a field that differs; the message names it and the difference.
 
         >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)})
@@ -463,7 +464,7 @@ class DataProto(Parts):
         mine, theirs = self._columns(), other._columns()
         if mine.rows is not None and theirs.rows is not None and mine.rows != theirs.rows:
             raise BatchError(
-                f"union: {mine.rows} rows and {theirs.rows} rows; both need the same rows in the same order (repeat "
+                f"union: {mine.rows} rows and {theirs.rows} rows, expected the same rows in the same order (repeat "
                 f"the smaller one?); {self._fields()}; other {other._fields()}"
             )
         all_mine, all_theirs = mine.by_name(), theirs.by_name()
@@ -477,7 +478,7 @@ class DataProto(Parts):
                     f"union: both have meta_info[{key!r}] and it is {self.meta_info[key]!r} here and "
                     f"{other.meta_info[key]!r} there; rename or drop one of them; {self._fields()}"
                 )
-        # This batch first for the order of the fields, and last so that it wins where both have one.
+        # This batch comes first for the order of the fields, and last so that its values are used if both have a key.
         both = Columns(
             {**mine.tensors, **theirs.tensors, **mine.tensors},
             {**mine.arrays, **theirs.arrays, **mine.arrays},
@@ -487,7 +488,7 @@ class DataProto(Parts):
         return self._like(both.copied_arrays(), meta)
 
     def to(self, device: torch.device | str | int) -> Self:
-        """The batch with its tensors on a device; those that are there already are shared.
+        """The batch with its tensors on a device; tensors that are there already are shared.
 
         >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(2)}).to("cpu").batch.device
@@ -512,19 +513,19 @@ class DataProto(Parts):
         ([1, 2], [4, 2, 0])
         """
         if step == 0:
-            raise BatchError("slice: step is 0, it needs to be another integer")
+            raise BatchError("slice: step is 0, expected another integer")
         picked = range(len(self))[start:end:step]
         if picked.step == 1:
             return self._like(self._columns().narrow(picked.start, max(picked.start, picked.stop)))
-        return self._gather(upto(len(picked)) * picked.step + picked.start)
+        return self._gather(row_range(len(picked)) * picked.step + picked.start)
 
     def select_idxs(self, idxs: list[Any] | range | Array | Tensor) -> Self:
         """The rows with these numbers (negative ones count from the end, repeats are allowed), or those of a mask.
 
-        Rows that follow each other are views; others are copied once.
+        Consecutive rows are views; other rows are copied once.
 
         Raises:
-            BatchError: an index that is neither integers nor a mask, or a mask that has not one entry per row.
+            BatchError: an index that is neither integers nor a mask, or a mask without one entry per row.
             RowIndexError: a number that no row has.
 
         >>> from rlprims.data_proto import DataProto
@@ -535,10 +536,10 @@ class DataProto(Parts):
         return self._gather(row_numbers(idxs, len(self), "select_idxs", self._fields()))
 
     def filter(self, keep: list[bool] | Array | Tensor | Callable[[Self], Any]) -> Self:
-        """The rows where a mask is true. A function gets the whole batch and answers with the mask.
+        """The rows where a mask is true. A function is called with the whole batch and must return the mask.
 
         Raises:
-            BatchError: anything else than one boolean per row.
+            BatchError: anything other than one boolean per row.
 
         >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"scores": torch.tensor([0.0, 1.0, 0.5])}, {"uid": ["a", "b", "c"]})
@@ -550,17 +551,17 @@ class DataProto(Parts):
             mask = np.array(mask, dtype=bool if not mask else None)
         if "bool" not in str(getattr(mask, "dtype", None)):
             kind = getattr(mask, "dtype", type(mask).__name__)
-            raise BatchError(f"filter: keep is {kind}, it needs one boolean per row; use select_idxs for row numbers")
+            raise BatchError(f"filter: keep is {kind}, expected one boolean per row; use select_idxs for row numbers")
         return self._gather(row_numbers(mask, len(self), "filter", self._fields()))
 
     def group_by(self, key: str) -> dict[Hashable, Self]:
-        """Per distinct value of a field, the rows that have it. Groups and rows keep the order in which they came.
+        """A batch of the rows for each distinct value of a field. Groups and rows keep their order.
 
-        All rows are gathered once; the groups are views of that.
+        All rows are gathered once, and the groups are views of the result.
 
         Raises:
             MissingField: no such field.
-            BatchError: the field is no column of one hashable value per row.
+            BatchError: the field is not a column with one hashable value per row.
 
         >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["b", "a", "b", "a"]})
@@ -570,26 +571,26 @@ class DataProto(Parts):
         part = self._part_of(key)
         column = part[key]
         if part is self.meta_info or column.ndim != 1 or getattr(column, "is_nested", False):
-            raise BatchError(f"group_by: {key} needs to be a column of one value per row; {self._fields()}")
+            raise BatchError(f"group_by: expected {key} to be a column with one value per row; {self._fields()}")
         labels, ids = distinct_values(column) if isinstance(column, Tensor) else distinct_objects(key, column)
         grouped = self._gather(ids.argsort(stable=True))
         sizes = ids.bincount(minlength=len(labels)).tolist()
         return dict(zip(labels, grouped._cut(sizes), strict=True))
 
     def reorder(self, indices: list[int] | Array | Tensor) -> Self:
-        """A batch with all rows in another order: row i of the result is row ``indices[i]``. This batch stays as it is.
+        """A batch with all rows in another order: row i of the result is row ``indices[i]``. This batch is unchanged.
 
         Raises:
-            BatchError: indices that are not each row exactly once; `select_idxs` takes those.
+            BatchError: indices that do not contain each row exactly once; use `select_idxs` for those.
 
         >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}).reorder([2, 0, 1])["ids"].tolist()
         [2, 0, 1]
         """
         numbers = row_numbers(indices, len(self), "reorder", self._fields())
-        if not torch.equal(numbers.sort().values, upto(len(self))):
+        if not torch.equal(numbers.sort().values, row_range(len(self))):
             raise BatchError(
-                f"reorder: {numbers.numel()} indices for {len(self)} rows, each row exactly once is needed; use "
+                f"reorder: {numbers.numel()} indices for {len(self)} rows, expected each row exactly once; use "
                 "select_idxs to drop or repeat rows"
             )
         return self._gather(numbers)
@@ -605,10 +606,10 @@ class DataProto(Parts):
         return self._gather(torch.randperm(len(self), generator=generator, device=generator.device).cpu())
 
     def chunk(self, chunks: int, *, pad: bool = False) -> list[Self]:
-        """Equal parts, as views. With ``pad`` missing rows are filled up as `pad_to_divisor` does, and only parts that
-        have such rows are copied: an n-th of the batch where `pad_to_divisor` followed by `chunk` copies all of it.
+        """Equal parts, as views. With ``pad`` missing rows are added as in `pad_to_divisor`.
 
-        The parts together have ``-len(self) % chunks`` rows more, at the end: `concat` what came of them, then `unpad`.
+        Then only the parts with added rows are copied, while `pad_to_divisor` followed by `chunk` copies the whole
+        batch. The parts have ``-len(self) % chunks`` added rows at the end: `concat` the results, then `unpad`.
 
         Raises:
             BatchError: the rows do not divide; use ``pad``, or `split`.
@@ -622,19 +623,19 @@ class DataProto(Parts):
         rows = len(self)
         if chunks < 1 or (rows % chunks and not pad):
             raise BatchError(
-                f"chunk: {rows} rows do not make {chunks} equal parts; use pad=True, or split(size), whose last part "
-                f"may be smaller; {self._fields()}"
+                f"chunk: {rows} rows do not divide into {chunks} equal parts; use pad=True, or split(size), whose last "
+                f"part may be smaller; {self._fields()}"
             )
         size = -(-rows // chunks)
         if not rows % chunks:
             return self._cut([size] * chunks)
         whole = rows // size
-        last = (upto((chunks - whole) * size) + whole * size) % rows
+        last = (row_range((chunks - whole) * size) + whole * size) % rows
         padded = self._like(self._columns().take(last))
         return self.slice(0, whole * size)._cut([size] * whole) + padded._cut([size] * (chunks - whole))
 
     def split(self, split_size: int) -> list[Self]:
-        """Parts of ``split_size`` rows, as views; the last may be smaller. Zero rows make no part.
+        """Parts of ``split_size`` rows, as views; the last may be smaller. Zero rows give no part.
 
         Raises:
             BatchError: a size below 1.
@@ -644,19 +645,19 @@ class DataProto(Parts):
         [[0, 1], [2]]
         """
         if split_size < 1:
-            raise BatchError(f"split: split_size is {split_size}, it needs to be at least 1")
+            raise BatchError(f"split: split_size is {split_size}, expected at least 1")
         rows = len(self)
         return self._cut([min(split_size, rows - start) for start in range(0, rows, split_size)])
 
     @staticmethod
     def concat(data: Sequence[D]) -> D:
-        """The batches one under another, copied once.
+        """The batches concatenated along the rows, copied once.
 
-        ``meta_info`` must agree wherever a key is in several; but what is in ``meta_info["metrics"]`` (a dict, or a
-        list of dicts, per worker) is collected into one dict of lists.
+        A key of ``meta_info`` that several batches have must have equal values. The exception is
+        ``meta_info["metrics"]`` (a dict, or a list of dicts, per worker): it is collected into one dict of lists.
 
         Raises:
-            BatchError: nothing to join; fields, shapes, dtypes or devices that differ; metadata that disagrees.
+            BatchError: no batches; fields, shapes, dtypes or devices that differ; metadata that differ.
 
         >>> from rlprims.data_proto import DataProto
         >>> a = DataProto.from_dict({"ids": torch.arange(2)}, meta_info={"step": 1, "metrics": {"loss": 0.5}})
@@ -667,7 +668,7 @@ class DataProto(Parts):
         """
         parts = list(data)
         if not parts:
-            raise BatchError("concat: got no batches, so there are no fields to make a batch of; pass at least one")
+            raise BatchError("concat: got no batches, expected at least one, which defines the fields")
         all_columns = [part._columns() for part in parts]
         for position, part in enumerate(all_columns):
             for mine, theirs in ((all_columns[0].tensors, part.tensors), (all_columns[0].arrays, part.arrays)):
@@ -691,17 +692,17 @@ class DataProto(Parts):
         ([0, 0, 1, 1], [0, 1, 0, 1])
         """
         if repeat_times < 0:
-            raise BatchError(f"repeat: repeat_times is {repeat_times}, it needs to be at least 0")
+            raise BatchError(f"repeat: repeat_times is {repeat_times}, expected at least 0")
         if repeat_times == 1:
             return self.slice()
-        numbers = upto(len(self))
+        numbers = row_range(len(self))
         numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
         return self._like(self._columns().take(numbers))
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
-        """A batch whose rows divide evenly, and how many rows were added: its own from the start, round and round.
+        """Add rows until the divisor divides their number; returns the batch and the number of added rows.
 
-        Zero rows stay zero rows. `unpad` takes the added rows off.
+        The added rows repeat the batch from its first row. Zero rows stay zero rows. `unpad` removes the added rows.
 
         Raises:
             BatchError: a divisor below 1.
@@ -712,10 +713,10 @@ class DataProto(Parts):
         ([0, 1, 2, 0], 1, [0, 1, 2])
         """
         if size_divisor < 1:
-            raise BatchError(f"pad_to_divisor: size_divisor is {size_divisor}, it needs to be at least 1")
+            raise BatchError(f"pad_to_divisor: size_divisor is {size_divisor}, expected at least 1")
         rows = len(self)
         added = -rows % size_divisor
-        return self._extended(upto(added) % max(rows, 1)), added
+        return self._extended(row_range(added) % max(rows, 1)), added
 
     def unpad(self, pad_size: int) -> Self:
         """The batch without its last ``pad_size`` rows.

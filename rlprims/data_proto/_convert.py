@@ -1,4 +1,4 @@
-"""To and from other containers."""
+"""Conversion to and from other containers."""
 
 import importlib
 import math
@@ -20,7 +20,7 @@ def parts_of_tensordict(
 ) -> tuple[Any, dict[str, Array], dict[Any, Any]]:
     """``batch``, ``non_tensor_batch`` and ``meta_info`` of what `to_tensordict` made."""
     if len(tensordict.batch_size) != 1:
-        raise BatchError(f"from_tensordict: batch_size is {tuple(tensordict.batch_size)}, one dimension is needed")
+        raise BatchError(f"from_tensordict: batch_size is {tuple(tensordict.batch_size)}, expected one dimension")
     tensors: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     meta = dict(meta_info)
@@ -42,7 +42,7 @@ def to_tensordict(columns: Columns, meta_info: Mapping[Any, Any], device: Any) -
     tensors, arrays, rows = columns
     twice = sorted(str(key) for key in meta_info if key in tensors or key in arrays or not isinstance(key, str))
     if twice:
-        raise BatchError(f"to_tensordict: metadata {twice} needs string keys that no column has; rename or drop them")
+        raise BatchError(f"to_tensordict: metadata {twice}, expected strings that no column has; rename or drop them")
     result = batch_of(tensors, rows or 0, device)
     for name, array in arrays.items():
         try:
@@ -92,7 +92,7 @@ def _numbers(tensor: Tensor) -> Array:
 
 
 def _one_per_row(column: Tensor | Array) -> Array:
-    """One dimension: of numbers, or of objects."""
+    """A column as an array of one dimension, of numbers or of objects."""
     if isinstance(column, Tensor) and column.is_nested:
         return object_array([_jagged.row(column, index).tolist() for index in range(column.shape[0])])
     array = _numbers(column) if isinstance(column, Tensor) else column
@@ -112,7 +112,7 @@ def _arrow_column(arrow: Any, column: Tensor | Array) -> Any:
     if array.dtype == object:
         return arrow.array(_one_per_row(array).tolist())
     result = arrow.array(array.reshape(-1))
-    # From the innermost dimension outwards: so many lists, each of so many of what there is.
+    # From the innermost dimension outwards, each dimension adds a level of lists of fixed size.
     for dim in range(array.ndim - 1, 0, -1):
         lists = math.prod(array.shape[:dim])
         result = arrow.LargeListArray.from_arrays(arrow.array(np.arange(lists + 1) * array.shape[dim]), result)

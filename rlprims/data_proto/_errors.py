@@ -1,6 +1,6 @@
 """The errors of the container. All are ``ValueError``.
 
-They are ``AssertionError`` too, because that is what the trainers that this container serves were written to catch.
+They are also ``AssertionError``, because trainers that use verl's container catch that.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class BatchError(ValueError, AssertionError):
-    """Wrong data or a wrong call: says the name, what was got, what is needed, and the fix."""
+    """Wrong data or a wrong call. The message has the name, the value, what was expected, and the fix."""
 
 
 class MissingField(BatchError, KeyError):
-    """No field has this name; the message lists those that exist."""
+    """No field has this name. The message lists the fields that exist."""
 
-    # KeyError would show the message in quotes, with its line breaks escaped.
+    # KeyError would print the message in quotes, with its line breaks escaped.
     __str__ = Exception.__str__
 
 
@@ -27,7 +27,7 @@ def names(keys: Iterable[Any]) -> str:
 
 
 def listing(tensors: Mapping[str, Any] | None, arrays: Mapping[str, Any], meta: Mapping[Any, Any]) -> str:
-    """What exists, by part, to end a message with."""
+    """The existing fields by part, for the end of a message."""
     return (
         f"fields: batch {names(tensors.keys() if tensors is not None else ())}, "
         f"non_tensor_batch {names(arrays)}, meta_info {names(meta)}"

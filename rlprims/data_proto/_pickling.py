@@ -1,8 +1,8 @@
 """Pickling between processes, without copying a tensor twice.
 
-With protocol 5 every tensor on the CPU is handed over as one buffer: out of band no byte is copied here, in band each
-once. Older protocols pass the tensors themselves on, since the picklers that use them (``torch.multiprocessing``) know
-how to share their memory.
+With protocol 5 every tensor on the CPU is passed as one buffer: out of band no byte is copied here, in band each byte
+once. With older protocols the tensors themselves are passed, because the picklers that use these protocols
+(``torch.multiprocessing``) can share their memory.
 """
 
 import pickle
@@ -27,7 +27,7 @@ def reduce_ex(data: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
 def _apart(tensor: Tensor, buffers: bool) -> tuple[Any, ...]:
     if not tensor.is_nested:
         return (_flat(tensor, buffers),)
-    values, offsets, lengths, dim = _jagged.apart(tensor)
+    values, offsets, lengths, dim = _jagged.components(tensor)
     flat_lengths = None if lengths is None else _flat(lengths, buffers)
     return _flat(values, buffers), _flat(offsets, buffers), flat_lengths, dim
 
@@ -41,7 +41,7 @@ def _flat(tensor: Tensor, buffers: bool) -> Any:
     if buffers:
         numbers: Any = flat.numpy()
         return pickle.PickleBuffer(numbers), tensor.dtype, tuple(tensor.shape)
-    # A view would take all of the memory that it is a view of along.
+    # Pickling a view would include all of the memory behind it.
     own = flat if flat.nbytes == flat.untyped_storage().nbytes() else flat.clone()
     return own, tensor.dtype, tuple(tensor.shape)
 
@@ -63,7 +63,7 @@ def _together(flat: Any, offsets: Any = None, lengths: Any = None, dim: int = 1)
     if offsets is None:
         return _tensor(flat)
     ragged = None if lengths is None else _tensor(lengths)
-    return _jagged.together(_jagged.Parts(_tensor(flat), _tensor(offsets), ragged, dim))
+    return _jagged.from_components(_jagged.Parts(_tensor(flat), _tensor(offsets), ragged, dim))
 
 
 def _tensor(flat: Any) -> Tensor:
@@ -73,7 +73,7 @@ def _tensor(flat: Any) -> Tensor:
     if content is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
     if not isinstance(content, Tensor):
-        # Memory that is mapped for reading only is copied: a write into a tensor over it would end the process.
+        # Read-only mapped memory is copied, because a write into a tensor on it would crash the process.
         writable = bytearray(content) if memoryview(content).readonly else content
         content = torch.frombuffer(writable, dtype=torch.uint8)
     return content.view(dtype).view(shape)

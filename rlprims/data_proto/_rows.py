@@ -1,4 +1,4 @@
-"""Numbers of rows: from an index or a mask, and by the values of a column."""
+"""Row numbers from an index, a mask, or the values of a column."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from rlprims.data_proto._columns import Array
 from rlprims.data_proto._errors import BatchError, RowIndexError
 
 
-def upto(count: int) -> Tensor:
-    """The row numbers 0 to count. They stay on the CPU whatever torch's default device is, as object columns do."""
+def row_range(count: int) -> Tensor:
+    """The row numbers below ``count``. They are on the CPU for any default device of torch, like object columns."""
     return torch.arange(count, device="cpu")
 
 
 def row_numbers(index: Any, rows: int, what: str, fields: str) -> Tensor:
     """Row numbers from a list, range, array or tensor of integers, or from a mask.
 
-    ``what`` is the name of the method and ``fields`` what the batch has, for messages.
+    ``what`` is the name of the method and ``fields`` lists the fields of the batch, for messages.
     """
     if isinstance(index, Tensor):
         given = index.detach().cpu()
@@ -33,7 +33,7 @@ def row_numbers(index: Any, rows: int, what: str, fields: str) -> Tensor:
             "of integers or of booleans (one per row)"
         )
     if given.ndim != 1:
-        raise BatchError(f"{what}: the index has shape {tuple(given.shape)}, it needs one dimension")
+        raise BatchError(f"{what}: the index has shape {tuple(given.shape)}, expected one dimension")
     if given.dtype == torch.bool:
         if given.numel() != rows:
             raise BatchError(f"{what}: the mask has {given.numel()} entries, the batch {rows} rows; {fields}")
@@ -55,9 +55,9 @@ def distinct_values(column: Tensor) -> tuple[list[Any], Tensor]:
     """The distinct values in the order of their first row, and each row's position among them."""
     values, ids = torch.unique(column.detach().cpu(), return_inverse=True)
     first = torch.empty_like(ids[: values.numel()])
-    first = first.scatter_reduce(0, ids, upto(ids.numel()), "amin", include_self=False)
+    first = first.scatter_reduce(0, ids, row_range(ids.numel()), "amin", include_self=False)
     order = first.argsort()
-    rank = torch.empty_like(order).scatter_(0, order, upto(order.numel()))
+    rank = torch.empty_like(order).scatter_(0, order, row_range(order.numel()))
     return values[order].tolist(), rank[ids]
 
 

@@ -1,12 +1,12 @@
 """A batch on disk: a directory with numbers in safetensors, everything else in JSON, and checksums of both.
 
-No pickle on this path: reading a file runs no code of it. Three files, the first two with a new name for each save::
+Pickle is not used, so reading a file cannot run code. There are three files, the first two with a new name per save::
 
     tensors-<16 hex digits>.safetensors   every tensor and numeric array, named "0", "1", ...
     fields-<16 hex digits>.json           which field is which tensor; object columns; meta_info
     manifest.json                         format, version, names, sizes and sha256 of the other two
 
-Which batch is there is said by the manifest alone, so replacing that one file replaces the batch.
+The manifest alone defines which files are the batch, so replacing the manifest replaces the batch.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safeten
 
 
 def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any, Any], *, has_batch: bool) -> None:
-    """Write the parts of a batch. ``has_batch`` tells a batch without tensors from none."""
+    """Write the parts of a batch. ``has_batch`` distinguishes a ``batch`` without tensors from None."""
     safetensors = _safetensors()
     target = Path(path)
     if not _may_hold_a_batch(target):
@@ -47,7 +47,7 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
     numbers, fields = target / f"tensors-{token}.safetensors", target / f"fields-{token}.json"
     manifest = target / f"{_MANIFEST}.{token}"
     try:
-        safetensors.torch.save_file(_apart(tensors), str(numbers))
+        safetensors.torch.save_file(_separate(tensors), str(numbers))
         fields.write_text(text, encoding="utf-8")
         files = {place.name: {"bytes": place.stat().st_size, "sha256": _sha256(place)} for place in (numbers, fields)}
         about = {"format": _FORMAT, "version": _VERSION, "files": files}
@@ -59,7 +59,7 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
     except BaseException:
         if not _is_plain(target / _MANIFEST) or fields.name not in _listed(
             target
-        ):  # else it came just after the rename
+        ):  # otherwise the error came just after the rename
             _remove(numbers, fields, manifest)
         if new:
             with suppress(OSError):
@@ -67,7 +67,7 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
         raise
     for place in (target, target.parent):
         _sync(place)
-    # Only these: what else is there may be another process's save that is not finished yet.
+    # Only these are removed: other files may belong to an unfinished save of another process.
     _remove(*(target / name for name in before))
 
 
@@ -91,14 +91,14 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
     except BatchError as error:
         raise BatchError(f"load: {target}: {error}") from error
     except Exception as error:
-        # Whatever a forged file breaks while it is read is one thing to the caller: not a batch.
+        # A forged file can raise any error while it is read; the caller gets one error for all of them.
         raise BatchError(f"load: {target} is damaged or forged ({type(error).__name__}: {error})") from error
 
 
 def _described(
     columns: Columns, meta_info: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]
 ) -> dict[str, Any]:
-    """The content of fields.json. Numbers are put on the list ``tensors``."""
+    """The content of fields.json. Numbers are appended to the list ``tensors``."""
     dense, arrays, rows = columns
     return {
         "rows": rows or 0,
@@ -131,27 +131,27 @@ def _tensor(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
     if "tensor" in entry:
         return tensors[entry["tensor"]]
     values, offsets, dim = tensors[entry["values"]], tensors[entry["offsets"]], entry["dim"]
-    # Wrong offsets would make torch read beyond the values.
+    # With wrong offsets torch would read beyond the values.
     fits = offsets.dtype in (torch.int64, torch.int32) and offsets.ndim == 1 and offsets.numel() > 0
     fits = fits and type(dim) is int and 1 <= dim <= values.ndim
     if (
         not fits
         or int(offsets[0]) != 0
         or int(offsets[-1]) != values.shape[dim - 1]
-        or bool((offsets[1:] < offsets[:-1]).any())  # not diff(): of a forged file it overflows
+        or bool((offsets[1:] < offsets[:-1]).any())  # not diff(), which overflows for a forged file
     ):
         raise BatchError("a jagged field has offsets that do not fit its values")
-    return _jagged.together(_jagged.Parts(values, offsets, None, dim))
+    return _jagged.from_components(_jagged.Parts(values, offsets, None, dim))
 
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise BatchError(f"a field is named {name!r}")
+        raise BatchError(f"a field is named {name!r}, expected a string")
     return name
 
 
 def _may_hold_a_batch(target: Path) -> bool:
-    """Whether there is nothing, a saved batch, or what a save that did not end has left."""
+    """Whether the target does not exist, is a saved batch, or has only the files of an unfinished save."""
     if not target.is_dir():
         return not target.exists()
     try:
@@ -159,27 +159,27 @@ def _may_hold_a_batch(target: Path) -> bool:
             _DATA.fullmatch(entry.name) or entry.name.startswith(f"{_MANIFEST}.") for entry in target.iterdir()
         )
     except (ValueError, TypeError, KeyError, OSError):
-        return False  # a manifest.json of something else
+        return False  # a manifest.json of another program
 
 
 def _listed(target: Path) -> dict[str, Any]:
-    """The files of the batch, fields first, with size and sha256, as the manifest has it; none where there is none."""
+    """The files in the manifest, fields first, with size and sha256; empty if there is no manifest."""
     if not (target / _MANIFEST).exists():
         return {}
     about = json.loads((target / _MANIFEST).read_bytes())
     if about["format"] != _FORMAT or about["version"] != _VERSION:
         raise BatchError(
-            f"the format is {about['format']!r} version {about['version']!r}, this reads {_FORMAT!r} version "
+            f"the format is {about['format']!r} version {about['version']!r}, expected {_FORMAT!r} version "
             f"{_VERSION}; read it with the release that wrote it"
         )
     files = dict(sorted(about["files"].items()))
     if [match and match.lastindex for match in map(_DATA.fullmatch, files)] != [1, 2]:
-        raise BatchError(f"the manifest names the files {[*files]}, not one of fields and one of tensors")
+        raise BatchError(f"the manifest names the files {[*files]}, expected one of fields and one of tensors")
     return files
 
 
 def _checked(target: Path) -> list[Path]:
-    """The paths of fields and tensors, which are as they were written."""
+    """The paths of fields and tensors, after a check that both files are unchanged."""
     places = []
     for name, expected in _listed(target).items():
         place = target / name
@@ -187,7 +187,7 @@ def _checked(target: Path) -> list[Path]:
             raise BatchError(f"{name} is missing or not a plain file; was it copied whole?")
         found = {"bytes": place.stat().st_size, "sha256": _sha256(place)}
         if found != expected:
-            raise BatchError(f"{name} has changed since it was written: {found}, the manifest says {expected}")
+            raise BatchError(f"{name} has changed since it was written: got {found}, expected {expected}")
         places.append(place)
     return places
 
@@ -202,8 +202,8 @@ def _is_plain(place: Path) -> bool:
     return place.is_file() and not place.is_symlink()
 
 
-def _apart(tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The tensors by their number, contiguous, no two in one memory: the format has no views."""
+def _separate(tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The tensors by their number, contiguous and without shared memory, because the format has no views."""
     result, seen = {}, set()
     for number, tensor in enumerate(tensors):
         tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()

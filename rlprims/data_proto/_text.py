@@ -36,7 +36,7 @@ def table(
             total += size
             lines.append((part, str(name), dtype_text(column), shape_text(column), bytes_text(size)))
     lines += [("meta_info", str(key), type(value).__name__, _short(value), "") for key, value in meta_info.items()]
-    # A long value in the last used place must not push every line apart.
+    # A long value in the last column must not widen all lines.
     widths = [
         max((len(line[i]) for line in lines if line[i + 1 :] and any(line[i + 1 :])), default=0) for i in range(5)
     ]

@@ -1,4 +1,4 @@
-"""Values of ``meta_info`` and of columns: copies at every depth, equality, and one ``meta_info`` of several workers."""
+"""Values of ``meta_info`` and columns: deep copies, equality, and merging the ``meta_info`` of several workers."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _IMMUTABLE = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 
 def copied(value: Any) -> Any:
-    """A copy such that no change to it reaches the original: containers, arrays and tensors at any depth."""
+    """A deep copy of containers, arrays and tensors: changes of the copy do not change the original."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
@@ -31,12 +31,12 @@ def copied(value: Any) -> Any:
         return value.clone()  # deepcopy refuses a tensor in a graph
     try:
         return copy.deepcopy(value)
-    except Exception:  # a lock, a socket, a generator: one thing that cannot be two
+    except Exception:  # a lock, a socket, a generator: it cannot be copied
         return value
 
 
 def difference(a: Tensor | Array, b: Tensor | Array) -> str | None:
-    """Why two columns are not the same; None if they are, where NaN is the same as NaN."""
+    """The difference between two columns, as text; None if they are equal. NaN counts as equal to NaN."""
     if a is b:
         return None
     if isinstance(a, Tensor) != isinstance(b, Tensor):
@@ -64,7 +64,7 @@ def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
         a, b = one.values, two.values
     where = (a.data_ptr(), a.storage_offset(), a.stride(), a.is_conj(), a.is_neg())
     if a.data_ptr() != 0 and where == (b.data_ptr(), b.storage_offset(), b.stride(), b.is_conj(), b.is_neg()):
-        return None  # the same memory: nothing to compare
+        return None  # the same memory
     if torch.equal(a, b):
         return None
     unequal = a != b
@@ -95,24 +95,24 @@ def same(a: Any, b: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool
     try:
         return bool(a == b) or bool(a != a and b != b)
     except (ValueError, TypeError, RuntimeError):
-        return False  # an object that will not be compared is the same only as itself
+        return False  # an object that raises when it is compared is equal only to itself
 
 
 def _same_arrays(a: Array, b: Array, seen: frozenset[tuple[int, int]]) -> bool:
     if a.dtype != object or b.dtype != object:
         return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc"))
     one, two = a.ravel().tolist(), b.ravel().tolist()
-    # The usual case, in C. Not of lists: Python 3.13.0 dies of comparing one that contains itself.
+    # The usual case, in C. Not for lists: Python 3.13.0 crashes on comparing a list that contains itself.
     if {*map(type, one), *map(type, two)} <= _IMMUTABLE and one == two:
         return True
     return all(map(lambda x, y: same(x, y, seen), one, two))
 
 
 def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
-    """One ``meta_info`` of several workers.
+    """The ``meta_info`` of several workers, merged.
 
     ``metrics`` (a dict, or a list of dicts, or None, per worker) becomes a dict of lists, in the order of the workers;
-    what only some workers report stays. Every other key must be equal wherever it is present.
+    a metric may be missing for some workers. Every other key must have equal values in all workers that have it.
     """
     result: dict[Any, Any] = {}
     metrics: list[dict[Any, Any]] = []
@@ -125,7 +125,7 @@ def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
             elif not same(result[key], value):
                 raise BatchError(
                     f"concat: meta_info[{key!r}] is {result[key]!r} in an earlier part and {value!r} in part "
-                    f"{position}; make them equal, drop the key, or put what each worker measures in "
+                    f"{position}; make them equal, drop the key, or put values that differ per worker in "
                     "meta_info['metrics']"
                 )
     if metrics:
@@ -139,7 +139,7 @@ def _reports(value: Any, position: int) -> list[dict[Any, Any]]:
     reports = value if isinstance(value, list) else [value]
     if not all(isinstance(report, dict) for report in reports):
         raise BatchError(
-            f"concat: meta_info['metrics'] of part {position} is {value!r}; it needs a dict of name to value, a "
+            f"concat: meta_info['metrics'] of part {position} is {value!r}, expected a dict of name to value, a "
             "list of such dicts, or None"
         )
     return reports
@@ -149,6 +149,6 @@ def _collected(reports: Sequence[dict[Any, Any]]) -> dict[Any, list[Any]]:
     lists: dict[Any, list[Any]] = {}
     for report in reports:
         for name, value in report.items():
-            # A list was collected before: joining it keeps concat of concats the same as one concat.
+            # A list comes from an earlier concat. It is extended, so that nested concats give the same as one concat.
             lists.setdefault(name, []).extend(copied(value) if isinstance(value, list) else [copied(value)])
     return lists

@@ -1,8 +1,9 @@
 """Environments: a class of two methods, the driver of its episodes, and functions as tools.
 
-An :class:`Environment` speaks in messages. :func:`rollout` plays one episode of it with a sampler and gives the exact
-turns, which :mod:`rlprims.turns` makes rows of. :func:`tool` makes a tool of a function, :func:`parse_calls` reads
-calls in what a model wrote, :func:`answer_calls` runs them. In the trainer it is ``data.environment``.
+An :class:`Environment` takes and returns messages. :func:`rollout` runs one episode of it with a sampler and returns
+the exact turns, which :mod:`rlprims.turns` merges into rows. :func:`tool` makes a tool from a function,
+:func:`parse_calls` parses the calls in a model's text, :func:`answer_calls` runs them. In the trainer an environment is
+the setting ``data.environment``.
 """
 
 from rlprims.environments._calls import Call, Calls, CallStyle, parse_calls

@@ -1,4 +1,4 @@
-"""Calls of somebody else's environment, within a time limit."""
+"""Calls of an environment within a time limit."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ _Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[tup
 class Asker:
     """Calls methods that are plain in a thread of its own, always the same, and awaits those that are ``async``.
 
-    A call that takes too long is left alone: a thread cannot be killed, and it ends with the process.
+    A call that takes too long is abandoned: a thread cannot be killed, and it ends with the process.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -22,7 +22,7 @@ class Asker:
         self._jobs: SimpleQueue[_Job | None] | None = None
 
     async def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The answer.
+        """The result of the call.
 
         Raises:
             TimeoutError: all calls together took longer than the limit.
@@ -40,7 +40,7 @@ class Asker:
             self.left -= time.monotonic() - begun
 
     def close(self) -> None:
-        """The thread ends after what it is doing."""
+        """The thread ends after its current call."""
         if self._jobs is not None:
             self._jobs.put(None)
 
@@ -64,13 +64,13 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
         answer: tuple[Any, BaseException | None]
         try:
             answer = fn(*args), None
-        except BaseException as error:  # SystemExit of somebody's code must not end the thread
+        except BaseException as error:  # a SystemExit in the environment must not end the thread
             answer = None, error
         loop = future.get_loop()
         if not loop.is_closed():
             try:
                 loop.call_soon_threadsafe(_settle, future, answer)
-            except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+            except RuntimeError:  # the loop was closed meanwhile, so nothing waits for this
                 return
 
 

@@ -1,4 +1,4 @@
-"""Tool calls in what a model wrote. Text is parsed, never evaluated, in time linear in its length."""
+"""Tool calls in a model's text. The text is parsed, never evaluated, in time linear in its length."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ class Call(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What :func:`parse_calls` found."""
+    """The result of :func:`parse_calls`."""
 
     content: str
     """The text without the calls."""
@@ -37,7 +37,7 @@ def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = 
       the tool's first parameter: ``<search>query</search>``.
 
     A call that is not closed, whose JSON is not an object with a name and arguments, or whose tags do not fit is
-    malformed. A name that no tool has is not: that is for the environment to say.
+    malformed. A call of an unknown name is not: the environment answers it.
 
     Args:
         text: what the model wrote.

@@ -1,4 +1,4 @@
-"""What an environment is, what it answers, and what a sampler gives."""
+"""The protocols of environments, samplers and renderers, and their results."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Step:
     """
 
     messages: Sequence[Message] = ()
-    """What the model reads next; needed unless it is done."""
+    """The messages that the model reads next; required unless ``done``."""
     reward: float = 0.0
     """Of the message that was answered. A rollout's score is the sum of its rewards."""
     done: bool = False
@@ -36,11 +36,11 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode. Messages in and out: tokens are the driver's affair. Both methods may be ``async``.
+    """One episode. It takes and returns messages; the driver converts them to tokens. Both methods may be ``async``.
 
     A plain ``def`` runs in a thread of the episode's own, the same one for all of its calls, so it may block. An
-    ``async def`` shares its thread with the other episodes, so it must not. ``close()`` is called at the end, if there
-    is one, whatever happened.
+    ``async def`` shares its thread with the other episodes, so it must not. ``close()``, if it exists, is called at the
+    end of every episode, also after an error.
     """
 
     def reset(self) -> Start | Awaitable[Start]:
@@ -48,13 +48,13 @@ class Environment(Protocol):
         ...
 
     def step(self, message: Message) -> Step | Awaitable[Step]:
-        """The answer to what the model wrote."""
+        """The answer to the model's message."""
         ...
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a sampler drew after a prompt."""
+    """The tokens that a sampler drew after a prompt."""
 
     token_ids: Sequence[int]
     """With the end token if it was drawn."""
@@ -68,7 +68,7 @@ class Completion:
 
 
 class Sample(Protocol):
-    """A sampler, plain or ``async``. What it draws is a function of its own seed and of the two numbers."""
+    """A sampler, plain or ``async``. Its draw depends on its own seed and the two numbers."""
 
     def __call__(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion | Awaitable[Completion]: ...
 
@@ -77,7 +77,7 @@ class Renderer(Protocol):
     """Messages to token ids and back: :class:`TextRenderer`, :class:`ChatRenderer`."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        """The ids of a conversation, up to where the model goes on."""
+        """The ids of a conversation, up to the model's next token."""
         ...
 
     def delta(

@@ -10,7 +10,7 @@ from rlprims.turns import delta_ids
 
 
 class TextRenderer:
-    """Contents end to end, without roles: for base models that know no chat template.
+    """Joins contents without roles, for base models without a chat template.
 
     Args:
         tokenizer: of Hugging Face.
@@ -28,7 +28,7 @@ class TextRenderer:
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
-        """What was sampled stays as it is, ended or not."""
+        """Sampled tokens are not changed, whether the turn ended or not."""
         return list(self.tokenizer.encode(_text(appended), add_special_tokens=False, verbose=False))
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:

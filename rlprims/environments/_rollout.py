@@ -21,7 +21,7 @@ _STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, 
 
 
 class Limits(BaseModel):
-    """When an episode ends although its environment is not done."""
+    """Limits that end an episode although its environment is not done."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,11 +47,11 @@ class Episode:
     tool_calls: int = 0
     ended: EndedName = "stop"
     is_done: bool = False
-    """The environment said so; its last reward is then the outcome."""
+    """Whether the environment ended the episode; its last reward is then the outcome."""
     causes: Counter[str] = field(default_factory=Counter)
-    """How often what went wrong: malformed calls, unknown tools, limits, the environment's own failure."""
+    """Counts of problems: malformed calls, unknown tools, limits, failures of the environment."""
     failure: str | None = None
-    """Why there is no score, and what to write: the environment failed."""
+    """The reason why the environment failed and there is no score, with what to change."""
 
     @property
     def score(self) -> float:
@@ -74,15 +74,14 @@ class _EnvironmentError(Exception):
 async def rollout(
     environment: Environment, sample: Sample, renderer: Renderer, limits: Limits | None = None, *, sample_id: int = 0
 ) -> Episode:
-    """Play an episode: the environment speaks, the model answers, until it is done or a limit is met.
+    """Run an episode: environment and model send messages in turn, until it is done or a limit is reached.
 
-    Tokens are never made twice: each prompt is the tokens before it, as they were sampled, and what the environment
-    said since. Where the chat template does not allow that, the whole conversation is rendered, and the episode has
+    No text is tokenized twice: each prompt is the tokens before it, as they were sampled, plus the new messages of the
+    environment. If the chat template does not allow that, the whole conversation is rendered, and the episode gets
     another row.
 
-    A failure of the environment costs this episode only: it raises, takes too long, or answers what cannot be used.
-    Then ``failure`` says what to write, ``score`` is NaN, and the turns until then are kept. What ``sample`` raises is
-    raised.
+    If the environment raises, takes too long, or returns a wrong value, only this episode fails: ``failure`` has the
+    reason, ``score`` is NaN, and the turns before it are kept. An exception of ``sample`` is raised.
 
     >>> import asyncio
     >>> class Echo:
@@ -134,8 +133,8 @@ async def _play(
     known = names_of(tools)
     prompt_ids, state = _render(renderer, episode, tools), None
     while True:
-        room = _room(limits, episode, len(prompt_ids))
-        if room is not None and room < 1:
+        left = _tokens_left(limits, episode, len(prompt_ids))
+        if left is not None and left < 1:
             full = limits.tokens is not None and limits.tokens <= len(prompt_ids)
             episode.ended = "context" if full else "length"
             episode.causes[f"limit: {'tokens' if full else 'sampled_tokens'}"] += 1
@@ -143,7 +142,7 @@ async def _play(
         number = len(episode.turns)
         drawn = sample(prompt_ids, episode.sample_id, number)
         completion: Completion = await drawn if inspect.isawaitable(drawn) else drawn
-        turn = _turn(prompt_ids, completion, room)
+        turn = _turn(prompt_ids, completion, left)
         episode.turns.append(turn)
         episode.states.append(tuple(prompt_ids) if state is None else state)
         message = {**renderer.read(turn.sampled_ids, tools), "finish": turn.finish}
@@ -274,22 +273,22 @@ def _check_size(what: str, messages: Sequence[Message], limits: Limits) -> None:
         )
 
 
-def _room(limits: Limits, episode: Episode, prompt_tokens: int) -> int | None:
-    """How many tokens may still be sampled."""
-    rooms = [] if limits.tokens is None else [limits.tokens - prompt_tokens]
+def _tokens_left(limits: Limits, episode: Episode, prompt_tokens: int) -> int | None:
+    """The number of tokens that may still be sampled."""
+    limited = [] if limits.tokens is None else [limits.tokens - prompt_tokens]
     if limits.sampled_tokens is not None:
-        rooms.append(limits.sampled_tokens - sum(len(turn.sampled_ids) for turn in episode.turns))
-    return min(rooms, default=None)
+        limited.append(limits.sampled_tokens - sum(len(turn.sampled_ids) for turn in episode.turns))
+    return min(limited, default=None)
 
 
-def _turn(prompt_ids: Sequence[int], completion: Completion, room: int | None) -> Turn:
-    """What was drawn, as far as there is room for it: the beginning of a sample is a sample."""
-    cut = room is not None and len(completion.token_ids) > room
+def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -> Turn:
+    """The drawn tokens, cut at the limits: the beginning of a sample is a valid sample."""
+    cut = left is not None and len(completion.token_ids) > left
     return Turn(
         prompt_ids,
-        completion.token_ids[:room],
-        completion.log_probs[:room],
+        completion.token_ids[:left],
+        completion.log_probs[:left],
         version=completion.version,
         finish="length" if cut else completion.finish,
-        extras={} if completion.kept is None else {"kept": completion.kept[:room]},
+        extras={} if completion.kept is None else {"kept": completion.kept[:left]},
     )

@@ -29,7 +29,7 @@ class Tool:
 
 
 def tool(fn: Callable[..., Any]) -> Tool:
-    """A tool of a function: its name, what its docstring says, and the types of its parameters.
+    """Make a tool from a function: from its name, its docstring, and the types of its parameters.
 
     The docstring's first paragraph is the description. A line ``name: text`` under ``Args:`` describes a parameter.
 
@@ -83,9 +83,9 @@ def schemas_of(tools: Sequence[Any]) -> list[Any]:
 
 
 def answer_calls(message: Message, tools: Sequence[Tool]) -> list[Message]:
-    """Run what the message calls: a ``tool`` message for each call, in order, and one for each that is malformed.
+    """Run the calls of a message: a ``tool`` message for each call, in order, and one for each malformed call.
 
-    A call that fails is answered too, so that the model can mend it: its message has ``error``, the cause, which the
+    A call that fails is answered too, so that the model can correct it: its message has ``error``, the cause, which the
     driver counts (``malformed call``, ``unknown tool``, ``wrong arguments``, ``tool raised``). Arguments are checked
     against the types, and text is converted to numbers where a number is asked for.
 

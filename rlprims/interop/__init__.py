@@ -3,4 +3,5 @@
 ``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` cross between the DataProtos.
 ``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` give TRL's trainers an algorithm, `reward_func` a verifier.
 ``rlprims.interop.torchrl``: `grpo_loss` makes an algorithm one of torchrl's loss modules.
+``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages, played here.
 """

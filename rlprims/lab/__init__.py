@@ -1,6 +1,6 @@
-"""A laboratory for algorithms: what each token gets, and why, on rollouts small enough to read.
+"""Tools for notebooks: the advantage, loss and gradient of each token, with the reason, on a few rollouts.
 
-Everything is computed by the stages of :mod:`rlprims.algorithms` and by autograd. Pictures need the extra ``lab``.
+The numbers come from the stages of :mod:`rlprims.algorithms` and from autograd. Pictures need the extra ``lab``.
 
 >>> import torch
 >>> from rlprims import algorithms, lab

@@ -15,13 +15,14 @@ from rlprims.lab._table import Table
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What an algorithm swap changes on the same rollouts.
+    """The differences between algorithms on the same rollouts.
 
     Attributes:
-        knobs: those that differ from the first algorithm's.
-        responses: what the batch has of ``step``, ``group_ids``, ``scores`` and ``answer``; then per algorithm
-            ``push``, the sum of the tokens' gradients, and ``share``, the part of all |gradient| that its tokens get.
-        tokens: per token and algorithm advantage, gradient and cause, as :func:`simulate` has them; ``change`` is the
+        knobs: the settings that differ from the first algorithm's.
+        responses: the columns ``step``, ``group_ids``, ``scores`` and ``answer`` if the batch has them; and per
+            algorithm ``push``, the sum of the tokens' gradients, and ``share``, the tokens' part of the sum of all
+            |gradient|.
+        tokens: advantage, gradient and cause per token and algorithm, as in :func:`simulate`; ``change`` is the
             gradient minus the first algorithm's.
     """
 
@@ -37,16 +38,16 @@ class Comparison:
 
 
 def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> Comparison:
-    """What changes where one algorithm takes another's place, on the same rollouts.
+    """Compare algorithms on the same rollouts.
 
-    The first is what the others are compared with. Columns are named ``<what> <algorithm>``; algorithms of one name are
-    numbered.
+    Each algorithm is compared with the first one. Columns are named ``<what> <algorithm>``; algorithms with the same
+    name are numbered.
 
     Raises:
-        ValueError: fewer than two algorithms, or a batch that lacks what one of them needs.
+        ValueError: fewer than two algorithms, or a batch without data that one of them needs.
     """
     if len(algorithms) < 2:
-        raise ValueError(f"algorithms has {len(algorithms)} entries: compare at least two")
+        raise ValueError(f"algorithms has {len(algorithms)} entries, expected at least two")
     names = _names(algorithms)
     tables = {name: simulate(algorithm, batch, seed=seed) for name, algorithm in zip(names, algorithms, strict=True)}
     first = names[0]
@@ -79,7 +80,7 @@ def _names(algorithms: Sequence[Algorithm]) -> list[str]:
 
 
 def _knobs(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
-    """A row per knob and other algorithm."""
+    """A row per setting and algorithm, except the first algorithm."""
     columns: dict[str, list[Any]] = {"knob": [], "algorithm": [], "value": [], names[0]: []}
     for name, other in zip(names[1:], algorithms[1:], strict=True):
         for knob, (mine, theirs) in diff(algorithms[0], other).items():
@@ -90,11 +91,11 @@ def _knobs(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
 
 
 _OF_A_RESPONSE = {"step": "step", "group": "group_ids", "score": "scores", "answer": "answer"}
-"""Columns of the table, and what they are in a batch."""
+"""Columns of the table, and their names in a batch."""
 
 
 def _responses(rows: Sequence[int], gradients: dict[str, list[float]], batch: Batch) -> Table:
-    """Per response what it is, the sum of its gradients, and its part of all of them."""
+    """Each response with its columns of the batch, the sum of its gradients, and its share of all gradients."""
     present = sorted(set(rows))
     columns: dict[str, list[Any]] = {"row": present}
     for name, key in _OF_A_RESPONSE.items():

@@ -1,4 +1,4 @@
-"""An algorithm as a page: its stages with their formulas, its papers, and what ``check`` finds."""
+"""A page about an algorithm: its stages with their formulas, its papers, and the findings of ``check``."""
 
 import inspect
 import re
@@ -15,15 +15,15 @@ _PAPER = re.compile(r"arXiv:\d{4}\.\d{4,5}")
 
 
 def explain(algorithm: str | Algorithm) -> Page:
-    """An algorithm's stages with their formulas and hyperparameters, its papers, and what ``check`` finds.
+    """An algorithm's stages with their formulas and hyperparameters, its papers, and the findings of ``check``.
 
-    The text is that of the primitives themselves: what they say of themselves before their arguments.
+    The text is from the docstrings of the primitives, up to their arguments.
 
     Args:
-        algorithm: one, or the name of a preset.
+        algorithm: an algorithm, or the name of a preset.
 
     Raises:
-        ValueError: no preset has the name.
+        ValueError: there is no preset of this name.
 
     >>> print(explain("gpg").splitlines()[0])
     gpg
@@ -31,14 +31,14 @@ def explain(algorithm: str | Algorithm) -> Page:
     about = ""
     if isinstance(algorithm, str):
         if algorithm not in PRESETS:
-            raise ValueError(f"no preset {algorithm!r}; there are {', '.join(sorted(PRESETS))}")
+            raise ValueError(f"no preset {algorithm!r}, expected one of {', '.join(sorted(PRESETS))}")
         about, algorithm = _body(PRESETS[algorithm]), PRESETS[algorithm]()
     parts = [algorithm.name, about, _shape(algorithm)]
     papers = dict.fromkeys(_PAPER.findall(about), "the algorithm")
     for stage, part in algorithm.uses():
         body = _body(part.fn)
-        knobs = ", ".join(f"{name}={value!r}" for name, value in part.hyperparameters.items())
-        parts.append("\n".join(filter(None, [f"{stage}: {part.path}", indent(knobs, "  "), indent(body, "    ")])))
+        settings = ", ".join(f"{name}={value!r}" for name, value in part.hyperparameters.items())
+        parts.append("\n".join(filter(None, [f"{stage}: {part.path}", indent(settings, "  "), indent(body, "    ")])))
         for paper in _PAPER.findall(body):
             papers.setdefault(paper, stage)
     parts.append("\n".join(["papers", *(f"  {paper}  {stage}" for paper, stage in papers.items())]) if papers else "")
@@ -57,7 +57,7 @@ def _shape(algorithm: Algorithm) -> str:
 
 
 def _body(fn: Callable[..., Any]) -> str:
-    """What a docstring says before its sections, without markup."""
+    """The text of a docstring before its sections, without markup."""
     text = inspect.getdoc(fn) or ""
     cut = _SECTIONS.search(text)
     return _ROLE.sub(r"\1", text[: cut.start()] if cut else text).replace("``", "").strip()

@@ -1,14 +1,14 @@
-"""See :func:`figure`."""
+"""A matplotlib figure that every notebook shows."""
 
 import io
 from typing import Any
 
 
 def figure(width: float = 8.0, height: float = 3.4) -> Any:
-    """An empty matplotlib Figure of so many inches that any notebook shows as the value of a cell.
+    """An empty matplotlib Figure, in inches, that any notebook shows as the value of a cell.
 
-    A bare ``matplotlib.figure.Figure`` is shown only where ``%matplotlib inline`` or pyplot was loaded before; else the
-    notebook has its text. This one says itself what it looks like. Needs the extra ``lab``.
+    A notebook shows a plain ``matplotlib.figure.Figure`` only after ``%matplotlib inline`` or an import of pyplot;
+    otherwise it prints text. This figure has its own PNG representation. Needs the extra ``lab``.
 
     >>> picture = figure(4, 3)
     >>> axis = picture.subplots()

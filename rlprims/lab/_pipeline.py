@@ -24,12 +24,12 @@ Batch = DataProto | Mapping[str, Any]
 
 
 class Prepared(NamedTuple):
-    """What the loss reads.
+    """The data for the loss.
 
     Attributes:
         kept: bool (B,), the rows that are trained on.
-        reasons: for each row why it is not, or None.
-        data: of the kept rows, with advantages.
+        reasons: for each row the reason that it is not trained on, or None.
+        data: the tensors of the kept rows, with advantages.
     """
 
     kept: Tensor
@@ -38,9 +38,10 @@ class Prepared(NamedTuple):
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:
-    """The named tensors, checked to be padded; without log-probs the policy has not moved.
+    """The named tensors of a batch, which must be padded. Missing log-probs are filled in, so that ratios are 1.
 
-    ``old_log_probs`` are else ``rollout_log_probs``, else ``log_probs``, else 0; the other two else ``old_log_probs``.
+    Missing ``old_log_probs`` are ``rollout_log_probs``, else ``log_probs``, else 0; the other two are then
+    ``old_log_probs``.
     """
     columns = batch.batch.items() if isinstance(batch, DataProto) else batch.items()
     data = {str(name): column for name, column in columns if isinstance(column, Tensor)}
@@ -48,11 +49,11 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
     if labels is not None and not isinstance(labels, Tensor):
         data["group_ids"] = dense_ids(labels)
     if "response_mask" not in data:
-        raise ValueError(f"the batch has no response_mask; it has {sorted(data)}: give bool (B, T)")
+        raise ValueError(f"the batch has no response_mask, expected bool (B, T); it has {sorted(data)}")
     mask = data["response_mask"] = data["response_mask"].bool()
     if mask.dim() != 2 or "cu_seqlens" in data:
         raise ValueError(
-            f"response_mask has shape {tuple(mask.shape)}, the lab needs (B, T): layout.unpack pads what is packed"
+            f"response_mask has shape {tuple(mask.shape)}, expected (B, T); use layout.unpack to pad packed tokens"
         )
     known = [data[n].detach() for n in ("old_log_probs", "rollout_log_probs", "log_probs") if n in data]
     old = known[0] if known else torch.zeros(mask.shape)
@@ -60,11 +61,11 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float = 0.0) -> Prepared:
-    """Scores to advantages, of the groups that the filter keeps; a batch without scores keeps its own advantages."""
+    """Compute advantages from scores, for the groups that the filter keeps. Without scores the batch's own are used."""
     rows = len(data["response_mask"])
     if "scores" not in data:
         if "advantages" not in data:
-            raise ValueError(f"the batch has neither scores nor advantages; it has {sorted(data)}")
+            raise ValueError(f"the batch has neither scores nor advantages, expected either; it has {sorted(data)}")
         return Prepared(torch.ones(rows, dtype=torch.bool), [None] * rows, dict(data))
     if "group_ids" not in data:
         raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
@@ -84,6 +85,6 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
 
 
 def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """``data`` of one update with the weights that its losses ask for."""
+    """``data`` of one update with the weights that its losses need."""
     before = {**data, "log_probs": data["log_probs"].detach()}
     return {**data, **weigh_tokens(algorithm, before, generator=generator)}

@@ -1,4 +1,4 @@
-"""Real rollouts as a batch: files of JSON lines, our run directories, what verl dumps and what TRL logs."""
+"""Recorded rollouts as a batch: from JSON lines, from our run directories, and from the logs of verl and TRL."""
 
 import importlib
 import json
@@ -15,16 +15,16 @@ from rlprims.ended import Ended
 from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import from_logits
-from rlprims.trainer._rollout_rows import Row, read_rollouts
+from rlprims.reports._rollout_rows import Row, read_rollouts
 
 Tokenize = Callable[[str], list[str]]
 
 _NAMES = {"score": "scores", "group": "group_ids", "baseline_score": "baseline_scores", "response_ids": "responses"}
-"""What records call a name of the vocabulary."""
+"""Other names in records, and the vocabulary's names for them."""
 
 
 def words(text: str) -> list[str]:
-    """Words with the space before them: tokens for texts of which no others are known.
+    """Words with the space before them, as tokens of a text without known tokens.
 
     >>> words("it is 4")
     ['it', ' is', ' 4']
@@ -33,16 +33,15 @@ def words(text: str) -> list[str]:
 
 
 def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
-    """A response per line, by the names of the vocabulary.
+    """Load a file with one response per line and the names of the vocabulary.
 
-    A list of numbers is per token and is padded; a number is per response; all else is kept as it is. ``score``,
-    ``group``, ``baseline_score`` and ``response_ids`` are understood; a group may be a number or a text. Without
-    ``response_mask`` every token is the policy's; without ``group_ids`` the responses to equal ``prompt`` are a group.
-    Without any list the tokens are those of ``tokenize(response)``: then only their number is known, and the policy
-    counts as one that has not moved.
+    A list of numbers is per token and is padded; a number is per response; other values are not changed. ``score``,
+    ``group``, ``baseline_score`` and ``response_ids`` are accepted too; a group may be a number or a text. Without
+    ``response_mask`` every token is the policy's; without ``group_ids`` the responses with equal ``prompt`` are a
+    group. Without any list the tokens are those of ``tokenize(response)``, and all ratios are 1.
 
     Raises:
-        ValueError: a line that is no object, lists that do not fit, or a name that not every line has.
+        ValueError: a line that is not an object, lists that do not fit, or a name that is missing in some lines.
     """
     return _batch(_lines(Path(path)), str(path), tokenize)
 
@@ -50,10 +49,10 @@ def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
 def load_run(
     run: Path | str, step: int | Sequence[int] | None = None, *, policy: Path | str | None = None
 ) -> DataProto:
-    """The samples of recorded steps of our trainer, dropped groups and surplus too; the column ``step`` says whose.
+    """Load the samples of recorded steps of our trainer, with dropped groups and surplus; ``step`` is a column.
 
     Scores, verifier columns, the sampler's log-probs and the trainer's ``old_log_probs`` are the recorded ones; a row
-    that was not trained on has the sampler's for both. The advantages are not taken: the stages estimate them anew.
+    that was not trained on has the sampler's for both. Recorded advantages are not used: the stages compute new ones.
 
     Args:
         run: a run directory.
@@ -88,7 +87,7 @@ def _temperature(run: Path) -> float:
 
 
 def _log_probs(rows: Sequence[Row], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
-    """Row by row: a few rollouts that somebody reads need no batches."""
+    """Compute the log-probs row by row, which is fast enough for a few rollouts."""
     if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
         raise ValueError("policy= needs prompt_ids and response_ids in every row, and some have none")
     from rlprims.execution.hf._models import load_causal_lm
@@ -105,9 +104,9 @@ def _log_probs(rows: Sequence[Row], data: DataProto, policy: Path | str, tempera
 
 
 def load_verl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
-    """A file of verl's ``trainer.rollout_data_dir``: texts and scores, and no token ids or log-probs.
+    """Load a file of verl's ``trainer.rollout_data_dir``: texts and scores, without token ids or log-probs.
 
-    Rows of equal ``input`` are a group. Pass the tokenizer's own ``tokenize`` for true lengths.
+    Rows with equal ``input`` are a group. Pass the tokenizer's ``tokenize`` to get the true lengths.
     """
     names = {"input": "prompt", "output": "response", "gts": "answer"}
     records = ({names.get(key, key): value for key, value in line.items()} for line in _lines(Path(path)))
@@ -120,10 +119,10 @@ def load_trl(
     rewards: Sequence[str] | Mapping[str, float] | None = None,
     tokenize: Tokenize = words,
 ) -> DataProto:
-    """What TRL writes with ``log_completions``: a file ``completions/completions_00010.parquet``, or its rows.
+    """Load what TRL writes with ``log_completions``: a file ``completions/completions_00010.parquet``, or its rows.
 
-    Reading Parquet needs pandas with pyarrow. The score is the weighted sum of the reward columns, where those that
-    gave no reward count 0. TRL's own advantages are in ``trl_advantages``, one a response.
+    Reading Parquet needs pandas with pyarrow. The score is the weighted sum of the reward columns; a missing reward
+    counts 0. TRL's own advantages are in ``trl_advantages``, one per response.
 
     Args:
         completions: the file, or records of it.
@@ -145,14 +144,14 @@ def load_trl(
             raise ValueError(f"rewards has {missing or 'no column'}; the columns are {sorted(record)}")
         terms = ((weight, record[name]) for name, weight in weights.items())
         record["score"] = sum(weight * value for weight, value in terms if value is not None and not math.isnan(value))
-        record["prompt"], record["response"] = _said(record["prompt"]), _said(record.pop("completion"))
+        record["prompt"], record["response"] = _text_of(record["prompt"]), _text_of(record.pop("completion"))
         if "advantage" in record:
             record["trl_advantages"] = record.pop("advantage")
     return _batch(records, "completions", tokenize)
 
 
-def _said(text: Any) -> str:
-    """Text, or messages of which the contents are said."""
+def _text_of(text: Any) -> str:
+    """A text, or the joined contents of messages."""
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
 
 
@@ -179,7 +178,7 @@ def _record(row: Row) -> dict[str, Any]:
 
 
 def _of_episode(row: Row) -> dict[str, Any]:
-    """What the model read between its turns is outside the mask."""
+    """The record of an episode. Tokens between the model's turns are outside the mask."""
     return {"response_mask": [not read for read in row.observed], "turn_ids": row.turn_ids}
 
 
@@ -234,5 +233,5 @@ def _per_token(name: str, value: Any) -> bool:
 def _length(row: Mapping[str, Any], where: str) -> int:
     lists = {name: len(value) for name, value in row.items() if name == "response_tokens" or _per_token(name, value)}
     if len(set(lists.values())) != 1:
-        raise ValueError(f"{where}: {lists or 'no'} entries: what is per token must be as long as the response")
+        raise ValueError(f"{where}: {lists or 'no'} entries, expected as many per-token entries as the response has")
     return next(iter(lists.values()))

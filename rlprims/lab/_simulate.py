@@ -1,4 +1,4 @@
-"""One update on rollouts, without making it: what each stage does to each token."""
+"""The effect of one update on each token of some rollouts, computed without updating a model."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from rlprims.types import PerToken, TokenMask
 
 
 def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
-    """What one update would do to each token, and why; the update itself is not made.
+    """The effect that one update would have on each token, and the reason. No model is updated.
 
-    The batch goes through the algorithm's own stages: scores are shaped, groups filtered, advantages estimated, tokens
-    weighed, losses aggregated; then autograd. A batch without ``scores`` begins at its ``advantages``. Missing
-    ``old_log_probs`` are the sampler's, missing ``log_probs`` the old ones: then every ratio is 1.
+    The algorithm's own stages process the batch: scores are shaped, groups filtered, advantages estimated, tokens
+    weighted, losses aggregated; then autograd gives the gradients. A batch without ``scores`` starts from its
+    ``advantages``. Missing ``old_log_probs`` are the sampler's, missing ``log_probs`` the old ones, with ratio 1.
 
     Columns, one entry per response token in reading order, tool tokens inside a response too:
 
@@ -36,15 +36,15 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
     =========== ============================================================================================
 
     Args:
-        algorithm: any.
+        algorithm: any algorithm.
         batch: named tensors, padded (B, T), or a DataProto of them.
-        seed: of token selections that are random.
+        seed: the seed of random token selections.
 
     Returns:
-        A Table; its note ``objective`` is what :func:`rlprims.algorithms.policy_objective` gives.
+        A Table; its note ``objective`` is the value of :func:`rlprims.algorithms.policy_objective`.
 
     Raises:
-        ValueError: the batch lacks what a stage needs; it names it.
+        ValueError: the batch lacks data that a stage needs. The message names them.
     """
     data = tensors_of(batch)
     mask = data["response_mask"]
@@ -69,7 +69,7 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
 def _update(
     algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Generator
 ) -> tuple[float, dict[str, PerToken], list[list[str]]]:
-    """The objective; the numbers and the causes of the rows that are trained on."""
+    """The objective, and the numbers and causes of the rows that are trained on."""
     mask, log_probs = data["response_mask"], data["log_probs"].detach().clone().requires_grad_()
     update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
     objective = policy_objective(algorithm, update)
@@ -106,24 +106,24 @@ def _update(
 
 
 def _shares(part: Part, data: dict[str, Tensor]) -> PerToken:
-    """What each token adds to a part of the objective: its loss times the mean's derivative by it."""
+    """Each token's contribution to a part of the objective: its loss times the derivative of the mean."""
     losses = part.losses(data).detach().requires_grad_()
     (derivative,) = torch.autograd.grad(part.mean(data, losses), losses)
     return derivative * losses
 
 
 def _side(ratio: Tensor, bound: Tensor, a: Tensor) -> Tensor:
-    """−1 or 1: on which side a flat token left.
+    """−1 or 1: the side of the bounds at which a token's loss is flat.
 
-    A loss is flat where it would lead further away, so the sign of A tells, but for clips that also hold a token on its
-    way back: there the token's own ratio and the bound that the loss stands at agree.
+    A loss is flat where its gradient would move the ratio further outside, so the sign of A is the side. Some clips are
+    also flat for tokens that would move back: then the token's own ratio agrees with the bound of the loss.
     """
     agree = torch.where((ratio > 1) & (bound > 1), 1.0, torch.where((ratio < 1) & (bound < 1), -1.0, 0.0))
     return torch.where(agree == 0, a.sign(), agree)
 
 
 def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Generator) -> list[tuple[str, TokenMask]]:
-    """What weighs a token 0: each correction by itself; where none does, the selection."""
+    """The names and masks of the corrections that give a token weight 0, and of the selection if no correction does."""
     if "loss_weights" not in data:
         return []
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]

@@ -11,18 +11,18 @@ from rlprims.algorithms import Algorithm, Use, use
 from rlprims.lab._figure import figure
 from rlprims.lab._table import Table
 
-_COLOURS = {1: "#00803c", -1: "#c8322d"}  # also apart for the colour-blind: one line is dashed
+_COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
 
 
 @dataclass(frozen=True, repr=False)
 class Surrogate:
-    """A loss over the ratio, for A = 1 and A = −1.
+    """A loss as a function of the ratio, for A = 1 and A = −1.
 
     Attributes:
-        name: of the loss, with its hyperparameters.
+        name: the name of the loss, with its hyperparameters.
         ratio: (K,).
-        loss: by the sign of A, (K,).
-        coefficient: by the sign of A, (K,): −∂loss/∂log π / A. 1 is REINFORCE's gradient, 0 none.
+        loss: sign of A to (K,).
+        coefficient: sign of A to (K,): −∂loss/∂log π / A. 1 is REINFORCE's gradient, 0 is no gradient.
     """
 
     name: str
@@ -65,16 +65,16 @@ def surrogate(
 ) -> Surrogate:
     """A policy loss and its gradient over a grid of ratios, for both signs of the advantage, by autograd.
 
-    Each point is a response of one token, so losses of whole responses are seen too: there its ratio is the response's.
+    Each point is a response of one token, so losses of whole responses work too: its ratio is the response's ratio.
 
     Args:
-        loss: a loss, bound by ``use`` or not, or an algorithm, whose policy loss it is.
+        loss: a loss, bound by ``use`` or not, or an algorithm, whose policy loss is used.
         ratios: float (K,), above 0; 0.02 to 2.5 by default.
-        probability: of the token under the old policy, the sampler and the reference: losses that bound a difference
-            of probabilities read it.
+        probability: the token's probability under the old policy, the sampler and the reference, for losses that bound
+            a difference of probabilities.
 
     Raises:
-        ValueError: ratios that no probability gives, or a loss that needs other data.
+        ValueError: ratios for which a probability would be above 1, or a loss that needs other data.
 
     >>> from rlprims import losses
     >>> surrogate(losses.clipped_surrogate, torch.tensor([0.5, 1.0, 1.5])).coefficient
@@ -84,7 +84,7 @@ def surrogate(
     ratio = torch.linspace(0.02, 2.5, 249) if ratios is None else torch.as_tensor(ratios)
     if not (0 < probability < 1) or bool((ratio <= 0).any()) or bool((ratio * probability > 1).any()):
         raise ValueError(
-            f"probability={probability} and ratios from {ratio.min():g} to {ratio.max():g}: both must be above 0, and "
+            f"probability={probability} and ratios from {ratio.min():g} to {ratio.max():g}, expected both above 0 and "
             "probability × ratio at most 1"
         )
     losses, coefficients = {}, {}

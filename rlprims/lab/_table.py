@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from rlprims.trainer._rollout_rows import visible
+from rlprims.reports._rollout_rows import visible
 
 _SHOWN = 60
-"""Rows that are printed; all are there to be read by name."""
+"""The number of rows that are printed. All rows can be read by column name."""
 
 _LONGEST = 80
-"""Characters of a cell that are shown."""
+"""The number of characters of a cell that are printed."""
 
 _STYLE = (
     "<style>.rlprims-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}"
@@ -23,13 +23,13 @@ _STYLE = (
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Columns of equal length by name; ``pandas.DataFrame(table.columns)`` takes it as it is.
+    """Columns of equal length by name. ``pandas.DataFrame(table.columns)`` converts it.
 
     Attributes:
-        columns: plain Python values.
-        title: what it is of.
-        notes: numbers that belong to the whole.
-        coloured: columns whose cells are shaded by sign and size, each against its own largest.
+        columns: name to plain Python values.
+        title: the title of the table.
+        notes: numbers of the whole table, by name.
+        coloured: columns whose cells are shaded by sign and size, relative to the column's largest.
 
     >>> table = Table({"row": [0, 1], "push": [0.25, -0.5]}, title="two tokens")
     >>> table
@@ -49,14 +49,14 @@ class Table:
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns have {lengths} entries: a table needs as many in each")
+            raise ValueError(f"columns have {lengths} entries, expected the same number in each")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
     def __getitem__(self, name: str) -> list[Any]:
         if name not in self.columns:
-            raise ValueError(f"no column {name!r}; there are {list(self.columns)}")
+            raise ValueError(f"no column {name!r}, expected one of {list(self.columns)}")
         return self.columns[name]
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -64,7 +64,7 @@ class Table:
         return (dict(zip(self.columns, values, strict=True)) for values in zip(*self.columns.values(), strict=True))
 
     def where(self, **values: Any) -> "Table":
-        """The rows in which the named columns have these values; shading and notes stay the whole's."""
+        """The rows in which the named columns have these values. Notes are still those of the whole table."""
         wanted = [all(self[name][i] == value for name, value in values.items()) for i in range(len(self))]
         kept = {n: [x for x, keep in zip(c, wanted, strict=True) if keep] for n, c in self.columns.items()}
         return Table(kept, self.title, self.notes, self.coloured)
@@ -99,7 +99,7 @@ class Table:
 
 
 class Page(str):
-    """Text that shows itself as it is written, in a terminal and in a notebook."""
+    """Text that terminals and notebooks show without quotes and escapes."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
 
 
 def _shade(value: Any, largest: float) -> str:
-    """Green where it is positive, red where it is negative, in colours that light and dark pages bear."""
+    """Green for a positive value, red for a negative one, readable on light and dark pages."""
     if not largest or not isinstance(value, int | float) or not value:
         return ""
     colour = "0,165,80" if value > 0 else "225,50,45"

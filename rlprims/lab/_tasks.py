@@ -1,4 +1,4 @@
-"""Tasks so small that every response can be listed, so that expectations are exact."""
+"""Tasks in which every response can be listed, so that expectations are exact."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -16,14 +16,14 @@ class TabularTask:
     """Prompts, and responses of a few tokens; the policy is a table of logits, (P, T, V + 1, V).
 
     The logits of a token are looked up by prompt, position and the token before it; the last row of the third axis is
-    for the first token. All responses are listed once, so probabilities and expected scores are sums and not estimates.
+    for the first token. All responses are listed, so probabilities and expected scores are sums and not estimates.
 
     Args:
-        score: of (prompt, response) to a score, or a mapping with ``score`` and other columns, like a verifier.
-        prompts: P.
-        vocabulary: V, tokens.
-        length: T, the limit of a response.
-        stop: the token that ends a response; None: all are T long.
+        score: (prompt, response) to a score, or to a mapping with ``score`` and other columns, like a verifier.
+        prompts: P, the number of prompts.
+        vocabulary: V, the number of tokens in the vocabulary.
+        length: T, the largest length of a response.
+        stop: the token that ends a response; None: all responses have length T.
 
     Raises:
         ValueError: more than 100,000 responses.
@@ -52,21 +52,21 @@ class TabularTask:
         }
 
     def uniform(self) -> Tensor:
-        """Logits of the policy that knows nothing, float64."""
+        """The logits of the uniform policy, float64."""
         return torch.zeros(self.prompts, self.length, self.vocabulary + 1, self.vocabulary, dtype=torch.float64)
 
     def lookup(self, table: Tensor, prompts: Tensor, responses: Tensor) -> Tensor:
-        """Of a table (P, T, V + 1, ...) what belongs to each token of the responses: (B, T, ...)."""
+        """The entries of a table (P, T, V + 1, ...) for each token of the responses: (B, T, ...)."""
         before = torch.cat([torch.full_like(responses[:, :1], self.vocabulary), responses[:, :-1]], 1)
         return table[prompts[:, None], torch.arange(self.length), before]
 
     def log_probs(self, logits: Tensor, prompts: Tensor, responses: Tensor, mask: TokenMask) -> PerToken:
-        """Of each token, with gradient; 0 outside the mask."""
+        """The log-prob of each token, with gradient; 0 outside the mask."""
         all_tokens = self.lookup(logits.log_softmax(-1), prompts, responses)
         return torch.where(mask, all_tokens.gather(-1, responses[..., None])[..., 0], 0.0)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Of each listed response to each prompt: (P, R), exact, rows adding up to 1."""
+        """The probability of each listed response to each prompt: (P, R), exact; rows sum to 1."""
         shape = (self.prompts, len(self.listed))
         prompts = torch.arange(self.prompts).repeat_interleave(shape[1])
         responses, masks = self.responses.repeat(self.prompts, 1), self.masks.repeat(self.prompts, 1)
@@ -77,20 +77,20 @@ class TabularTask:
         return (self.probabilities(logits) * self.columns[column]).sum(-1).mean()
 
     def best_score(self) -> float:
-        """What no policy can exceed."""
+        """The largest expected score of any policy."""
         return float(self.columns["score"].max(-1).values.mean())
 
     def sample(self, logits: Tensor, group_size: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """``group_size`` responses to each prompt with all that an algorithm may need of them, but a critic."""
+        """``group_size`` responses to each prompt, with all data that an algorithm may need except values."""
         with torch.no_grad():
             drawn = torch.multinomial(self.probabilities(logits), group_size, replacement=True, generator=generator)
             batch = self.batch(logits, torch.arange(self.prompts).repeat_interleave(group_size), drawn.flatten())
             return {**batch, "baseline_scores": self._greedy_scores(logits).repeat_interleave(group_size)}
 
     def batch(self, logits: Tensor, prompts: Tensor, indices: Tensor) -> dict[str, Tensor]:
-        """The listed responses ``indices`` to ``prompts``, sampled by this policy, which is the reference too.
+        """The batch of the listed responses ``indices`` to ``prompts``; this policy is sampler and reference.
 
-        Every token is a turn: an action in the state that the table is looked up by, its position and the token before.
+        Every token is a turn: an action in a state, which is its position and the token before.
         """
         with torch.no_grad():
             responses, mask = self.responses[indices], self.masks[indices]
@@ -130,7 +130,7 @@ class TabularTask:
         return mask.all(-1) & (responses[:, -1] != self.stop)
 
     def _greedy_scores(self, logits: Tensor) -> PerSequence:
-        """Of the response whose every token is the likeliest."""
+        """The scores of the responses in which every token is the likeliest."""
         scores = []
         for prompt in range(self.prompts):
             tokens: list[int] = []
@@ -149,14 +149,14 @@ def bandit(scores: Sequence[Sequence[float]]) -> TabularTask:
     0.5
     """
     if len({len(row) for row in scores}) != 1:
-        raise ValueError(f"scores has rows of {sorted({len(row) for row in scores})} arms: give every prompt as many")
+        raise ValueError(f"scores has rows of {sorted({len(row) for row in scores})} arms, expected equal lengths")
     return TabularTask(
         lambda prompt, response: scores[prompt][response[0]], prompts=len(scores), vocabulary=len(scores[0])
     )
 
 
 def stop_after(wanted: Sequence[int] = (1, 3), *, length: int = 6) -> TabularTask:
-    """A tiny sequence task: end after exactly ``wanted[prompt]`` tokens. Token 0 stops, token 1 goes on.
+    """A small sequence task: end after exactly ``wanted[prompt]`` tokens. Token 0 stops, token 1 continues.
 
     >>> task = stop_after((1, 2), length=3)
     >>> [tokens for tokens, correct in zip(task.listed, task.columns["score"][1]) if correct]

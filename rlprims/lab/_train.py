@@ -15,13 +15,13 @@ from rlprims.layout import sequence_sum
 
 @dataclass(frozen=True, repr=False)
 class Training:
-    """How a policy learned.
+    """The result of a training.
 
     Attributes:
-        algorithm: its name.
-        expected: of every column of the task's score, exact, before the first step and after each.
+        algorithm: the name of the algorithm.
+        expected: column of the task's score to its exact expectation, before the first step and after each step.
         logits: the policy at the end.
-        values: the critic at the end, (P, T, V + 1); 0 where the algorithm asked for none.
+        values: the critic at the end, (P, T, V + 1); 0 if the algorithm has no critic.
     """
 
     algorithm: str
@@ -47,18 +47,18 @@ def train(
     logits: Tensor | None = None,
     seed: int = 0,
 ) -> Training:
-    """Teach a tabular policy by any algorithm: sample, score, filter, estimate, update; Adam on the logits.
+    """Train a tabular policy by any algorithm: sample, score, filter, estimate, update; Adam on the logits.
 
-    Groups that the filter drops are not sampled again: such a step trains on what is left. A critic, where the
-    algorithm asks for one, is a table too. The same seed gives the same training.
+    Groups that the filter drops are not sampled again: such a step trains on the remaining groups. If the algorithm
+    needs a critic, it is a table too. The same seed gives the same training.
 
     Args:
         task: prompts, responses and scores.
-        algorithm: any; its ``group_size`` responses are sampled of every prompt in each step.
-        steps: training batches.
-        learning_rate: of Adam, policy and critic.
-        logits: where the policy begins, and the reference stays; uniform by default.
-        seed: of the samples, of mini-batches and of random token selections.
+        algorithm: any algorithm; each step samples ``group_size`` responses to every prompt.
+        steps: the number of training batches.
+        learning_rate: Adam's learning rate for policy and critic.
+        logits: the initial policy, which is also the reference; uniform by default.
+        seed: the seed of samples, mini-batches and random token selections.
     """
     generator = torch.Generator().manual_seed(seed)
     reference = task.uniform() if logits is None else logits.detach().clone()

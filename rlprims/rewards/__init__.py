@@ -1,6 +1,6 @@
-"""From a response's score to the reward on its tokens. ``rewards.verifiers`` scores texts.
+"""Scores of responses and rewards of tokens. ``rewards.verifiers`` scores texts.
 
-Every function that shapes a score returns a term (B,) to add to it: ``scores + overlong_penalty(...) + ...``.
+A function that shapes a score returns a term (B,) to be added to it: ``scores + overlong_penalty(...) + ...``.
 """
 
 from rlprims.rewards import verifiers

@@ -1,4 +1,4 @@
-"""One POST of JSON, and again where a second attempt may succeed: within a deadline, to that host alone."""
+"""A POST of JSON with retries and a deadline. It does not follow redirects to other hosts."""
 
 import http.client
 import io
@@ -20,13 +20,13 @@ from typing import Any, cast
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 60.0
-_JITTER = random.SystemRandom()  # nobody's seeded generator
+_JITTER = random.SystemRandom()  # not a generator that a seed controls
 _PIECE = 1 << 16
 _LONGEST_REASON = 300  # bytes
 
 
 class RemoteError(RuntimeError):
-    """The server has not answered, or not with JSON; ``cause`` says which, and is what is counted."""
+    """The server has not answered, or not with JSON. Failures are counted by ``cause``."""
 
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(f"{cause}: {detail}")
@@ -45,20 +45,22 @@ def post(
     largest_answer: int = 64 * 2**20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """The answer, decoded. An attempt that finds no server, no time or a passing error (429, 5xx) is repeated after
-    ``backoff`` seconds, then twice that, ..., give or take a half, or after what ``Retry-After`` says.
+    """Send a request and return the decoded JSON answer.
 
-    An attempt has ``timeout`` seconds in all, from the connection to the last byte, however slowly they come. Nothing
-    is begun after ``deadline``, by the clock ``time.monotonic``. A redirect is an error: what is sent, headers and
-    credentials too, goes to the host of ``url`` and nowhere else.
+    If there is no connection, a timeout or a temporary error (429, 5xx), the request is repeated after ``backoff``
+    seconds, then twice that, ..., with 50 % jitter, or after the time in ``Retry-After``.
+
+    An attempt has ``timeout`` seconds in total, from the connection to the last byte. No attempt starts after
+    ``deadline``, on the clock ``time.monotonic``. A redirect is an error, so that data, headers and credentials are
+    sent to the host of ``url`` only.
 
     Raises:
-        RemoteError: after the last attempt, or at an error that will not pass (400, 404, a certificate, no JSON).
+        RemoteError: after the last attempt, or at a permanent error (400, 404, a certificate, no JSON).
     """
     body = data if isinstance(data, bytes) else json.dumps(data).encode()
     if not url.startswith(("http://", "https://")):
         raise RemoteError("wrong request", f"expected an address with http:// or https://, got {url!r}")
-    error = RemoteError("no answer in time", f"{url}: the deadline was over before it was asked")
+    error = RemoteError("no answer in time", f"{url}: the deadline was over before the first attempt")
     for attempt in range(retries + 1):
         left = min(timeout, deadline - time.monotonic())
         if left <= 0:
@@ -69,20 +71,20 @@ def post(
                 return _decoded(response, largest_answer)
         except Exception as problem:
             cause, passing = _cause(problem)
-            error = RemoteError(cause, f"{url}: {_said(problem)}, after {attempt + 1} attempts")
+            error = RemoteError(cause, f"{url}: {_described(problem)}, after {attempt + 1} attempts")
             if not passing:
                 break
             asked = problem.headers.get("Retry-After", "") if isinstance(problem, urllib.error.HTTPError) else ""
             wait = _seconds(asked)
             if wait is None:
-                wait = backoff * 2**attempt * _JITTER.uniform(0.5, 1.5)  # not all clients at once
+                wait = backoff * 2**attempt * _JITTER.uniform(0.5, 1.5)  # so that clients do not retry at the same time
         if attempt < retries:
             sleep(max(0.0, min(wait, _LONGEST_WAIT, deadline - time.monotonic())))
     raise error
 
 
 class _WrongAnswer(Exception):
-    """What came is not what was asked for."""
+    """The answer does not have the expected form."""
 
 
 def _decoded(response: Any, largest: int) -> Any:
@@ -92,7 +94,7 @@ def _decoded(response: Any, largest: int) -> Any:
         if size > largest:
             raise _WrongAnswer(f"the answer is longer than {largest} bytes")
         parts.append(part)
-    if getattr(response, "length", None):  # the server has named a length, and ended before it
+    if getattr(response, "length", None):  # the answer is shorter than its Content-Length
         raise http.client.IncompleteRead(b"", response.length)
     try:
         return json.loads(b"".join(parts))
@@ -103,7 +105,7 @@ def _decoded(response: Any, largest: int) -> Any:
 
 
 def _cause(problem: Exception) -> tuple[str, bool]:
-    """What to count, and whether a second attempt may succeed."""
+    """The cause for the counts, and whether a second attempt may succeed."""
     if isinstance(problem, _WrongAnswer):
         return "wrong answer", False
     if isinstance(problem, urllib.error.HTTPError):
@@ -124,7 +126,7 @@ def _cause(problem: Exception) -> tuple[str, bool]:
     return "wrong request", False  # an address or a header that cannot be sent
 
 
-def _said(problem: Exception) -> str:
+def _described(problem: Exception) -> str:
     if isinstance(problem, urllib.error.HTTPError):
         if 300 <= problem.code < 400:
             return f"HTTP {problem.code}: redirects are not followed"
@@ -136,7 +138,7 @@ def _said(problem: Exception) -> str:
 
 
 def _seconds(asked: str) -> float | None:
-    """What Retry-After asks for, seconds or a date; None if it cannot be read."""
+    """The wait of a Retry-After header, seconds or a date; None if it cannot be read."""
     if re.fullmatch(r"[0-9]{1,9}", asked.strip()):
         return float(asked)
     try:
@@ -147,7 +149,7 @@ def _seconds(asked: str) -> float | None:
 
 
 class _Timed(io.RawIOBase):
-    """A socket's bytes until a deadline: each read has what is left, where a socket's timeout is for each alone."""
+    """Reads a socket until a deadline. Each read has the remaining time; a socket's timeout is per read."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
         self._raw, self._connection, self._deadline = raw, connection, deadline

@@ -26,10 +26,10 @@ def overlong_penalty(
 
     With l the tokens that the policy sampled, L = max_length, C = buffer_length, f = penalty_factor:
     0 for l <= L − C; f (L − C − l) / C up to L; −f beyond (verl, NeMo-RL and AReaL go on falling). Tool tokens do not
-    count: the policy did not write them. C = 0 is the step from 0 to −f after L.
+    count, because the policy did not sample them. With C = 0 the penalty is a step from 0 to −f after L.
 
-    Keep the group filter on the accuracy when this is added to the score: in a group of wrong responses only the
-    penalty differs, and the policy learns to be short.
+    Let the group filter use the accuracy if you add this to the score: in a group of wrong responses only the penalty
+    differs, and the policy would learn to be short.
 
     Args:
         response_mask: bool (B, T) or (N,).
@@ -50,7 +50,10 @@ def overlong_penalty(
     """
     check_tokens(response_mask, cu_seqlens)
     if not 0 <= buffer_length <= max_length or max_length == 0:
-        raise ValueError(f"buffer_length={buffer_length} must be in [0, max_length={max_length}], max_length above 0")
+        raise ValueError(
+            f"buffer_length={buffer_length} and max_length={max_length}, expected 0 <= buffer_length <= max_length and "
+            "max_length above 0"
+        )
     if penalty_factor < 0:
         raise ValueError(f"penalty_factor={penalty_factor} must not be negative: it is the size of the penalty")
     excess = (sequence_lengths(response_mask, cu_seqlens) - (max_length - buffer_length)).float()
@@ -70,11 +73,11 @@ def cosine_length(
     wrong_long: float = -0.5,
     correct_above: float = 0.5,
 ) -> PerSequence:
-    """Cosine reward (arXiv:2502.03373), appendix C.1, as a term: what to add to a score so that it becomes this one.
+    """Cosine reward (arXiv:2502.03373), appendix C.1, as a term: the difference between this reward and the score.
 
     The new score is long + (short − long) (1 + cos(π min(l / L, 1))) / 2, with the two values of a correct or of a
-    wrong answer, l the tokens that the policy sampled and L = max_length: correct answers should be short, wrong ones
-    may think longer. Beyond L it stays at ``long``; the paper's own value for a response that was cut off is
+    wrong answer, l the tokens that the policy sampled and L = max_length: it rewards short correct answers and long
+    wrong ones. Beyond L it stays at ``long``; the paper's own value for a response that was cut off is
     :func:`~rlprims.rewards.truncation_penalty`. The defaults are TRL's ``max_value_correct``, ``min_value_correct``,
     ``min_value_wrong`` and ``max_value_wrong``, in this order.
 
@@ -88,7 +91,7 @@ def cosine_length(
         correct_above: between the score of a wrong and of a correct answer.
 
     Returns:
-        float (B,), the new score less the old. A response without a token receives 0.
+        float (B,), the new score minus the old one. A response without a token gets 0.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; max_length < 1.
@@ -122,11 +125,11 @@ def relative_length(
 ) -> PerSequence:
     """Length reward of Kimi k1.5 (arXiv:2501.12599), section 2.3.3, to be added to the score.
 
-    With l the tokens that the policy sampled, λ = 0.5 − (l − min) / (max − min) over the group: the shortest response
-    gains a half, the longest loses a half. A correct answer receives w λ and a wrong one w min(0, λ), so that being
-    short and wrong gains nothing. In a group of one length every λ is 0.
+    With l the tokens that the policy sampled, λ = 0.5 − (l − min) / (max − min) over the group: 0.5 for the shortest
+    response and −0.5 for the longest. A correct answer gets w λ and a wrong one w min(0, λ), so that a short wrong
+    answer gets no reward. If all lengths of a group are equal, every λ is 0.
 
-    The paper trains without it at first and adds it later: early on it stops the answers from growing.
+    The paper adds it only later in the training, because early in the training it keeps answers from becoming longer.
 
     Args:
         scores: float (B,); a response is correct if its score is above ``correct_above``.
@@ -137,7 +140,7 @@ def relative_length(
         correct_above: between the score of a wrong and of a correct answer.
 
     Returns:
-        float (B,), between −w/2 and w/2. A response without a token receives 0 and is not the shortest.
+        float (B,), between −w/2 and w/2. A response without a token gets 0 and does not count as the shortest.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; weight < 0.
@@ -169,13 +172,13 @@ def solve_rate_length(
     coefficient: float = 0.25,
     correct_above: float = 0.5,
 ) -> PerSequence:
-    """Adaptive length penalty (arXiv:2506.05256), to be added to the score: tokens cost more where the prompt is easy.
+    """Adaptive length penalty (arXiv:2506.05256), to be added to the score: larger for easy prompts.
 
     −c max(p, 1/G) l / L with p the share of the group's G responses that are correct, l the tokens that the policy
     sampled and L = max_length. The penalty is the same for correct and wrong responses.
 
-    Where sources disagree: SkyRL (whose c is the default here) and prime-rl leave 1/G out, so that a prompt that no
-    response solves costs nothing; prime-rl measures length by the longest response of the group.
+    Where sources disagree: SkyRL (whose c is the default here) and prime-rl leave 1/G out, so that the penalty is 0 for
+    a prompt that no response solves; prime-rl divides the length by that of the longest response of the group.
 
     Args:
         scores: float (B,); a response is correct if its score is above ``correct_above``.
@@ -183,7 +186,7 @@ def solve_rate_length(
         response_mask: bool (B, T) or (N,).
         cu_seqlens: int (B+1,) if packed.
         max_length: L, in tokens.
-        coefficient: c, in units of the score: what a response of L tokens costs if all are correct.
+        coefficient: c, in units of the score: the penalty of a response of L tokens if all responses are correct.
         correct_above: between the score of a wrong and of a correct answer.
 
     Returns:
@@ -221,12 +224,12 @@ def linear_cost(
 ) -> PerSequence:
     """Linear cost of output, context and turns, as prime-rl's (pull request 2901), to be added to the score.
 
-    −s̄ (a out / max out + b in / max in + c turns / max turns): out are the tokens that the policy sampled, in those
-    that it read besides, and turns its calls; each is measured by the largest of the group. s̄ is the mean score of the
-    group, the share that is right: where nothing succeeds nothing costs, and where all do the longest pays a + b + c.
-    All responses of a group pay by the same price, right or wrong.
+    −s̄ (a out / max out + b in / max in + c turns / max turns): ``out`` counts the tokens that the policy sampled,
+    ``in`` the other tokens of its context, and ``turns`` its calls; each is divided by the largest of the group. s̄ is
+    the mean score of the group, the share of correct responses: the cost is 0 if no response is correct, and a + b + c
+    for the longest if all are. The factors are the same for all responses of a group, correct or wrong.
 
-    A mean below 0, of scores that are no share of right answers, costs nothing: else length would be paid for.
+    If the mean is below 0 (scores that are not 0 or 1) the cost is 0: otherwise length would be rewarded.
 
     Args:
         scores: float (B,).
@@ -239,7 +242,7 @@ def linear_cost(
         output, context, turns: a, b and c, in units of the score.
 
     Returns:
-        float (B,), at most 0. A response without a token counts in its group as wrong, and costs nothing.
+        float (B,), at most 0. A response without a token counts in its group as wrong, and its own cost is 0.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; a negative coefficient.
@@ -281,21 +284,20 @@ def truncation_penalty(
     penalty: float = 0.0,
     reasons: tuple[EndedName, ...] = ("length",),
 ) -> PerSequence:
-    """What a response that did not end by itself loses, to be added to the score.
+    """Penalty of a truncated response, one that did not end by itself, to be added to the score.
 
     The score s of a truncated response becomes c s − p. With c = 1 it is the constant of TRL and NeMo-RL for a missing
     end of sequence; with p = 0 the stop-properly coefficient of OpenRLHF and NeMo-RL, 0 <= c <= 1; and with c = 0 every
     truncated response scores −p, which OpenRLHF writes as a negative coefficient.
 
-    A factor below 1 takes nothing from a wrong answer of score 0, and raises a negative score: give such scores a
-    penalty.
+    A factor below 1 does not change a score of 0 and raises a negative score: use a penalty for such scores.
 
     Args:
         scores: float (B,).
         ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         scale: c.
         penalty: p, in units of the score.
-        reasons: which responses lose it; those at the limit of their length.
+        reasons: the reasons to end for which a response is penalized. Default: the length limit.
 
     Returns:
         float (B,), (c − 1) s − p where a response ended for one of the reasons, 0 elsewhere.
@@ -317,5 +319,5 @@ def truncation_penalty(
     if not 0 <= scale <= 1 or penalty < 0:
         raise ValueError(f"scale={scale} must be in [0, 1] and penalty={penalty} at least 0: it is subtracted")
     if scale == 1 and penalty == 0:
-        raise ValueError("scale=1 and penalty=0 change nothing: give one of them another value")
+        raise ValueError("scale=1 and penalty=0 change nothing, expected another value of one of them")
     return zero_outside((scale - 1) * upcast(scores) - penalty, is_truncated)

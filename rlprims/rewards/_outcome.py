@@ -1,4 +1,4 @@
-"""What became of one row: its numbers, or why there are none. The one place that calls a verifier."""
+"""The outcome of one row: its numbers, or a failure. All calls of verifiers are in this module."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ _LONGEST_DETAIL = 500
 
 
 class Failure(NamedTuple):
-    """Why a row has no score: ``cause`` is counted, ``detail`` is for a reader."""
+    """The reason that a row has no score. Failures are counted by ``cause``; ``detail`` is text for a person."""
 
     cause: str
     detail: str
@@ -34,7 +34,7 @@ def call(verifier: Callable[..., Any], arguments: Sequence[Any], options: Mappin
 
 
 def raised(error: BaseException) -> Failure:
-    """An exception with a text ``cause`` is counted by that: a server's, a judge's."""
+    """The failure of an exception. Errors of servers and judges have a text ``cause``, which is used."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, str):
         return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
@@ -42,7 +42,7 @@ def raised(error: BaseException) -> Failure:
 
 
 def read(result: Any) -> Outcome:
-    """A number, or a mapping with ``score``; of a mapping, what is no number is left out, such as a parsed answer."""
+    """The outcome of a result: a number, or a mapping with ``score``. Other values than numbers are left out."""
     numbers = result if isinstance(result, (dict, Mapping)) else {"score": result}
     if "score" not in numbers:
         return Failure("returned no score", f"only {sorted(map(str, numbers))}"[:_LONGEST_DETAIL])
@@ -57,7 +57,7 @@ def read(result: Any) -> Outcome:
 
 
 class Wants(NamedTuple):
-    """What a function takes of the data, by its signature; what stands after ``*`` is an option and no data."""
+    """The data that a function needs, by its signature. Parameters after ``*`` are options, not data."""
 
     positional: tuple[str, ...]
     """what it calls the response, and the answer if it takes one"""
@@ -83,7 +83,7 @@ class Wants(NamedTuple):
 
 
 def wants(function: Callable[..., Any]) -> Wants:
-    """The second parameter is the answer unless it has a default and another name: then it is a column."""
+    """What a function needs. Its second parameter is the answer, or a column if it has a default and another name."""
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
     rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -97,7 +97,7 @@ def wants(function: Callable[..., Any]) -> Wants:
 
 
 def plain(value: Any) -> Any:
-    """What JSON cannot hold as it is: numpy's and torch's numbers and arrays."""
+    """Convert numbers and arrays of numpy and torch to values of JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

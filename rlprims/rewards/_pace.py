@@ -1,13 +1,13 @@
-"""How fast requests may start: see :class:`Pace`."""
+"""A limit of the rate at which requests start."""
 
 import threading
 import time
 
 
 class Pace:
-    """Lets callers through evenly: so many units a second, each caller worth ``amount`` of them.
+    """Limits callers to ``rate`` units per second, evenly; each caller uses ``amount`` units.
 
-    The first starts at once, and the next when the units of those before it are paid for.
+    The first caller starts at once. Each next one starts after the time for the units of the callers before it.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -18,7 +18,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def turn(self, amount: float = 1.0) -> float:
-        """Seconds until the caller's turn, which is taken with this call."""
+        """Reserve the caller's turn and return the seconds until it."""
         if self._rate is None:
             return 0.0
         with self._lock:
@@ -34,5 +34,5 @@ class Pace:
 
 
 def tokens(*texts: str) -> int:
-    """About how many tokens: a quarter of the bytes of UTF-8, which is what common tokenizers make of English."""
+    """The approximate number of tokens: a quarter of the UTF-8 bytes, as for English text in common tokenizers."""
     return sum(len(text.encode(errors="replace")) for text in texts) // 4 + 1

@@ -1,7 +1,7 @@
-"""The processes behind :class:`rlprims.rewards.pool.Pool`: a server that imports once, and the workers it forks.
+"""The processes of :class:`rlprims.rewards.pool.Pool`: a server that imports once, and the workers that it forks.
 
 The server runs no verifier and holds no lock, so that it can always fork, kill and reap. It ends, with every worker,
-when the trainer does. All that crosses is JSON.
+when the trainer ends. All messages are JSON.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from typing import Any
 from rlprims.rewards._outcome import Failure, Outcome, call, raised
 
 IDLE = -1
-_ALONE = 1.0  # seconds between two looks whether the trainer lives
+_ALONE = 1.0  # seconds between checks whether the trainer is alive
 _FLUSH = 0.005  # seconds of results that a killed worker may lose; they are scored again
 
 
@@ -83,13 +83,13 @@ def _end(pid: int) -> int:
 
 
 def _work(verifier: Callable[..., Any], job: dict[str, Any], connection: int, progress: int) -> None:
-    """A worker's whole life: never returns."""
+    """Run a worker; never returns."""
     code = 1
     try:
         server = os.getppid()
         os.setsid()
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody is left behind
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
             if os.getppid() != server:
                 return
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -121,7 +121,7 @@ def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket
                 outcome = raised(error)
             done.append((index, outcome))
             full = isinstance(outcome, Failure) and outcome.cause == "raised MemoryError"
-            left = 0 if full else left - 1  # what filled it may still be there
+            left = 0 if full else left - 1  # the memory may still be in use
             if left == 0:
                 break
         progress[:] = struct.pack("q", IDLE)

@@ -15,10 +15,10 @@ Responses: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
 def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | None = None) -> PerSequence:
     """Several rewards into one score, Σ_k w_k s_k; NaN marks a reward that does not apply to that response.
 
-    A NaN is left out of the sum, and the other weights stay as they are (TRL does the same). A response that no reward
-    could score is NaN, so that ``filters.finite`` drops its group; a plain sum would call it 0, an ordinary score.
+    A NaN is left out of the sum, and the other weights do not change (TRL does the same). A response that no reward
+    could score is NaN, so that ``filters.finite`` drops its group; with a plain sum its score would be 0.
 
-    These are scores, not a term to add to them. ``advantage.gdpo`` takes the components themselves.
+    The result is the score itself, not a term to add to it. ``advantage.gdpo`` takes the components.
 
     Args:
         component_scores: float (B, K), one column for each reward.
@@ -53,11 +53,11 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
 def rescale(
     scores: PerSequence, *, shift: float = 0.0, scale: float = 1.0, low: float = -10.0, high: float = 10.0
 ) -> PerSequence:
-    """A linear map and a clip, as a term: what to add to a score so that it becomes clip((s + shift) · scale).
+    """A linear map and a clip, as a term: clip((s + shift) · scale) − s.
 
-    It sees the score alone and none of the other terms. The bounds are OpenRLHF's; AReaL clips at ±20, NeMo-RL maps one
-    range onto another. They do not depend on the batch: a running mean would make the reward of a response depend on
-    when it was sampled.
+    It depends on the score alone and not on other terms. The bounds are OpenRLHF's; AReaL clips at ±20, NeMo-RL maps
+    one range onto another. They do not depend on the batch: with a running mean the reward of a response would depend
+    on the time of sampling.
 
     Args:
         scores: float (B,).
@@ -66,7 +66,7 @@ def rescale(
         low, high: bounds of the new score; ±inf for none.
 
     Returns:
-        float (B,), the new score less the old.
+        float (B,), the new score minus the old one.
 
     Raises:
         ValueError: shapes that do not fit; scale <= 0; low not below high.
@@ -78,7 +78,7 @@ def rescale(
     if scores.dim() != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (B,): one per response")
     if scale <= 0 or not low < high:
-        raise ValueError(f"scale={scale} must be above 0, and low={low} below high={high}")
+        raise ValueError(f"scale={scale}, low={low} and high={high}, expected scale above 0 and low < high")
     old = upcast(scores)
     return ((old + shift) * scale).clamp(low, high) - old
 
@@ -117,10 +117,10 @@ def repetition_penalty(
     if responses.is_floating_point():
         raise ValueError(f"responses has dtype {responses.dtype}, expected integers")
     if ngram < 1 or penalty_factor < 0:
-        raise ValueError(f"ngram={ngram} must be at least 1 and penalty_factor={penalty_factor} at least 0")
+        raise ValueError(f"ngram={ngram} and penalty_factor={penalty_factor}, expected at least 1 and at least 0")
     rows = response_mask.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     row = expand_to_tokens(torch.arange(rows, device=responses.device), response_mask, cu_seqlens).flatten()
-    # Valid tokens first, in their order. All others get a number that is no row's.
+    # Valid tokens come first, in their order. All other tokens get a number that is not a row number.
     valid = response_mask.flatten()
     order = (~valid).long().argsort(stable=True)
     row, tokens = torch.where(valid, row, rows)[order], responses.flatten().long()[order]

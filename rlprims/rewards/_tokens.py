@@ -46,8 +46,8 @@ def kl_penalty(
 ) -> PerToken:
     """KL in the reward, Stiennon et al. 2020 (arXiv:2009.01325), section 3.4: r_t − β KL_t.
 
-    The distance is measured at the policy that sampled, so it is a reward and no gradient flows; with k1 its policy
-    gradient is that of KL(π ‖ π_ref). ``controllers`` adapt β.
+    The KL is that of the policy that sampled. It is part of the reward and has no gradient; with k1 its policy gradient
+    is that of KL(π ‖ π_ref). ``controllers`` adapt β.
 
     Args:
         rewards: float (B, T) or (N,), per token.
@@ -80,7 +80,7 @@ def potential_shaping(
 ) -> PerToken:
     """Potential-based shaping, Ng, Harada and Russell 1999, to be added to the rewards: F_t = γ Φ_{t+1} − Φ_t.
 
-    Φ_t is what the state before token t is worth: a progress estimate, a process reward model. After the last token it
+    Φ_t is the value of the state before token t: a progress estimate, a process reward model. After the last token it
     is 0, so the discounted sum of F over a response is −Φ_0, the same for every response to a prompt: the best policy
     stays the same, and only the credit of the tokens changes. This does not hold for a potential that is added as a
     plain reward.
@@ -106,7 +106,7 @@ def potential_shaping(
     """
     check_tokens(response_mask, cu_seqlens, potentials=potentials)
     if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma={gamma} must be in [0, 1]")
+        raise ValueError(f"gamma={gamma}, expected a number in [0, 1]")
     next_potentials = next_values(potentials, response_mask, cu_seqlens=cu_seqlens)
     return zero_outside(gamma * next_potentials - upcast(potentials), response_mask)
 
@@ -121,10 +121,11 @@ def implicit_process(
 ) -> PerToken:
     """Implicit process rewards, Yuan et al. 2024 (arXiv:2412.01981): log-ratios of two language models, by token.
 
-    r_t = β (log π_φ,t − log π_ref,t) for a model φ that is trained on outcomes alone, so that σ(Σ_t r_t) is the chance
-    that the response is right: :func:`rlprims.losses.implicit_reward`. The sum up to a token is then what φ expects of
-    the outcome there, and r_t what the token adds to it. No token was labelled. In PRIME (arXiv:2502.01456) φ learns
-    from the rollouts of each step, and :func:`rlprims.advantage.prime` joins these rewards with the outcome.
+    r_t = β (log π_φ,t − log π_ref,t) for a model φ that is trained on outcomes only, so that σ(Σ_t r_t) is the
+    probability of a correct response: :func:`rlprims.losses.implicit_reward`. The sum up to a token is φ's expectation
+    of the outcome there, and r_t the token's contribution. Labels of tokens are not needed. In PRIME
+    (arXiv:2502.01456) φ learns from the rollouts of each step, and :func:`rlprims.advantage.prime` joins these rewards
+    with the outcome.
 
     Args:
         process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; a constant.

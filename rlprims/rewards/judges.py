@@ -1,8 +1,8 @@
-"""Language models as judges, by any server that speaks OpenAI's chat completions, such as vLLM's.
+"""Language models as judges, on any server with OpenAI's chat completions, such as vLLM's.
 
 :func:`rubric` grades a response by named criteria, :func:`pair` compares it with another in both orders, and
-:func:`tournament` the responses of a group with each other. They are reward functions like all others: list them in a
-run's ``rewards`` with a ``concurrency``. A judge that does not answer, or not as it was asked, raises a
+:func:`tournament` compares the responses of a group with each other. They are ordinary reward functions: list them in a
+run's ``rewards`` with a ``concurrency``. If a judge does not answer, or not in the expected form, it raises a
 :class:`rlprims.rewards.remote.RemoteError`: that row has no score, and the cause is counted.
 """
 
@@ -36,7 +36,7 @@ _COMPARING = (
 
 @dataclass(frozen=True)
 class Judge:
-    """A server, a model, and how it is asked.
+    """A server, a model, and the settings of requests.
 
     Raises:
         ValueError: ``attempts`` below 1, ``timeout`` not above 0.
@@ -60,7 +60,7 @@ class Judge:
     backoff: float = 1.0
     """seconds before the second request, doubled after each"""
     attempts: int = 2
-    """verdicts asked for until one can be read"""
+    """requests until a verdict can be read"""
     cache: str | None = None
     """file (SQLite) of the verdicts that were read: the same question to the same model is not asked again"""
 
@@ -102,10 +102,10 @@ def rubric(
         raise ValueError(f"expected levels of 1 or more, got {levels}")
     listed = "\n".join(f"- {name}: {text}" for name, text in texts.items())
     parts = [("question", question), ("reference", answer), ("response", response)]
-    said = f"{_shown(parts)}\n\nCriteria, each with a number from 0 to {levels}:\n{listed}"
+    prompt = f"{_shown(parts)}\n\nCriteria, each with a number from 0 to {levels}:\n{listed}"
     grades = {name: {"type": "integer", "enum": list(range(levels + 1))} for name in texts}
     verdict, tokens = _ask(
-        [("system", instructions), ("user", said)],
+        [("system", instructions), ("user", prompt)],
         grades,
         judge,
     )
@@ -122,19 +122,19 @@ def pair(
     judge: Judge,
     instructions: str = _COMPARING,
 ) -> dict[str, float]:
-    """1 if the judge prefers the response to the answer, 0 if the answer, 1/2 for a tie.
+    """1 if the judge prefers the response to the answer, 0 if it prefers the answer, 1/2 for a tie.
 
-    It is asked in both orders, as judges favour a position (Zheng et al. 2023, arXiv:2306.05685, section 3.3): the
-    score is the mean of the two verdicts, so that a judge that always says A gives 1/2. ``consistent`` is 1 if they
-    agree.
+    The judge compares both orders, because judges favour a position (Zheng et al. 2023, arXiv:2306.05685, section 3.3).
+    The score is the mean of the two verdicts, so that a judge that always answers A gives 1/2. ``consistent`` is 1 if
+    they agree.
 
     Errors are :func:`rubric`'s; ``answer`` is what the response is compared with.
     """
     shares, spent = [], 0
     for first, second, swapped in ((response, answer, False), (answer, response, True)):
-        said = _shown([("question", question), ("response A", first), ("response B", second)])
+        prompt = _shown([("question", question), ("response A", first), ("response B", second)])
         verdict, tokens = _ask(
-            [("system", instructions), ("user", said)],
+            [("system", instructions), ("user", prompt)],
             {"better": {"type": "string", "enum": ["A", "B", "tie"]}},
             judge,
         )
@@ -155,10 +155,10 @@ def tournament(
     opponents: int | None = None,
     concurrency: int = 8,
 ) -> list[dict[str, float] | None]:
-    """Of a group, the share of its comparisons that each response wins; for ``per: group``.
+    """The share of its comparisons that each response of a group wins; for ``per: group``.
 
-    Response i meets the next ``opponents`` ones, in a ring, each pair once and in both orders by :func:`pair`. A
-    comparison that fails is left out; a response without any has no score.
+    Response i is compared with the next ``opponents`` ones, in a ring, each pair once and in both orders by
+    :func:`pair`. A comparison that fails is left out; a response without any has no score.
 
     Args:
         responses: of one group.
@@ -216,7 +216,7 @@ def _shown(parts: Sequence[tuple[str, Any]]) -> str:
 
 
 def _ask(messages: Sequence[tuple[str, str]], verdict: Mapping[str, Any], judge: Judge) -> tuple[dict[str, Any], int]:
-    """What the judge says, checked against the schema of a verdict, and the tokens that it took."""
+    """The judge's verdict, checked against its schema, and the number of tokens that it used."""
     properties = {"reason": {"type": "string"}, **verdict} if judge.reason else dict(verdict)
     schema = {
         "type": "object",
@@ -274,7 +274,7 @@ def _content(answer: Any) -> tuple[str, int]:
 
 
 def _verdict(text: str, properties: Mapping[str, Any]) -> dict[str, Any] | str:
-    """The object in the text, which may stand in a fence or after a thought; or what is wrong with it."""
+    """The JSON object in the text, which may be in a fenced block or after a thought; or the error, as text."""
     begin, end = text.find("{", text.rfind("</think>") + 1), text.rfind("}")
     if begin < 0:
         return "no JSON object"
@@ -307,7 +307,7 @@ def _keep(path: str, name: str, verdict: str) -> None:
 
 
 def _opened(path: str) -> sqlite3.Connection:
-    """Waits for other threads and processes that write."""
+    """Open the cache. It waits for other threads and processes that write."""
     database = sqlite3.connect(path, timeout=60.0)
     database.execute("CREATE TABLE IF NOT EXISTS verdicts (name TEXT PRIMARY KEY, verdict TEXT)")
     return database

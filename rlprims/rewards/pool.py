@@ -36,28 +36,28 @@ AtLimit: TypeAlias = Literal["nan", "zero"]
 
 
 class Pool:
-    """Workers that score rows by a verifier, each row within limits that truly end it.
+    """Worker processes that score rows by a verifier, with limits per row that are enforced by killing the worker.
 
-    A row that takes longer than ``seconds`` costs its worker, which is killed and replaced, and its own score; so does
-    one whose worker dies (out of memory, a crash in C). No other row is lost, and the order is kept. Rows go in batches
-    to workers that live on, so that a cheap verifier stays cheap. A new worker is forked from a server that has
-    imported everything, in milliseconds.
+    If a row takes longer than ``seconds``, or its worker dies (out of memory, a crash in C), the row has no score, and
+    the worker is killed and replaced. No other row is lost, and the order is kept. Rows are sent in batches to workers
+    that stay alive, so that the overhead is small for cheap verifiers. A new worker is forked, in milliseconds, from a
+    server that has imported everything.
 
-    The verifier must be importable (a function of a module, not of a notebook's cell), for it runs elsewhere; answers
-    and options must be JSON, and JSON is all that comes back. When the trainer ends, in whatever way, all end.
+    The verifier must be importable (a function of a module, not of a notebook's cell), because it runs in other
+    processes; answers, options and results must be JSON. All processes end when the trainer ends for any reason.
 
     Args:
         verifier: function or import path: (response, answer, further columns by name, *, options).
-        options: the verifier's.
-        workers: processes.
+        options: the options of the verifier.
+        workers: the number of processes.
         seconds: wall time of one row.
         cpu_seconds: CPU time of one row, to the next whole second; None: no limit of its own.
         memory_mb: address space that a worker may take beyond what it starts with; None: no limit.
-        recycle_after: rows after which a worker is replaced: what leaks is given back.
+        recycle_after: rows after which a worker is replaced, which frees leaked memory.
         preload: modules that the verifier imports when it first runs, such as ``math_verify``: imported once.
-        timeout: what a row is that a limit of time or memory ended. ``nan``: it has no score, which takes its group
-            out of training: a policy can learn to write what does not end. ``zero``: its score is 0, and the column
-            ``limit_reached`` is 1; a slow machine then makes right answers wrong.
+        timeout: the score of a row that a limit of time or memory ended. ``nan``: it has no score, and its group is not
+            trained on; so a policy is not discouraged from programs that do not end. ``zero``: its score is 0, and the
+            column ``limit_reached`` is 1; then correct answers count as wrong on a slow machine.
 
     Raises:
         ValueError: the verifier cannot be imported there; an unknown ``timeout``.
@@ -83,7 +83,7 @@ class Pool:
     ) -> None:
         check_choice("timeout", timeout, AtLimit)
         if workers < 1 or seconds <= 0:
-            raise ValueError(f"workers={workers} must be at least 1, and seconds={seconds} above 0")
+            raise ValueError(f"workers={workers} and seconds={seconds}, expected at least 1 worker and seconds above 0")
         path = verifier if isinstance(verifier, str) else _path(verifier)
         self._wants = wants(imported(path))
         self._seconds = seconds
@@ -106,7 +106,7 @@ class Pool:
     def __call__(
         self, responses: Sequence[str], answers: Sequence[Any], extra: Mapping[str, Sequence[Any]] | None = None
     ) -> Scores:
-        """Score a batch; of ``extra`` the verifier gets the columns that it names.
+        """Score a batch. The verifier gets the columns of ``extra`` that it has as parameters.
 
         Raises:
             ValueError: columns of different lengths, or one that the verifier needs is missing; the pool is closed.
@@ -119,7 +119,7 @@ class Pool:
                 raise ValueError("the pool is closed")
             try:
                 outcomes = self._score(rows)
-            except BaseException:  # an interrupt: nobody may go on with rows that nobody waits for
+            except BaseException:  # an interrupt: workers must not continue with rows of this call
                 with suppress(_ServerEnded):
                     for slot in range(len(self._workers)):
                         self._end(slot)
@@ -168,7 +168,7 @@ class Pool:
         return cast(list[Outcome], outcomes)  # nothing is left to do: each row has one
 
     def _round(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> bool | None:
-        """Give, wait, take: True if a row is done, False if a worker has only ended, None if nothing has happened."""
+        """One round of sending and receiving: True if a row is done, False if only a worker ended, None if neither."""
         for slot in range(len(self._workers)):
             worker = self._workers[slot]
             if todo and (worker is None or not worker.pending):
@@ -185,13 +185,13 @@ class Pool:
                 if not worker.pending:
                     self._chunk = _next_size(self._chunk, worker.given, worker.elapsed)
                 continue
-            failure, lost = self._bury(slot, cause, outcomes)
+            failure, lost = self._retire(slot, cause, outcomes)
             todo.extendleft(reversed(lost))
             done = done or failure
         return done
 
     def _take_back(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> None:
-        """Every worker's rows, but those that it has scored; nobody works on any then."""
+        """Take the unscored rows back from every worker, so that no worker continues to score."""
         for slot, worker in enumerate(self._workers):
             if worker is not None:
                 with suppress(_ServerEnded):
@@ -202,14 +202,14 @@ class Pool:
                 self._workers[slot] = None
 
     def _start_server(self) -> None:
-        """Another in the place of one that has ended."""
+        """Start the server, or replace one that has ended."""
         self._server.close()
         server = _Server(self._job)
         self._finalizer.detach()
         self._server, self._finalizer = server, weakref.finalize(self, _Server.close, server)
 
     def _wait(self) -> list[tuple[int, str | None]]:
-        """The workers that have something to say, and with a cause those whose time is over."""
+        """The workers with a message, and, with a cause, those that have exceeded their time."""
         busy = {slot: worker for slot, worker in enumerate(self._workers) if worker and worker.pending}
         if not busy:
             return []
@@ -222,10 +222,10 @@ class Pool:
         overdue = {slot for slot, worker in busy.items() if slot not in ready and worker.deadline <= now}
         return [(slot, None) for slot in ready] + [(slot, "timeout") for slot in overdue]
 
-    def _bury(
+    def _retire(
         self, slot: int, cause: str | None, outcomes: list[Outcome | None]
     ) -> tuple[bool, list[tuple[int, bytes]]]:
-        """End a worker; the row that it was at fails, and the rest of its rows come back to be given again."""
+        """End a worker. Its current row fails, and its other rows are returned to be scored by other workers."""
         worker = self._workers[slot]
         assert worker is not None
         status = self._end(slot)
@@ -246,7 +246,7 @@ class Pool:
 
 
 class _ServerEnded(RuntimeError):
-    """The server process is no more, and its workers with it."""
+    """The server process has ended, and its workers too."""
 
 
 class _Server:
@@ -327,7 +327,7 @@ class _Worker:
         self.deadline = self._started + seconds
 
     def take(self, outcomes: list[Outcome | None], seconds: float) -> bool:
-        """Read what is there; whether any row was done. Results restart the clock: the next row has begun."""
+        """Read available results; returns whether any row is done. Each result restarts the clock for the next row."""
         any_done = False
         self.connection.settimeout(0)
         while not self.ended:
@@ -350,7 +350,7 @@ class _Worker:
         return any_done
 
     def at(self) -> int:
-        """The row that it works on."""
+        """The row that the worker is scoring."""
         index: int = struct.unpack("q", self._progress[:])[0]
         return index
 
@@ -373,7 +373,7 @@ def _zero(outcome: Outcome) -> Outcome:
 
 
 def _next_size(size: int, given: int, elapsed: float) -> int:
-    """Chunks of about 20 ms: long enough to cost nothing, short enough that the workers end together."""
+    """The size of a chunk of about 20 ms: long enough for a small overhead, short enough to balance the workers."""
     fits = int(given * _CHUNK_SECONDS / max(elapsed, 1e-6))
     return max(1, min(fits, 2 * size, _LARGEST_CHUNK))
 

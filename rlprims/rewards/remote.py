@@ -1,4 +1,4 @@
-"""Scores from a server: see :func:`remote`."""
+"""Scores from an HTTP server."""
 
 import json
 import math
@@ -34,31 +34,31 @@ def remote(
     largest_answer_mb: float = 64.0,
     headers: Mapping[str, str] | None = None,
 ) -> Scores:
-    """Score by an HTTP server. A request that fails costs its rows only, and each cause is counted by its name.
+    """Score by an HTTP server. If a request fails, only its rows have no score, and failures are counted by cause.
 
     A request is ``{"responses": [...], "answers": [...], ...}`` with every column of ``extra``; the answer is
-    ``{"results": [...]}``, for each row a number, a mapping with ``score``, or null where it has none.
+    ``{"results": [...]}``, for each row a number, a mapping with ``score``, or null if it has no score.
 
-    If the server refuses several rows (HTTP 400, 413, 422) or its answer to them cannot be read, they are asked for
-    again one by one, so that the row at fault costs itself.
+    If the server refuses a request with several rows (HTTP 400, 413, 422), or its answer cannot be read, the rows are
+    sent again one by one, so that only the row with the error has no score.
 
-    Redirects are not followed: the data and the headers go to the host of ``url`` alone.
+    Redirects are not followed: data and headers are sent to the host of ``url`` only.
 
     Args:
         url: where to POST, http or https; proxies of the environment are used.
         responses: texts.
-        answers: JSON values; a row with one that is none (a circular list) fails by itself.
+        answers: JSON values; if a value is not JSON (a circular list), only its row fails.
         extra: further columns, JSON values; all are sent.
-        rows_per_request: rows.
-        concurrency: requests at once.
-        requests_per_second: started at most; None: as fast as they are answered.
-        tokens_per_second: of the responses, counted as a quarter of their bytes; None: no limit.
+        rows_per_request: the number of rows in a request.
+        concurrency: the number of requests at once.
+        requests_per_second: the largest rate of requests; None: no limit.
+        tokens_per_second: the largest rate of response tokens, counted as a quarter of their bytes; None: no limit.
         timeout: seconds of one attempt, from the connection to the last byte.
         deadline: seconds of the whole call, attempts and waits included; rows without an answer then have no score.
-        retries: further attempts where one may succeed (no answer, 429, 5xx).
-        backoff: seconds before the second attempt, doubled after each; a readable Retry-After goes before.
-        largest_answer_mb: of one request's answer.
-        headers: of each request, such as an authorization.
+        retries: further attempts after temporary failures (no answer, 429, 5xx).
+        backoff: seconds before the second attempt, doubled after each; a valid Retry-After overrides it.
+        largest_answer_mb: the largest size of an answer.
+        headers: headers of each request, such as an authorization.
 
     Raises:
         ValueError: columns of different lengths; a setting that is not positive.

@@ -35,13 +35,13 @@ def run(
     retries: int = 3,
     backoff: float = 1.0,
 ) -> Result:
-    """Run a program there; the result is as :func:`rlprims.rewards.sandbox.run`'s, with isolation ``server``.
+    """Run a program on the server; the result is that of :func:`rlprims.rewards.sandbox.run` with isolation ``server``.
 
     ``url`` is the whole address, ``http://host:8080/run_code``. ``seconds`` holds for compiling and for running.
 
     Raises:
-        RemoteError: no answer after all attempts, or the server says that its sandbox has failed: then nobody knows how
-            good the program is.
+        RemoteError: no answer after all attempts, or the server reports that its sandbox has failed, so that the result
+            of the program is unknown.
     """
     request = {
         "code": program,

@@ -1,7 +1,7 @@
-"""Texts to :class:`Scores`: one by one (:func:`naive`), by a verifier of lists (:func:`batch`), in killable processes
+"""Scoring of texts: one by one (:func:`naive`), by a verifier of lists (:func:`batch`), in worker processes
 (:class:`rlprims.rewards.pool.Pool`), or by a server (:func:`rlprims.rewards.remote.remote`).
 
-All take the same data and return the same; whatever goes wrong with a row costs that row's score and is counted.
+All take the same data and return :class:`Scores`. If a row fails, only that row has no score, and the cause is counted.
 """
 
 import math
@@ -17,7 +17,7 @@ __all__ = ["Cause", "Failure", "Scores", "batch", "naive"]
 
 
 class Cause(NamedTuple):
-    """How many rows failed so, and the first of them."""
+    """The number of rows that failed for a cause, and the first of them."""
 
     rows: int
     first: int
@@ -25,14 +25,14 @@ class Cause(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What B responses scored."""
+    """The scores of B responses."""
 
     scores: Tensor
-    """float32 (B,); NaN where there is none."""
+    """float32 (B,); NaN for rows without a score."""
     columns: dict[str, Tensor]
-    """float32 (B,) each: every other number that the verifier returned; NaN where it did not."""
+    """float32 (B,) each: every other number that the verifier returned; NaN for rows without it."""
     failures: list[Failure | None]
-    """Why a row has no score."""
+    """The failures of rows without a score."""
 
     @property
     def causes(self) -> dict[str, Cause]:
@@ -52,10 +52,10 @@ def naive(
     extra: Mapping[str, Sequence[Any]] | None = None,
     **options: Any,
 ) -> Scores:
-    """Each row by ``verifier(response, answer, **options)``, here and now: quick, and without any limit.
+    """Score each row by ``verifier(response, answer, **options)`` in this process, without limits of time or memory.
 
-    Columns of ``extra`` that the verifier names as parameters are given to it. One with a default may be missing, or be
-    None in a row; ``**kwargs`` takes all the others.
+    The verifier gets the columns of ``extra`` that it has as parameters. A column for a parameter with a default may be
+    missing, or None in a row; ``**kwargs`` gets all other columns.
 
     Raises:
         ValueError: columns of different lengths, or one that the verifier needs is missing.
@@ -77,10 +77,9 @@ def batch(
     extra: Mapping[str, Sequence[Any]] | None = None,
     **options: Any,
 ) -> Scores:
-    """All rows by one call, ``verifier(responses, answers, **options)``, that returns a result for each.
+    """Score all rows by one call, ``verifier(responses, answers, **options)``, that returns a list of results.
 
-    If it raises, or returns anything but one result for each row, no row has a score: there is no telling whose the
-    results are.
+    If it raises, or does not return one result per row, no row has a score, because results cannot be assigned to rows.
 
     >>> batch(lambda responses, answers: [len(r) for r in responses], ["a", "bc"], ["", ""]).scores
     tensor([1., 2.])
@@ -95,7 +94,7 @@ def batch(
 
 
 class Row(NamedTuple):
-    """What a verifier is called with for one row."""
+    """The arguments of a verifier for one row."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
@@ -107,7 +106,7 @@ def to_rows(
     answers: Sequence[Any],
     extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Row]:
-    """Row by row; an optional column that is None in a row leaves the verifier's default."""
+    """The arguments row by row. If an optional column is None in a row, the verifier's default is used."""
     wanted = verifier if isinstance(verifier, Wants) else wants(verifier)
     arguments, named = to_columns(wanted, responses, answers, extra)
     rows = zip(*arguments, strict=True)
@@ -124,7 +123,7 @@ def to_rows(
 def to_columns(
     wanted: Wants, responses: Sequence[str], answers: Sequence[Any], extra: Mapping[str, Sequence[Any]] | None
 ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """The columns that a verifier is given by position, and by name.
+    """The columns that a verifier gets by position and by name.
 
     Raises:
         ValueError: columns of different lengths, or one that it needs is missing.
@@ -133,7 +132,7 @@ def to_columns(
     named = {name: list(available[name]) for name in wanted.of(available)}
     for name, column in {"answers": answers, **named}.items():
         if len(column) != len(responses):
-            raise ValueError(f"{name} has {len(column)} rows and responses has {len(responses)}: give one for each")
+            raise ValueError(f"{name} has {len(column)} rows and responses has {len(responses)}, expected as many")
     return [list(responses), list(answers)][: len(wanted.positional)], named
 
 
@@ -145,7 +144,7 @@ def read_all(results: Any, rows: int) -> list[Outcome]:
 
 
 def to_scores(outcomes: Sequence[Outcome]) -> Scores:
-    """One outcome a row, side by side."""
+    """The outcomes of all rows as columns."""
     numbers = [{} if isinstance(outcome, Failure) else outcome for outcome in outcomes]
     names = sorted({name for row in numbers for name in row} - {"score"})
 

@@ -1,9 +1,7 @@
-"""Several reward functions at once, each with a weight, a column and failures of its own: see :func:`several`."""
+"""Several reward functions at once, each with its own weight, column and failures."""
 
 import asyncio
 import inspect
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._event_loop import event_loop
+from rlprims.grouping import rows_by_label
 from rlprims.masking import check_choice
 from rlprims.rewards._outcome import Failure, Outcome, Wants, raised, read, wants
 from rlprims.rewards._pace import Pace, tokens
@@ -28,11 +28,11 @@ Per: TypeAlias = Literal["answer", "group", "batch", "scores"]
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function, and how it is called.
+    """A reward function and the settings of its calls.
 
-    A function of one response is ``(response, answer, further columns by name, *, options)``; one ``per`` group or
-    batch takes lists and returns a list. The answer may be left out, a column with a default need not be there, and
-    ``**kwargs`` takes all other columns. It may be ``async``.
+    A function of one response is ``(response, answer, further columns by name, *, options)``; with ``per`` group or
+    batch it takes lists and returns a list. The function need not have the parameter for the answer; a column for a
+    parameter with a default may be missing, and ``**kwargs`` gets all other columns. It may be ``async``.
 
     Raises:
         ValueError: settings that do not fit.
@@ -40,7 +40,7 @@ class Reward:
 
     fn: Callable[..., Any]
     weight: float = 1.0
-    """of its score in the sum; 0: only watched"""
+    """of its score in the sum; 0: only logged"""
     name: str = ""
     """of its column; empty: the function's"""
     per: Per = "answer"
@@ -81,21 +81,21 @@ class Reward:
 
     @property
     def waits(self) -> bool:
-        """Whether others can go on meanwhile."""
+        """Whether other functions can run at the same time."""
         return self.is_async or self.per == "scores" or self.concurrency is not None
 
 
 class Several(NamedTuple):
-    """What B responses scored by several functions."""
+    """The scores of B responses by several functions."""
 
     scores: Tensor
-    """float32 (B,), Σ weight · score; NaN where one with a weight has failed, or none applies"""
+    """float32 (B,), Σ weight · score; NaN if a function with a weight failed, or no function applies"""
     columns: dict[str, Tensor]
     """float32 (B,) each: ``NAME``, and ``NAME/OTHER`` for the other numbers of that function"""
     failures: list[list[Failure]]
     """of each row, the causes with the names of the functions"""
     parts: dict[str, Scores]
-    """what each function said"""
+    """The scores of each function."""
 
 
 def several(
@@ -106,14 +106,14 @@ def several(
     *,
     group_ids: Sequence[Any] | None = None,
 ) -> Several:
-    """Every function on every row. Those that wait (async, in threads, pools, servers) run while the others compute.
+    """Call every function on every row. Functions that wait (async, in threads, pools, servers) run concurrently.
 
     Args:
         rewards: the functions.
         responses: texts.
-        answers: one a row, of whatever type the functions read.
+        answers: one per row, of any type that the functions accept.
         extra: further columns of the data.
-        group_ids: which rows are one group, for functions of groups.
+        group_ids: the group of each row, for functions of groups.
 
     Raises:
         ValueError: two functions of one name; columns of different lengths, or one that a function needs is missing;
@@ -123,8 +123,8 @@ def several(
     ...     return float(response == answer)
     >>> async def brief(response, *, most=3):
     ...     return float(len(response) <= most)
-    >>> said = several([Reward(right), Reward(brief, 0.5)], ["72", "seven"], ["72", "7"])
-    >>> said.scores, said.columns["brief"]
+    >>> scored = several([Reward(right), Reward(brief, 0.5)], ["72", "seven"], ["72", "7"])
+    >>> scored.scores, scored.columns["brief"]
     (tensor([1.5000, 0.0000]), tensor([1., 0.]))
     """
     names = [reward.column for reward in rewards]
@@ -136,7 +136,7 @@ def several(
         begun = {reward.column: _begin(reward, data, ends) for reward in rewards if reward.waits}
         for reward in rewards:
             if not reward.waits:
-                parts[reward.column] = _in_turn(reward, data)
+                parts[reward.column] = _score_in_turn(reward, data)
         parts |= {name: finish() for name, finish in begun.items()}
     parts = {name: parts[name] for name in names}
     skipping = {reward.column for reward in rewards if reward.skips}
@@ -178,21 +178,19 @@ def _calls(reward: Reward, data: _Data) -> list[_Call]:
         rows = to_rows(wanted, data.responses, data.answers, data.extra)
         return [_Call([i], row.arguments, row.named) for i, row in enumerate(rows)]
     arguments, named = to_columns(wanted, data.responses, data.answers, data.extra)
-    groups: dict[Any, list[int]] = {}
     if reward.per == "batch":
-        groups = {0: list(range(len(data.responses)))} if data.responses else {}
+        groups = [list(range(len(data.responses)))] if data.responses else []
     elif data.group_ids is None or len(data.group_ids) != len(data.responses):
         raise ValueError(f"{reward.column} is per group: give group_ids, one for each response")
     else:
-        for row, group in enumerate(data.group_ids):
-            groups.setdefault(group, []).append(row)
+        groups = rows_by_label(data.group_ids)
     return [
         _Call(
             rows,
             [[column[row] for row in rows] for column in arguments],
             {name: [column[row] for row in rows] for name, column in named.items()},
         )
-        for rows in groups.values()
+        for rows in groups
     ]
 
 
@@ -229,13 +227,13 @@ async def _once_async(reward: Reward, call: _Call, slots: asyncio.Semaphore) -> 
             return [why] * len(call.rows)
 
 
-def _in_turn(reward: Reward, data: _Data) -> Scores:
+def _score_in_turn(reward: Reward, data: _Data) -> Scores:
     calls = _calls(reward, data)
-    return _together(calls, [_once(reward, call) for call in calls], data)
+    return _in_order_of_rows(calls, [_once(reward, call) for call in calls], data)
 
 
 def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]:
-    """Start it, and say how to wait for it; at an interrupt ``ends`` drops what has not begun."""
+    """Start the calls, and return a function that waits for them. At an interrupt ``ends`` cancels calls that wait."""
     if reward.is_async:
         calls = _calls(reward, data)
 
@@ -243,9 +241,9 @@ def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]
             slots = asyncio.Semaphore(reward.concurrency or 64)
             return list(await asyncio.gather(*(_once_async(reward, call, slots) for call in calls)))
 
-        future = asyncio.run_coroutine_threadsafe(all_of_them(), _loop(os.getpid()))
+        future = asyncio.run_coroutine_threadsafe(all_of_them(), event_loop("rewards"))
         ends.callback(future.cancel)
-        return lambda: _together(calls, future.result(), data)
+        return lambda: _in_order_of_rows(calls, future.result(), data)
     threads = ThreadPoolExecutor(reward.concurrency or 1)
     ends.callback(threads.shutdown, wait=False, cancel_futures=True)
     if reward.per == "scores":
@@ -253,10 +251,10 @@ def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]
         return scored.result
     calls = _calls(reward, data)
     futures = [threads.submit(_once, reward, call) for call in calls]
-    return lambda: _together(calls, [future.result() for future in futures], data)
+    return lambda: _in_order_of_rows(calls, [future.result() for future in futures], data)
 
 
-def _together(calls: Sequence[_Call], found: Sequence[Sequence[Outcome]], data: _Data) -> Scores:
+def _in_order_of_rows(calls: Sequence[_Call], found: Sequence[Sequence[Outcome]], data: _Data) -> Scores:
     by_row = {
         row: outcome
         for call, some in zip(calls, found, strict=True)
@@ -273,13 +271,5 @@ def _turn(reward: Reward, call: _Call) -> float:
 
 @cache
 def _paces(fn: Callable[..., Any], requests: float | None, most: float | None) -> tuple[Pace, Pace]:
-    """One for all calls of the function with these limits: a step begins where the last one has ended."""
+    """The paces of all calls of the function with these limits, which are shared by all steps."""
     return Pace(requests and requests / 60), Pace(most and most / 60)
-
-
-@cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """One loop for the life of the process, so that a client that a function keeps stays usable from step to step."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rlprims rewards", daemon=True).start()
-    return loop

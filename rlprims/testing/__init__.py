@@ -1,4 +1,4 @@
-"""The laws that every primitive of this library keeps, as a suite that yours can run.
+"""The laws that every primitive of this library satisfies, as a test suite that you can run on your own functions.
 
 A primitive is called by the names of its parameters, so a function with the vocabulary's names needs no adapter::
 
@@ -7,15 +7,16 @@ A primitive is called by the names of its parameters, so a function with the voc
     def test_my_loss():
         check_loss(my_loss, alternatives={"clip": 0.1})
 
-The batches are awkward and the same every time: ragged rows, tool tokens inside, a row without tokens, a group of one;
-padded on either side, and packed; of two sizes, (8, 6) and (64, 128). The laws are those of the primitive's kind, and
-that every transform of torch applies: ``grad``, ``jvp`` and ``vmap`` of torch.func, second derivatives, one compiled
-graph for all batch sizes, ``torch.export``, FakeTensors, subclasses and DTensors. One that takes ``vocab``,
-``all_reduce_rows``, ``shard`` or ``all_reduce`` gives on several ranks what it gives on one. ``effort="quick"``
-leaves out the compiler and FakeTensors, ``effort="thorough"`` adds what takes long.
+The batches are difficult on purpose and the same in every run: ragged rows, tool tokens inside, a row without tokens, a
+group of one row; padded on either side, and packed; of two sizes, (8, 6) and (64, 128). Some laws are those of the
+primitive's kind. Others test that every transform of torch works: ``grad``, ``jvp`` and ``vmap`` of torch.func, second
+derivatives, one compiled graph for all batch sizes, ``torch.export``, FakeTensors, subclasses and DTensors. A function
+with a parameter ``vocab``, ``all_reduce_rows``, ``shard`` or ``all_reduce`` must give the same result on several ranks
+as on one. ``effort="quick"`` leaves out the compiler and FakeTensors, ``effort="thorough"`` adds the slow laws.
 """
 
 from rlprims.testing._checks import (
+    check,
     check_advantage,
     check_aggregation,
     check_filter,
@@ -30,6 +31,7 @@ from rlprims.testing._ranks import Rank, on_ranks
 
 __all__ = [
     "Rank",
+    "check",
     "check_advantage",
     "check_aggregation",
     "check_filter",

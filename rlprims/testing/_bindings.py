@@ -1,4 +1,4 @@
-"""Which laws bind which kind of primitive, and how much time each of them takes."""
+"""The laws for each kind of primitive, and the effort at which each law is tested."""
 
 import inspect
 from collections.abc import Callable
@@ -27,21 +27,21 @@ from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
 Effort = Literal["quick", "compiler", "usual", "thorough"]
-"""``quick``: a second. ``compiler``: FakeTensors and the compiler alone. ``usual``: both, a few seconds. ``thorough``:
-export, DTensors and packed graphs of every size too, half a minute."""
+"""``quick``: takes a second. ``compiler``: FakeTensors and the compiler only. ``usual``: both, a few seconds.
+``thorough``: also export, DTensors and packed graphs of every size, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
 
 class Laws(NamedTuple):
-    """What each effort adds."""
+    """The laws that each effort adds."""
 
     quick: tuple[Law, ...]
     usual: tuple[Law, ...]
     thorough: tuple[Law, ...]
 
     def up_to(self, effort: Effort) -> dict[str, Law]:
-        """By name."""
+        """The laws of an effort by name."""
         efforts = {"quick": self[:1], "compiler": self[1:2], "usual": self[:2], "thorough": self[:3]}
         return {law.__name__.replace("_", " "): law for laws in efforts[effort] for law in laws}
 
@@ -131,7 +131,7 @@ TRANSFORMS = Laws(
         _laws_tensors.row_sharded_tensors_work,
     ),
 )
-"""Of every function."""
+"""The laws of every function."""
 
 DERIVATIVES = Laws(
     quick=(
@@ -144,7 +144,7 @@ DERIVATIVES = Laws(
     usual=(),
     thorough=(_laws_transforms.every_second_derivative_is_right,),
 )
-"""Of functions that are differentiated."""
+"""The laws of functions that are differentiated."""
 
 PACKED = Laws(
     quick=(),
@@ -154,11 +154,11 @@ PACKED = Laws(
         _laws_compile.exports_packed_with_a_dynamic_batch,
     ),
 )
-"""Of functions of tokens."""
+"""The laws of functions of tokens."""
 
 
 def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
-    """The laws that bind a function, by what it asks for."""
+    """The laws that apply to a function of this kind with these parameters."""
     layers = [TRANSFORMS, Laws(_of_shards(subject), (), ())]
     if subject.is_differentiable:
         layers.append(DERIVATIVES)
@@ -172,7 +172,7 @@ def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
 
 
 def _of_shards(subject: Primitive | LogitFunction) -> tuple[Law, ...]:
-    """By what it asks for to compute a part."""
+    """The laws of functions that compute a shard, by the parameters that they have for it."""
     asked = set(inspect.signature(subject.fn).parameters)
     laws: tuple[Law, ...] = ()
     if "vocab" in asked:

@@ -1,4 +1,4 @@
-"""One call of a function under test, as a transform of torch sees it: tensors by name, the batch first in each."""
+"""A call of a function under test, for the transforms of torch: tensors by name, the batch as first dimension."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from rlprims.testing._cases import LARGE, TOY
 
 SHARED = "cu_seqlens"
-"""The argument that says how packed tokens are cut: the samples of one ``vmap`` have it in common."""
+"""The argument that splits packed tokens into sequences. All samples of one ``vmap`` share it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Call:
 
     @property
     def point(self) -> dict[str, Tensor]:
-        """Where derivatives are taken."""
+        """The inputs at which derivatives are computed."""
         return {name: self.data[name] for name in self.inputs}
 
     def __call__(self, data: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -33,11 +33,11 @@ class Call:
         return self.fn(**{**self.data, **(data or {}), **self.hyperparameters})
 
     def cotangent(self) -> Tensor:
-        """A fixed random tensor like the value."""
+        """A fixed random tensor with the shape of the value."""
         return random_like(self().detach(), seed=1)
 
     def gradients(self, cotangent: Tensor, data: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """By autograd, of the product of the value and the cotangent; 0 where the value does not depend on an input."""
+        """The gradients of ⟨value, cotangent⟩ by autograd; 0 if the value does not depend on an input."""
         leaves = {name: (data or self.data)[name].detach().clone().requires_grad_() for name in self.inputs}
         value = self({**(data or {}), **leaves})
         if not value.requires_grad:
@@ -49,7 +49,7 @@ class Call:
 
 
 class Subject(Protocol):
-    """What the laws of transforms ask of a function under test."""
+    """The interface of a function under test that the laws of transforms use."""
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -84,6 +84,6 @@ def random_like(x: Tensor, seed: int) -> Tensor:
 
 
 def reason(error: Exception) -> str:
-    """The first lines of what torch says, which name the operation."""
+    """The first lines of torch's error message, which name the operation."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"

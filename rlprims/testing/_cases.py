@@ -1,4 +1,4 @@
-"""Random batches of the whole vocabulary, made awkward on purpose, and what may be done to a batch without changing it.
+"""Random batches with every name of the vocabulary, difficult on purpose, and changes that must not change a result.
 
 Rows are ragged and end in padding; some begin with padding, some have tool tokens inside, one has a single token and
 one has none. Groups have several sizes, in mixed order: 3, 2, 1 and 2 rows in the toy batch.
@@ -76,10 +76,10 @@ VOCABULARY: Mapping[str, Layout] = {
     "tree_ids": "row",
     "context_lengths": "row",
 }
-"""The data that a primitive may ask for by name, beside ``cu_seqlens`` and ``totals``."""
+"""The data that a primitive may have as parameters, in addition to ``cu_seqlens`` and ``totals``."""
 
 TOY, LARGE = (8, 6), (64, 128)
-"""The two sizes, rows and columns, at which the laws hold: no constant of a primitive may lie between them unseen."""
+"""The two sizes (rows, columns) at which the laws are tested, so that code that depends on the size is noticed."""
 
 _VOCABULARY_SIZE, _TOP = 7, 3
 _PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "row", "lengths": "row"}
@@ -96,7 +96,7 @@ def layout_of(name: str) -> Layout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Every name of the vocabulary, padded; or packed, and then with ``cu_seqlens``."""
+    """A tensor for every name of the vocabulary, padded; or packed, and then with ``cu_seqlens``."""
 
     data: dict[str, Tensor]
 
@@ -119,7 +119,7 @@ class Batch:
         return self.map(lambda x: x[index], lambda x: x[index])
 
     def pad(self, left: int, right: int) -> "Batch":
-        """More masked columns, with a number in them that must not matter."""
+        """Add masked columns. The number in them must not change any result."""
 
         def widen(x: Tensor) -> Tensor:
             fill = 0.0 if x.dtype is torch.bool else _JUNK
@@ -130,7 +130,7 @@ class Batch:
         return padded.replace(lengths=padded.data["lengths"] + left)
 
     def pack(self) -> "Batch":
-        """The same sequences end to end, each cut at its length, with ``cu_seqlens``."""
+        """The same sequences concatenated, each cut at its length, with ``cu_seqlens``."""
         lengths = self.data["lengths"]
         packed = self.map(lambda x: pack_tokens(x, lengths), lambda x: x)
         return packed.replace(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
@@ -144,23 +144,23 @@ class Batch:
     def on(self, device: str) -> "Batch":
         return Batch({name: x.to(device) for name, x in self.data.items()})
 
-    def blind(self) -> "Batch":
-        """No token is valid."""
+    def without_tokens(self) -> "Batch":
+        """The batch with no valid token."""
         return self.replace(response_mask=torch.zeros_like(self.mask))
 
-    def alive(self) -> "Batch":
-        """Without the rows that have no valid token, and groups and rollouts numbered again."""
+    def without_empty_rows(self) -> "Batch":
+        """The batch without rows that have no valid token; groups and rollouts are numbered again."""
         kept = self.rows(self.mask.any(-1))
         return kept.replace(**{name: dense_ids(kept.data[name]) for name in _IDS})
 
 
 def pack_tokens(x: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths`` columns of each row, end to end."""
+    """The first ``lengths`` columns of each row, concatenated."""
     return x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
 
 
 def merge(first: Batch, second: Batch) -> Batch:
-    """Rows of both, groups and rollouts apart."""
+    """The rows of both batches; their groups and rollouts get different ids."""
     width = max(first.mask.shape[1], second.mask.shape[1])
     a, b = (batch.pad(0, width - batch.mask.shape[1]) for batch in (first, second))
     b = b.replace(**{name: b.data[name] + len(a.mask) for name in _IDS})
@@ -168,7 +168,7 @@ def merge(first: Batch, second: Batch) -> Batch:
 
 
 def make_batches(seeds: Iterable[int], dtype: torch.dtype = torch.float64) -> Iterator[Batch]:
-    """A toy batch for each seed, and a large one."""
+    """A toy batch for each seed, and one large batch."""
     for seed in seeds:
         yield make_batch(seed, dtype)
     yield make_batch(0, dtype, *LARGE)
@@ -207,7 +207,7 @@ def make_batch(
 ) -> Batch:
     """A batch of (``rows``, ``width``) tokens; the same seed gives the same batch.
 
-    ``integers``: another seed, whose batch gives everything but the floats, so that two batches pack to one layout.
+    ``integers``: another seed for all tensors that are not floats, so that two batches have the same packed layout.
     """
     batch = _make_batch(seed, rows, width)
     if integers is not None:
@@ -218,7 +218,7 @@ def make_batch(
 
 @lru_cache(maxsize=64)
 def _make_batch(seed: int, rows: int, width: int) -> Batch:
-    """In float64. It is kept, so whoever gets it must copy it."""
+    """A batch in float64. It is cached, so the caller must copy it."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -285,7 +285,7 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     data |= {
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
-        # Codes of Ended: 0, by itself, for six of ten.
+        # Codes of Ended: about six of ten are 0, "stop".
         "ended": (17.5 * torch.rand(rows, generator=generator) - 9.5).clamp(min=0).to(torch.int8),
     }
     data |= {
@@ -297,7 +297,7 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "tree_ids": torch.randint(2, (rows,), generator=generator),
         "context_lengths": torch.randint(1, 40, (rows,), generator=generator),
     }
-    # A group's rows are one or two rollouts.
+    # The rows of a group belong to one or two rollouts.
     rollouts = dense_ids(2 * group_ids + torch.randint(2, (rows,), generator=generator))
     data |= {
         "versions": torch.randint(3, shape, generator=generator),

@@ -1,4 +1,4 @@
-"""Comparisons that say what differs, where, and by how much."""
+"""Comparisons whose messages show what differs, where, and by how much."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from rlprims.testing._primitive import Outcome
 
 
 def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    """|got − want| <= tolerance · max(1, |want|) everywhere; tolerance 0 asks for the same numbers."""
-    assert got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, needs {tuple(want.shape)}"
+    """|got − want| <= tolerance · max(1, |want|) everywhere; with tolerance 0 all numbers must be equal."""
+    assert got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if not got.numel() or torch.equal(got, want):
         return
     if not got.is_floating_point():
@@ -30,7 +30,7 @@ def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None
 
 
 def assert_same(got: Outcome, want: Outcome, tolerance: float, of: str = "") -> None:
-    """The same values and the same gradients."""
+    """Assert equal values and equal gradients, up to the tolerance."""
     assert_close(f"the value{of}", got.value, want.value, tolerance)
     for name, gradient in want.gradients.items():
         assert_close(f"the gradient of {name}{of}", got.gradients[name], gradient, tolerance)
@@ -46,7 +46,7 @@ def assert_finite(outcome: Outcome, of: str = "") -> None:
 def assert_derivative(what: str, f: Callable[[Tensor], Tensor], x: Tensor, *, fast: bool = False) -> None:
     """gradcheck of ``f`` at ``x``, float64, entry by entry or in a random direction.
 
-    If it fails, the report says the largest distance to central differences.
+    If it fails, the message has the largest difference from central differences.
     """
     x = x.detach().clone().requires_grad_()
     if torch.autograd.gradcheck(f, x, raise_exception=False, fast_mode=fast):
@@ -69,4 +69,4 @@ def assert_zero(what: str, x: Tensor) -> None:
     bad = ((x != 0) | x.isnan()).nonzero()
     if len(bad):
         first = tuple(bad[0].tolist())
-        raise AssertionError(f"{what} is {x[first]:.6g} at {list(first)}, needs exactly 0")
+        raise AssertionError(f"{what} is {x[first]:.6g} at {list(first)}, expected exactly 0")

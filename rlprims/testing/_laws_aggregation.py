@@ -24,35 +24,35 @@ def _step_wide(p: Primitive, batch: Batch, rows: torch.Tensor, totals: Totals) -
 
 
 def parts_sum_to_the_whole(p: Primitive) -> None:
-    """Values and gradients in float64, over random partitions of the rows; parts are empty, and groups cut in two."""
+    """Values and gradients in float64, over random partitions of the rows; parts may be empty, groups may be cut."""
     for seed in range(PARTITIONS):
         generator = torch.Generator().manual_seed(seed)
         batch = make_batch(seed, torch.float64, *(LARGE if seed == PARTITIONS - 1 else TOY))
         rows = torch.arange(len(batch.mask))
         totals = _totals(batch)
         whole = p.run(batch, p.required)
-        told = p.run(batch, p.required, **_step_wide(p, batch, rows, totals))
-        assert_close("the value with the totals of the batch itself", told.value, whole.value, EXACT)
+        with_totals = p.run(batch, p.required, **_step_wide(p, batch, rows, totals))
+        assert_close("the value with the totals of the batch itself", with_totals.value, whole.value, EXACT)
         part_of = torch.randint(0, 1 + seed % 5, (len(rows),), generator=generator)
         value, gradients = torch.zeros_like(whole.value), torch.zeros_like(whole.gradients["losses"])
         packed = torch.zeros_like(whole.value)
         for part in range(1 + seed % 5):
-            chosen = rows[part_of == part]
-            micro = batch.rows(chosen)
-            told_of_the_step = _step_wide(p, batch, chosen, totals)
-            got = p.run(micro, p.required, **told_of_the_step)
+            selected = rows[part_of == part]
+            micro = batch.rows(selected)
+            step_data = _step_wide(p, batch, selected, totals)
+            got = p.run(micro, p.required, **step_data)
             value += got.value
-            packed += p.run(micro.pack(), p.required, **told_of_the_step).value
-            gradients[chosen] = got.gradients["losses"]
+            packed += p.run(micro.pack(), p.required, **step_data).value
+            gradients[selected] = got.gradients["losses"]
         assert_close("the sum over micro-batches", value, whole.value, EXACT)
         assert_close("the sum over packed micro-batches", packed, whole.value, EXACT)
         assert_close("the gradient of losses from micro-batches", gradients, whole.gradients["losses"], EXACT)
 
 
 def rows_without_tokens_do_not_count(p: Primitive) -> None:
-    """Rows that are masked throughout may come or go."""
+    """Rows without a valid token do not change the value."""
     for batch in make_batches(range(4)):
-        got, want = p.run(batch.alive(), p.required), p.run(batch, p.required)
+        got, want = p.run(batch.without_empty_rows(), p.required), p.run(batch, p.required)
         assert_close("the value without the empty rows", got.value, want.value, EXACT)
 
 

@@ -13,7 +13,7 @@ from rlprims.testing._compare import assert_close
 EXACT = 1e-11
 WIDTH = TOY[1]
 ROWS = (5, 8, 64, 130)
-"""Sizes of the batch that share one graph. A scan is specialized on the length, so T is one number."""
+"""Batch sizes that share one graph. T is fixed, because a scan is specialized on the length."""
 
 _GRADIENT = "the gradient of "
 
@@ -78,14 +78,14 @@ def fake_tensors_are_enough(subject: Subject) -> None:
 
 
 class Compiled:
-    """A function compiled in a whole, which counts its graphs and takes the first dimension of its data as dynamic."""
+    """A function compiled with fullgraph=True that counts its graphs; the first dimension of data may be dynamic."""
 
     def __init__(self, backend: str, dynamic: bool = False) -> None:
         self.backend, self.dynamic, self.graphs = backend, dynamic, 0
         self.compiled: Graph | None = None
 
     def __call__(self, call: Call) -> dict[str, Tensor]:
-        """The numbers of one call."""
+        """The value and gradients of one call."""
         if self.compiled is None:
             torch.compiler.reset()
             self.compiled = torch.compile(call.fn, backend=self._count, fullgraph=True)
@@ -137,14 +137,14 @@ def _numbers(
 def _assert_numbers(got: dict[str, Tensor], call: Call, of: str) -> None:
     want = _numbers(call, call.fn, call.data)
     for what, x in want.items():
-        # A compiler returns zeros where autograd returns nothing.
+        # A compiled function returns zeros if autograd returns None.
         assert_close(f"{what} {of}", got.get(what, torch.zeros_like(x)), x, EXACT)
     for what in got.keys() - want.keys():
         assert_close(f"{what} {of}", got[what], torch.zeros_like(got[what]), EXACT)
 
 
 class _Module(torch.nn.Module):
-    """``torch.export`` takes modules."""
+    """A call as a module, which ``torch.export`` needs."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Wrong input is refused by name, and every hyperparameter does something."""
+"""Wrong input raises a ValueError that names the argument, and every hyperparameter changes the result."""
 
 import inspect
 import re
@@ -14,15 +14,15 @@ from rlprims.testing._primitive import Primitive
 SEEDS = (0, 1, 2, 3)
 
 
-def _refuses(p: Primitive, blamed: str, what: str, **data: Tensor) -> None:
+def _assert_refused(p: Primitive, argument: str, what: str, **data: Tensor) -> None:
     batch = make_batch(0).replace(**data)
-    complaint = _complaint(p, batch)
-    named = isinstance(complaint, ValueError) and re.search(rf"\b{blamed}\b", str(complaint))
-    told = "was accepted" if complaint is None else f"raised {type(complaint).__name__}: {complaint}"
-    assert named, f"{what} {told}; needs a ValueError that names {blamed}"
+    error = _error_of(p, batch)
+    named = isinstance(error, ValueError) and re.search(rf"\b{argument}\b", str(error))
+    outcome = "was accepted" if error is None else f"raised {type(error).__name__}: {error}"
+    assert named, f"{what} {outcome}; expected a ValueError that names {argument}"
 
 
-def _complaint(p: Primitive, batch: Batch) -> Exception | None:
+def _error_of(p: Primitive, batch: Batch) -> Exception | None:
     try:
         p.call(batch, p.variants[-1])
     except Exception as error:
@@ -45,49 +45,49 @@ def wrong_shapes_are_refused(p: Primitive) -> None:
         if len(p.inputs) == 1 or name == "response_mask":
             continue
         for wrong in _wrong_shapes(batch.data[name], VOCABULARY[name] == "token"):
-            _refuses(p, name, f"{name} of shape {tuple(wrong.shape)}", **{name: wrong})
+            _assert_refused(p, name, f"{name} of shape {tuple(wrong.shape)}", **{name: wrong})
 
 
 def wrong_masks_are_refused(p: Primitive) -> None:
     """A ValueError that names response_mask: a float or integer mask, or one axis without cu_seqlens."""
     mask = make_batch(0).mask
-    _refuses(p, "response_mask", "a float response_mask", response_mask=mask.double())
-    _refuses(p, "response_mask", "an integer response_mask", response_mask=mask.long())
+    _assert_refused(p, "response_mask", "a float response_mask", response_mask=mask.double())
+    _assert_refused(p, "response_mask", "an integer response_mask", response_mask=mask.long())
     if all(VOCABULARY[name] == "token" for name in p.required):
         packed = make_batch(0).pack()
         packed.data.pop("cu_seqlens")
-        _refuses(p, "response_mask", "packed tokens without cu_seqlens", **packed.data)
+        _assert_refused(p, "response_mask", "packed tokens without cu_seqlens", **packed.data)
 
 
 def wrong_groups_are_refused(p: Primitive) -> None:
     """A ValueError that names group_ids: floats, or ids that are not dense."""
     ids = make_batch(0).data["group_ids"]
-    _refuses(p, "group_ids", "float group_ids", group_ids=ids.double())
-    _refuses(p, "group_ids", "group_ids beyond the number of rows", group_ids=ids + 1000)
-    _refuses(p, "group_ids", "negative group_ids", group_ids=ids - 1)
+    _assert_refused(p, "group_ids", "float group_ids", group_ids=ids.double())
+    _assert_refused(p, "group_ids", "group_ids beyond the number of rows", group_ids=ids + 1000)
+    _assert_refused(p, "group_ids", "negative group_ids", group_ids=ids - 1)
 
 
 def wrong_rollouts_are_refused(p: Primitive) -> None:
     """A ValueError that names trajectory_ids: floats, or ids that are not dense."""
     ids = make_batch(0).data["trajectory_ids"]
-    _refuses(p, "trajectory_ids", "float trajectory_ids", trajectory_ids=ids.double())
-    _refuses(p, "trajectory_ids", "trajectory_ids beyond the number of rows", trajectory_ids=ids + 1000)
-    _refuses(p, "trajectory_ids", "negative trajectory_ids", trajectory_ids=ids - 1)
+    _assert_refused(p, "trajectory_ids", "float trajectory_ids", trajectory_ids=ids.double())
+    _assert_refused(p, "trajectory_ids", "trajectory_ids beyond the number of rows", trajectory_ids=ids + 1000)
+    _assert_refused(p, "trajectory_ids", "negative trajectory_ids", trajectory_ids=ids - 1)
 
 
 def unknown_choices_are_refused(p: Primitive) -> None:
-    """Of a parameter annotated with a ``Literal``: another string raises a ValueError that lists the choices."""
+    """For a parameter annotated with a ``Literal``, another string raises a ValueError that lists the choices."""
     for name, choices in choices_of(p.fn).items():
         try:
             p.call(make_batch(0), p.variants[-1], **{name: "no such choice"})
         except Exception as error:
             missing = [choice for choice in choices if repr(choice) not in str(error)]
             refused = isinstance(error, ValueError) and not missing
-            told = f"raised {type(error).__name__}: {error}"
+            outcome = f"raised {type(error).__name__}: {error}"
         else:
-            refused, told = False, "was accepted"
+            refused, outcome = False, "was accepted"
         assert refused, (
-            f"{name}='no such choice' {told}; expected a ValueError that lists {', '.join(map(repr, choices))}"
+            f"{name}='no such choice' {outcome}; expected a ValueError that lists {', '.join(map(repr, choices))}"
         )
 
 
@@ -95,7 +95,7 @@ def choices_of(fn: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
     """The strings that each parameter with a ``Literal`` takes."""
     try:
         hints = get_type_hints(inspect.unwrap(fn))
-    except NameError:  # a type that is imported for the type checker only
+    except NameError:  # a hint uses a type that is imported for the type checker only
         return {}
     found = {name: tuple(_strings(hint)) for name, hint in hints.items() if name != "return"}
     return {name: strings for name, strings in found.items() if strings}

@@ -1,4 +1,4 @@
-"""A filter answers for groups: whole ones, and only those that can teach something."""
+"""Laws of filters: groups are kept whole, and groups without a signal are dropped."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ SEEDS = (0, 1, 2)
 def _keep(p: Primitive, batch: Batch) -> Tensor:
     keep = p.run(batch, p.required).value
     rows = batch.data["group_ids"].shape
-    assert keep.dtype is torch.bool, f"the answer has dtype {keep.dtype}, needs torch.bool"
-    assert keep.shape == rows, f"the answer has shape {tuple(keep.shape)}, needs {tuple(rows)}: one per row"
+    assert keep.dtype is torch.bool, f"the result has dtype {keep.dtype}, expected torch.bool"
+    assert keep.shape == rows, f"the result has shape {tuple(keep.shape)}, expected {tuple(rows)}: one per row"
     return keep
 
 
@@ -24,7 +24,7 @@ def _scores(p: Primitive) -> str:
 
 
 def groups_are_kept_whole(p: Primitive) -> None:
-    """All rows of a group get the same answer."""
+    """All rows of a group are kept, or none."""
     for batch in make_batches(SEEDS):
         keep, ids = _keep(p, batch), batch.data["group_ids"]
         for group in set(ids.tolist()):
@@ -33,7 +33,7 @@ def groups_are_kept_whole(p: Primitive) -> None:
 
 
 def equal_scores_are_dropped(p: Primitive) -> None:
-    """A group whose scores are one and the same number has no signal: 0.1 nine times, 1000.1 three times."""
+    """A group with equal scores has no signal: 0.1 nine times, 1000.1 three times."""
     for score in (0.1, 1000.1, 0.0, 1.0):
         for size in (1, 2, 3, 7, 9, 130):
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -44,7 +44,7 @@ def equal_scores_are_dropped(p: Primitive) -> None:
 
 
 def unknown_scores_are_dropped(p: Primitive) -> None:
-    """A group with a NaN or infinite score is dropped, and no other."""
+    """A group with a NaN or infinite score is dropped; other groups are not affected."""
     for row, batch in enumerate(make_batches(SEEDS)):
         ids = batch.data["group_ids"]
         for poison in (torch.nan, torch.inf, -torch.inf):
@@ -56,7 +56,7 @@ def unknown_scores_are_dropped(p: Primitive) -> None:
 
 
 def twice_is_once(p: Primitive) -> None:
-    """What is kept is kept again."""
+    """A second pass keeps all rows that the first one kept."""
     for batch in make_batches(SEEDS):
         kept = batch.rows(_keep(p, batch).nonzero()[:, 0])
         kept = kept.replace(group_ids=dense_ids(kept.data["group_ids"]))

@@ -1,4 +1,4 @@
-"""Where tokens and rows stand does not matter: padding, packing, order, names of groups, company in the batch."""
+"""The layout does not matter: padding, packing, order of rows, labels of groups, other groups in the batch."""
 
 import torch
 
@@ -12,7 +12,7 @@ PACKED = 1e-6
 
 
 def padding_changes_nothing(p: Primitive) -> None:
-    """Masked columns on either side leave the old ones as they were, and are 0 themselves."""
+    """Masked columns on either side do not change the other columns, and their result is 0."""
     for batch in make_batches(SEEDS):
         width = batch.mask.shape[1]
         for names in p.variants:
@@ -31,9 +31,9 @@ def padding_changes_nothing(p: Primitive) -> None:
 
 
 def packed_equals_padded(p: Primitive) -> None:
-    """(N,) with cu_seqlens gives the numbers of (B, T), values and gradients: to 1e-6 in float32, 1e-12 in float64.
+    """(N,) with cu_seqlens gives the values and gradients of (B, T), to 1e-6 in float32 and 1e-12 in float64.
 
-    Sums over 128 tokens round more: to 1e-5 in float32.
+    For sums over 128 tokens, which have a larger rounding error, to 1e-5 in float32.
     """
     for dtype, exact in ((torch.float32, PACKED), (torch.float64, EXACT)):
         for batch in make_batches(SEEDS, dtype):
@@ -53,7 +53,7 @@ def rows_may_be_permuted(p: Primitive) -> None:
 
 
 def groups_may_be_renamed(p: Primitive) -> None:
-    """Any other dense ids for the same groups."""
+    """Other dense ids for the same groups do not change the result."""
     for batch in make_batches(SEEDS):
         other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
         for names in p.variants:
@@ -61,7 +61,7 @@ def groups_may_be_renamed(p: Primitive) -> None:
 
 
 def rollouts_may_be_renamed(p: Primitive) -> None:
-    """Any other dense ids for the same rollouts."""
+    """Other dense ids for the same rollouts do not change the result."""
     for batch in make_batches(SEEDS):
         other = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
         renamed = batch.relabel(other, "trajectory_ids")
@@ -70,7 +70,7 @@ def rollouts_may_be_renamed(p: Primitive) -> None:
 
 
 def batches_may_be_merged(p: Primitive) -> None:
-    """Two batches with different prompts, in one call or in two."""
+    """Two batches with different prompts give the same results in one call as in two."""
     pairs = [(make_batch(seed), make_batch(seed + 100, width=9)) for seed in SEEDS]
     for first, second in (*pairs, (make_batch(0), make_batch(0, torch.float64, *LARGE))):
         both = merge(first, second)
@@ -83,7 +83,7 @@ def batches_may_be_merged(p: Primitive) -> None:
 
 
 def nan_stays_in_its_group(p: Primitive) -> None:
-    """A NaN on a valid token is the caller's, but other sequences (other groups, if it has groups) do not see it."""
+    """A NaN on a valid token does not change the results of other sequences (of other groups, if there are groups)."""
     for clean in make_batches(SEEDS[:1], torch.float32):
         row = int(clean.mask.sum(-1).argmax())
         ids = clean.data["group_ids"]

@@ -1,4 +1,4 @@
-"""Functions of logits: rows are independent, a common shift cancels, banned tokens are legal."""
+"""Laws of functions of logits: rows are independent, a common shift cancels, banned tokens are allowed."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ def _logits(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> T
 
 
 def any_leading_shape(f: LogitFunction) -> None:
-    """(B, T, V), (N, V) and (V,) agree; no rows give no numbers."""
+    """(B, T, V), (N, V) and (V,) give the same numbers; no rows give no numbers."""
     logits = _logits(3, 5)
     assert_close("the value of flattened rows", f(logits.flatten(0, 1)), f(logits).flatten(), 0)
     assert f(_logits(4)[0]).shape == (), "a single row (V,) must give a scalar ()"
@@ -71,14 +71,14 @@ def any_leading_shape(f: LogitFunction) -> None:
 
 
 def a_shift_of_logits_cancels(f: LogitFunction) -> None:
-    """A constant added to a row changes nothing."""
+    """A constant added to the logits of a row does not change the result."""
     logits = _logits(6)
     shift = torch.linspace(-50, 50, 6, dtype=torch.float64)[:, None]
     assert_close("the value of shifted logits", f(logits + shift), f(logits), EXACT)
 
 
 def banned_tokens_are_legal(f: LogitFunction) -> None:
-    """Logits of −inf on other tokens: finite, gradient finite and 0 there; a single token left has no surprise."""
+    """With logits of −inf the result and its gradient are finite; the gradient of such logits is 0."""
     logits = _logits(6)
     banned = torch.arange(VOCAB) != _tokens(logits)[:, None]
     banned &= (torch.arange(VOCAB) % 2 == 0) | (torch.arange(6) > 3)[:, None]
@@ -91,25 +91,25 @@ def banned_tokens_are_legal(f: LogitFunction) -> None:
 
 
 def unread_rows_get_no_gradient(f: LogitFunction) -> None:
-    """A row whose number no loss reads gets gradient exactly 0, even if NaN or Inf stands in it."""
+    """A row whose result is not used gets gradient exactly 0, even if it contains NaN or Inf."""
     for poison in (torch.nan, torch.inf, -torch.inf, 1e38):
         logits = _logits(6, dtype=torch.float32)
         cotangent = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 1.0])
         want = f.gradient(logits, cotangent)
         logits[cotangent == 0] = poison
         got = f.gradient(logits, cotangent)
-        assert_zero(f"the gradient of a row of {poison} that nobody reads", got[cotangent == 0])
+        assert_zero(f"the gradient of a row of {poison} whose result is not used", got[cotangent == 0])
         assert_close(f"the gradient of other rows beside one of {poison}", got, want, 0)
 
 
 def float32_whatever_comes_in(f: LogitFunction) -> None:
-    """bf16 and fp16 logits are reduced in float32: 1e-6 from the float64 result of the same numbers."""
+    """bf16 and fp16 logits are reduced in float32: the result is within 1e-6 of the float64 one."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         logits = _logits(40).to(dtype)
         got = f(logits)
-        assert got.dtype is torch.float32, f"{dtype} in gives {got.dtype}, needs float32"
+        assert got.dtype is torch.float32, f"{dtype} in gives {got.dtype}, expected float32"
         assert_close(f"the value of {dtype} logits", got.double(), f(logits.double()), FLOAT32)
-    assert f(_logits(2)).dtype is torch.float64, "float64 must stay"
+    assert f(_logits(2)).dtype is torch.float64, "expected float64 out for float64 in"
 
 
 def inputs_are_untouched(f: LogitFunction) -> None:

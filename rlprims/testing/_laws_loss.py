@@ -1,4 +1,4 @@
-"""Importance-weighted losses: what they are on policy, and what they survive far from it."""
+"""Laws of importance-weighted losses: the gradient on policy, and finite results far off policy."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def _others(p: Primitive) -> list[str]:
     return [name for name in p.inputs if name.endswith("_log_probs")]
 
 
-def _apart(p: Primitive, batch: Batch, log_probs: float, others: float) -> Batch:
+def _at_log_probs(p: Primitive, batch: Batch, log_probs: float, others: float) -> Batch:
     pair = {name: torch.full_like(batch.data[name], others) for name in _others(p)}
     return batch.replace(log_probs=torch.full_like(batch.data["log_probs"], log_probs), **pair)
 
@@ -40,7 +40,7 @@ def far_log_ratios_are_finite(p: Primitive) -> None:
         for batch, size in [*((make_batch(0, dtype), size) for size in RATIOS), (make_batch(0, dtype, *LARGE), 1e4)]:
             for one, other in ((-0.1, -0.1 - size), (-0.1 - size, -0.1)):
                 for names in p.variants:
-                    got = p.run(_apart(p, batch, one, other), names)
+                    got = p.run(_at_log_probs(p, batch, one, other), names)
                     assert_finite(got, f" at log_probs={one}, {', '.join(_others(p))}={other} in {dtype}")
 
 
@@ -49,14 +49,14 @@ def impossible_tokens_are_finite(p: Primitive) -> None:
     batch = make_batch(0, torch.float32)
     for one, other in ((-torch.inf, -1.0), (-1.0, -torch.inf)):
         for names in p.variants:
-            got = p.run(_apart(p, batch, one, other), names)
+            got = p.run(_at_log_probs(p, batch, one, other), names)
             assert_finite(got, f" at log_probs={one}, {', '.join(_others(p))}={other}")
 
 
 def tokens_are_independent(p: Primitive) -> None:
-    """It declares ``token_wise``: tokens in any order, cut anywhere, have the same values and gradients."""
+    """A loss declared ``token_wise`` has the same values and gradients for tokens in any order, cut anywhere."""
     per_row = [name for name in p.inputs if layout_of(name) == "row"]
-    assert not per_row, f"it reads {per_row[0]}, one per row, although it declares token_wise"
+    assert not per_row, f"it is declared token_wise but has the parameter {per_row[0]}, which is per row"
     for batch in make_batches(SEEDS[:1]):
         tokens = batch.mask.numel()
         order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Masked means absent: what stands outside the mask is not read, and what is not there is 0 and no error."""
+"""Laws of the mask: inputs outside it are not read, results outside it are 0, and empty batches are no error."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def _poisoned(name: str, batch: Batch, poison: float) -> Tensor:
 
 
 def masked_is_absent(p: Primitive) -> None:
-    """NaN, ±Inf or 1e38 outside the mask, or in a row without tokens, changes neither value nor gradient by a bit."""
+    """NaN, ±Inf or 1e38 outside the mask, or in a row without tokens, changes no bit of the value or the gradient."""
     for size, poisons in ((TOY, POISONS), (LARGE, POISONS[:1])):
         clean = make_batch(0, torch.float32, *size)
         floats = [name for name in p.inputs if clean.data[name].is_floating_point()]
@@ -44,7 +44,7 @@ def masked_is_absent(p: Primitive) -> None:
 
 
 def zero_outside_the_mask(p: Primitive) -> None:
-    """Per-token values and every gradient are exactly 0 there; everything is finite."""
+    """Per-token values and every gradient are exactly 0 outside the mask, and finite everywhere."""
     for either in make_batches(SEEDS):
         for layout, batch in _layouts(either):
             for names in p.variants:
@@ -59,9 +59,9 @@ def zero_outside_the_mask(p: Primitive) -> None:
 
 
 def nothing_valid_gives_zero(p: Primitive) -> None:
-    """A batch without a valid token: 0, gradient 0, still attached to the graph."""
+    """A batch without a valid token gives 0 with gradient 0, and the result is still attached to the graph."""
     for either in make_batches(SEEDS[:1]):
-        for layout, batch in _layouts(either.blind()):
+        for layout, batch in _layouts(either.without_tokens()):
             for names in p.variants:
                 got = p.run(batch, names)
                 assert_zero(f"the value of a batch without valid tokens ({layout})", got.value)
@@ -70,7 +70,7 @@ def nothing_valid_gives_zero(p: Primitive) -> None:
 
 
 def empty_batches_are_legal(p: Primitive) -> None:
-    """B = 0 and T = 0, padded and packed: finite, and still attached to the graph."""
+    """B = 0 and T = 0, padded and packed, give finite results that are still attached to the graph."""
     for rows, width in ((0, 6), (8, 0), (0, 0)):
         empty = make_batch(0, width=width).rows(torch.arange(rows))
         for layout, batch in _layouts(empty) if "response_mask" in p.data else [("", empty)]:
@@ -78,9 +78,9 @@ def empty_batches_are_legal(p: Primitive) -> None:
                 try:
                     got = p.run(batch, names)
                 except Exception as error:
-                    raise AssertionError(f"B={rows}, T={width} {layout} raised {_told(error)}") from error
+                    raise AssertionError(f"B={rows}, T={width} {layout} raised {_described(error)}") from error
                 assert_finite(got, f" for B={rows}, T={width} {layout}")
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

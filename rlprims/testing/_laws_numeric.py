@@ -1,4 +1,4 @@
-"""Precision and gradients."""
+"""Laws of precision and gradients."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ SEEDS = (0, 1)
 
 
 def float32_whatever_comes_in(p: Primitive) -> None:
-    """bf16, fp16 and float32 are computed in float32: close to the float64 result of the same numbers, never bf16."""
+    """bf16, fp16 and float32 are computed in float32: the result is float32 and close to the float64 one."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for batch in make_batches(SEEDS, dtype):
             for names in p.variants:
@@ -22,12 +22,12 @@ def float32_whatever_comes_in(p: Primitive) -> None:
                 for name, gradient in got.gradients.items() if dtype is torch.float32 else ():
                     assert_close(f"the gradient of {name} in float32", gradient.double(), want.gradients[name], FLOAT32)
                 if got.value.is_floating_point():
-                    assert got.value.dtype is torch.float32, f"{dtype} in gives {got.value.dtype}, needs float32"
+                    assert got.value.dtype is torch.float32, f"{dtype} in gives {got.value.dtype}, expected float32"
                 assert_close(f"the value of {dtype} inputs", got.value, want.value.to(got.value.dtype), FLOAT32)
 
 
 def float64_stays(p: Primitive) -> None:
-    """float64 in, float64 out."""
+    """float64 inputs give a float64 result."""
     batch = make_batch(0)
     if not any(batch.data[name].is_floating_point() for name in p.required):
         return
@@ -36,7 +36,7 @@ def float64_stays(p: Primitive) -> None:
 
 
 def gradient_is_the_derivative(p: Primitive) -> None:
-    """gradcheck in float64, padded and packed, for each input that the result is minimized through."""
+    """gradcheck in float64, padded and packed, for each input that the loss is differentiated by."""
     packed = [make_batch(1).pack()] if "response_mask" in p.data else []
     for batch in (make_batch(0), *packed, make_batch(0, torch.float64, *LARGE)):
         for name in p.differentiable:
@@ -51,7 +51,7 @@ def _with(p: Primitive, batch: Batch, name: str, x: Tensor) -> Tensor:
 
 
 def constants_get_no_gradient(p: Primitive) -> None:
-    """Old and reference log-probs, advantages, returns and rewards are constants, attached to a graph or not."""
+    """Old and reference log-probs, advantages, returns and rewards get no gradient, even if they require one."""
     batch, names = make_batch(0, torch.float64, *LARGE), p.variants[-1]
     constant = [
         name

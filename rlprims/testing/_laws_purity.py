@@ -1,4 +1,4 @@
-"""A primitive is a function: it changes nothing, shares nothing, and answers the same twice."""
+"""A primitive is a pure function: no side effects, no shared memory, and the same result in a second call."""
 
 import random
 
@@ -42,7 +42,7 @@ def strides_do_not_matter(p: Primitive) -> None:
 
 
 def no_global_randomness(p: Primitive) -> None:
-    """Global generators stand where they stood, and a second call gives the same bits."""
+    """Global generators are not used, and a second call gives the same bits."""
     batch, names = make_batch(0, torch.float64, *LARGE), p.variants[-1]
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     first = p.run(batch, names)
@@ -55,7 +55,7 @@ def no_global_randomness(p: Primitive) -> None:
 
 
 def no_value_is_read_by_the_host(p: Primitive) -> None:
-    """Shapes are enough to launch it: no .item(), no branch on a value, nothing made on another device."""
+    """It runs on the meta device, with shapes only: no .item(), no branch on a value, no tensor on another device."""
     names = p.variants[-1]
     for batch in (make_batch(0), *([make_batch(0).pack()] if "response_mask" in p.data else [])):
         try:

@@ -1,4 +1,4 @@
-"""A selector answers for tokens: yes or no, each."""
+"""The law of selectors: one bool for each token."""
 
 import torch
 
@@ -9,10 +9,10 @@ SEEDS = (0, 1, 2)
 
 
 def every_token_gets_an_answer(p: Primitive) -> None:
-    """A bool per token, padded and packed."""
+    """The result has a bool per token, padded and packed."""
     for either in make_batches(SEEDS):
         for batch in (either, either.pack()):
-            chosen = p.run(batch, p.required).value
-            assert chosen.dtype is torch.bool, f"the answer has dtype {chosen.dtype}, needs torch.bool"
-            shape = tuple(chosen.shape), tuple(batch.mask.shape)
-            assert shape[0] == shape[1], f"the answer has shape {shape[0]}, needs {shape[1]}: one per token"
+            selected = p.run(batch, p.required).value
+            assert selected.dtype is torch.bool, f"the result has dtype {selected.dtype}, expected torch.bool"
+            shape = tuple(selected.shape), tuple(batch.mask.shape)
+            assert shape[0] == shape[1], f"the result has shape {shape[0]}, expected {shape[1]}: one per token"

@@ -1,4 +1,4 @@
-"""A batch, its sequences or its vocabulary may be spread over ranks: the numbers are those of one rank that has all."""
+"""A batch, its sequences or its vocabulary may be split over ranks: the numbers are those of a single rank."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ SEEDS = (0,)
 
 
 def sequences_may_be_cut(p: Primitive) -> None:
-    """Columns on four ranks, one of which has none: values, and the gradient of the cut tensors."""
+    """Columns split over four ranks, one of which has none: values, and the gradients of the split tensors."""
     for batch in make_batches(SEEDS):
         width = batch.mask.shape[1]
         spans = [slice(0, 2), slice(2, 2), slice(2, width - 1), slice(width - 1, width)]
@@ -38,7 +38,7 @@ def sequences_may_be_cut(p: Primitive) -> None:
 
 
 def a_batch_may_be_spread(p: Primitive) -> None:
-    """Groups on three ranks, one of which has no row: each row's numbers."""
+    """Groups split over three ranks, one of which has no row: the numbers of each row."""
     for batch in make_batches(SEEDS):
         home = batch.data["group_ids"] % 2
         rows = [(home == 0).nonzero()[:, 0], home.new_zeros(0), (home == 1).nonzero()[:, 0]]
@@ -57,7 +57,7 @@ def a_batch_may_be_spread(p: Primitive) -> None:
 
 
 def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
-    """Logits in three uneven parts: the value on each rank, and the gradient of its part."""
+    """Logits split into three uneven shards: the value on each rank, and the gradient of its shard."""
     if isinstance(p, LogitFunction):
         _logits_may_be_cut(p)
         return

@@ -1,4 +1,4 @@
-"""Other kinds of tensors, and settings of torch: subclasses, DTensors, masks of other bytes, dtypes of the process."""
+"""Laws of other kinds of tensors (subclasses, DTensors, masks of other bytes) and of global settings of torch."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ EXACT = 1e-11
 
 
 class Wrapped(Tensor):
-    """A tensor that has no memory of its own, as quantized, sharded and traced tensors have none."""
+    """A tensor without memory of its own, like quantized, sharded and traced tensors."""
 
     plain: Tensor
 
@@ -47,7 +47,7 @@ class Wrapped(Tensor):
 
 
 def subclasses_pass_through(subject: Subject) -> None:
-    """Wrapped tensors in, wrapped tensors out: the same values and gradients."""
+    """Wrapped tensors give wrapped tensors with the same values and gradients."""
     for call in few_samples(subject):
         got = _with_gradients(call, Wrapped, "wrapped tensors")
         for what, (found, want) in got.items():
@@ -56,21 +56,21 @@ def subclasses_pass_through(subject: Subject) -> None:
 
 
 def replicated_tensors_work(subject: Subject) -> None:
-    """DTensors, each rank with the whole batch: the same values and gradients."""
+    """DTensors with the whole batch on each rank give the same values and gradients."""
     from torch.distributed.tensor import Replicate
 
     _assert_distributed(subject, Replicate())
 
 
 def row_sharded_tensors_work(subject: Subject) -> None:
-    """DTensors, each rank with some rows of a padded batch: the same values and gradients."""
+    """DTensors with some rows of a padded batch on each rank give the same values and gradients."""
     from torch.distributed.tensor import Shard
 
     _assert_distributed(subject, Shard(0))
 
 
 def any_nonzero_byte_is_true(subject: Subject) -> None:
-    """A mask made by a view of bytes other than 0 and 1 is the mask that it compares equal to."""
+    """A mask that is a view of bytes other than 0 and 1 gives the same result as one of 0 and 1."""
     generator = torch.Generator().manual_seed(0)
     for call in samples(subject):
         other = {
@@ -84,7 +84,7 @@ def any_nonzero_byte_is_true(subject: Subject) -> None:
 
 
 def settings_of_torch_change_nothing(subject: Subject) -> None:
-    """torch.set_default_dtype and torch.autocast: the same bits and the same dtype."""
+    """torch.set_default_dtype and torch.autocast change neither a bit nor the dtype of the result."""
     for layout in subject.layouts:
         call = subject.sample(*TOY, layout=layout)
         floats = {name: x.float() for name, x in call.data.items() if x.is_floating_point()}
@@ -123,7 +123,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _with_gradients(call: Call, convert: Callable[[Tensor], Tensor], what: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """What the function gives for converted tensors, beside what it gives for the plain ones."""
+    """Value and gradients for converted tensors, each paired with the one for plain tensors."""
     data = {name: convert(x) for name, x in call.data.items()}
     leaves = {name: data[name].requires_grad_() for name in call.inputs}
     plain = {name: call.data[name].clone().requires_grad_() for name in call.inputs}
@@ -154,7 +154,7 @@ def _assert_distributed(subject: Subject, placement: "Placement") -> None:
         warnings.simplefilter("ignore")
         for size in (TOY, LARGE):
             call = subject.sample(*size)
-            # What a function makes itself, such as the numbers of the columns, is the same on every rank.
+            # A tensor that the function creates, such as the column numbers, is the same on every rank.
             with implicit_replication():
                 got = _with_gradients(
                     call, lambda x: distribute_tensor(x, mesh, [placement]), f"DTensors, {placement},"
@@ -166,16 +166,16 @@ def _assert_distributed(subject: Subject, placement: "Placement") -> None:
 
 @contextmanager
 def _mesh() -> "Iterator[DeviceMesh]":
-    """Of the process group that is there, or of this process alone."""
+    """A mesh of the existing process group, or of this process only."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    with nullcontext() if dist.is_initialized() else _alone():
+    with nullcontext() if dist.is_initialized() else _single_process_group():
         yield init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """A process group of one process, which no other process can meet: the store is in memory."""
+def _single_process_group() -> Iterator[None]:
+    """A process group of one process. Its store is in memory, so no other process can join."""
     from torch._C._distributed_c10d import HashStore
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

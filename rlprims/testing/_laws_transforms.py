@@ -1,4 +1,4 @@
-"""``torch.func`` and derivatives of derivatives: each transform gives what the plain function gives, call by call."""
+"""Laws of ``torch.func`` and second derivatives: each transform gives the same numbers as separate plain calls."""
 
 from collections.abc import Callable
 from functools import partial
@@ -112,7 +112,7 @@ def _product(call: Call, cotangent: Tensor, data: Tensors | None = None) -> Call
 
 
 def _gradients(call: Call, cotangent: Tensor, data: Tensors) -> Tensors:
-    """By torch.func.grad, at these data."""
+    """The gradients by torch.func.grad at these data."""
     rest = {name: x for name, x in data.items() if name not in call.inputs}
     gradients: Tensors = torch.func.grad(_product(call, cotangent, rest))({name: data[name] for name in call.inputs})
     return gradients
@@ -136,7 +136,7 @@ def _dot(gradients: Tensors, direction: Tensors) -> Tensor:
 
 
 def _vmap(fn: Callable[[Tensors], T], calls: list[Call]) -> T:
-    """Over what differs between the calls."""
+    """torch.vmap over the data that differ between the calls."""
     stacked = {
         name: x if name == SHARED else torch.stack([call.data[name] for call in calls])
         for name, x in calls[0].data.items()

@@ -1,4 +1,4 @@
-"""A function under test: what its signature asks for, how it is called, and what came out."""
+"""A function under test: its parameters, its calls, and their results."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ DIFFERENTIABLE = (
     *("logits", "topk_log_probs", "chosen_log_probs", "rejected_log_probs", "sequence_log_probs"),
     *("chosen_scores", "rejected_scores"),
 )
-"""What losses and aggregations are minimized through; everything else is a constant to them."""
+"""The inputs that get a gradient from losses and aggregations. All other inputs are constants."""
 
 ESTIMATED_FROM = (
     *("rewards", "values", "new_values", "advantages", "scores", "component_scores", "baseline_scores"),
     *("potentials", "bootstrap_values", "turn_rewards", "process_rewards", "continuation_values"),
 )
-"""What estimators and reward functions are differentiated by in the laws of transforms."""
+"""The inputs by which the laws of transforms differentiate estimators and reward functions."""
 
 _STEP_WIDE = ("cu_seqlens", "totals", "group_tokens", "row_tokens", "trajectory_tokens")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A value and the gradients of its product with a fixed cotangent, and how the value is laid out."""
+    """A value, its layout, and the gradients of its product with a fixed cotangent."""
 
     value: Tensor
     layout: Layout | None
@@ -56,14 +56,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Primitive:
-    """A function, the hyperparameters it is called with, and other values of them that must make a difference."""
+    """A function, its hyperparameters, and alternative values of them that must change the result."""
 
     fn: Callable[..., Any]
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     alternatives: Mapping[str, Any] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     transformed: tuple[str, ...] = ()
-    """What the laws of transforms differentiate by, although the function need not be minimized through it."""
+    """Further inputs by which the laws of transforms differentiate."""
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -80,7 +80,7 @@ class Primitive:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Optional data of the rows or tokens at hand."""
+        """Optional data per row or token."""
         return tuple(name for name in self.data if name not in self.required and name not in _STEP_WIDE)
 
     @property
@@ -89,25 +89,25 @@ class Primitive:
 
     @property
     def variants(self) -> tuple[tuple[str, ...], ...]:
-        """Which data to call it with: what it requires, and that with everything optional."""
+        """The sets of data to call it with: the required data, and all data."""
         return (self.required, self.inputs) if self.optional else (self.required,)
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether it maps floats that it is differentiated by to floats."""
+        """Whether it has inputs to differentiate by and returns floats."""
         call = self.sample(*TOY)
         try:
             return bool(call.inputs) and call().is_floating_point()
-        except Exception:  # a law will say so
+        except Exception:  # a law will report it
             return bool(call.inputs)
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """``packed`` only if there are tokens, and ``cu_seqlens`` to cut them."""
+        """``padded``, and ``packed`` if it has a parameter ``cu_seqlens``."""
         return ("padded", "packed") if "cu_seqlens" in self.data else ("padded",)
 
     def sample(self, rows: int, width: int, *, seed: int = 0, layout: str = "padded", full: bool = True) -> Call:
-        """A call on a random batch; packed batches of one size are cut in the same way."""
+        """A call on a random batch. Packed batches of one size have the same ``cu_seqlens``."""
         names = self.variants[-1 if full else 0]
         batch = make_batch(seed, rows=rows, width=width)
         if layout == "packed":
@@ -129,17 +129,17 @@ class Primitive:
         """The function on these data of the batch; ``changes`` override hyperparameters and data."""
         data = {name: batch.data[name] for name in names}
         if batch.packed:
-            assert "cu_seqlens" in self.data, "takes no cu_seqlens, so its sequences cannot be packed"
+            assert "cu_seqlens" in self.data, "it has no parameter cu_seqlens, expected one for packed sequences"
             data["cu_seqlens"] = batch.data["cu_seqlens"]
         return self.fn(**{**data, **self.hyperparameters, **changes})
 
     def run(self, batch: Batch, names: tuple[str, ...], **changes: Any) -> Outcome:
-        """Call it on fresh leaves; value and gradients."""
+        """Call it on new leaf tensors, and return value and gradients."""
         leaves = {
             name: batch.data[name].detach().clone().requires_grad_() for name in names if name in self.differentiable
         }
         value = self.call(batch.replace(**leaves), names, **changes)
-        assert isinstance(value, Tensor), f"returned {type(value).__name__}, needs one Tensor"
+        assert isinstance(value, Tensor), f"returned {type(value).__name__}, expected one Tensor"
         layout = _layout(value, batch)
         gradients: dict[str, Tensor] = {}
         if leaves:
@@ -157,7 +157,7 @@ def _layout(value: Tensor, batch: Batch) -> Layout | None:
     rows = batch.data["group_ids"].shape
     shapes: dict[tuple[int, ...], Layout | None] = {(): None, tuple(rows): "row", tuple(batch.mask.shape): "token"}
     assert tuple(value.shape) in shapes, (
-        f"the result has shape {tuple(value.shape)}, needs {tuple(batch.mask.shape)} (per token), "
+        f"the result has shape {tuple(value.shape)}, expected {tuple(batch.mask.shape)} (per token), "
         f"{tuple(rows)} (per row) or () (a scalar)"
     )
     return shapes[tuple(value.shape)]

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: collectives without a process group, so that a test can draw cuts by the hundred."""
+"""Ranks as threads of one process: collectives without a process group, fast enough for hundreds of random splits."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,36 +12,36 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 SECONDS = 60.0
-"""How long a rank waits for the others."""
+"""The time that a rank waits for the others."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of several ranks, each in a thread of its own. Its methods are what the library takes as callables."""
+    """One of several ranks, each in its own thread. Its methods are the callables that the library's functions take."""
 
     index: int
     count: int
-    _meeting: "_Meeting"
+    _exchange: "_Exchange"
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks."""
-        return torch.stack(self._meeting.exchange(self.index, "all_reduce", x)).sum(0)
+        return torch.stack(self._exchange.exchange(self.index, "all_reduce", x)).sum(0)
 
     def all_reduce_max(self, x: Tensor) -> Tensor:
         """The largest over the ranks, element by element."""
-        return torch.stack(self._meeting.exchange(self.index, "all_reduce_max", x)).amax(0)
+        return torch.stack(self._exchange.exchange(self.index, "all_reduce_max", x)).amax(0)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """(R, ...): the tensors of all ranks in their order."""
-        return torch.stack(self._meeting.exchange(self.index, "all_gather", x))
+        return torch.stack(self._exchange.exchange(self.index, "all_gather", x))
 
     def all_gather_objects(self, x: Any) -> list[Any]:
-        """What each rank gives, in their order: for numbers by name, such as those of a tracker."""
-        return self._meeting.exchange(self.index, "all_gather_objects", x)
+        """The objects of all ranks in their order, for example a tracker's numbers by name."""
+        return self._exchange.exchange(self.index, "all_gather_objects", x)
 
 
-class _Meeting:
-    """Where the ranks of one run exchange tensors: all bring one, and all leave with a copy of each."""
+class _Exchange:
+    """The exchange between the ranks of one run: each rank passes an object and gets a copy of every rank's."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = threading.Barrier(ranks)
@@ -53,8 +53,8 @@ class _Meeting:
         calls = list(self._calls)
         self._barrier.wait(SECONDS)
         if len({call for call, _ in calls}) > 1:
-            told = ", ".join(f"rank {i} {call}" for i, (call, _) in enumerate(calls))
-            raise RuntimeError(f"the ranks make different calls: {told}; expected the same of all, in the same order")
+            made = ", ".join(f"rank {i} {call}" for i, (call, _) in enumerate(calls))
+            raise RuntimeError(f"the ranks make different calls: {made}; expected the same calls in the same order")
         return [x.detach().clone() if isinstance(x, Tensor) else x for _, x in calls]
 
     def leave(self) -> None:
@@ -66,11 +66,11 @@ def _described(x: Any) -> str:
 
 
 def on_ranks(function: Callable[..., Result], *per_rank: Sequence[Any]) -> list[Result]:
-    """``function(rank, *arguments)`` on several ranks at once, with the arguments of each; the results in their order.
+    """Call ``function(rank, *arguments)`` on several ranks at once, and return the results in the ranks' order.
 
-    A rank is a thread, so a test needs no process group, and ``rank.all_reduce``, ``all_reduce_max`` and ``all_gather``
-    are the callables that functions of shards ask for. A rank that raises ends the others. Ranks that do not make the
-    same calls in the same order, which would wait for ever on a cluster, are an error.
+    A rank is a thread, so a test needs no process group. ``rank.all_reduce``, ``all_reduce_max`` and ``all_gather`` are
+    the callables that functions of shards take. If a rank raises, the others end too. It is an error if the ranks do
+    not make the same calls in the same order; on a cluster they would wait for ever.
 
     >>> def mean(rank, x):
     ...     return rank.all_reduce(x) / rank.count
@@ -78,14 +78,14 @@ def on_ranks(function: Callable[..., Result], *per_rank: Sequence[Any]) -> list[
     [tensor(2.), tensor(2.)]
     """
     count = len(per_rank[0])
-    meeting = _Meeting(count)
+    exchange = _Exchange(count)
 
     def run(index: int) -> Result:
         try:
-            result = function(Rank(index, count, meeting), *(arguments[index] for arguments in per_rank))
-            meeting.exchange(index, "has ended", None)
+            result = function(Rank(index, count, exchange), *(arguments[index] for arguments in per_rank))
+            exchange.exchange(index, "has ended", None)
         except BaseException:
-            meeting.leave()
+            exchange.leave()
             raise
         return result
 

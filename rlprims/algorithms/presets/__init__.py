@@ -7,7 +7,9 @@ numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS``
 from rlprims.algorithms.presets._credit import fipo, prime, tree_grpo, turn_grpo
 from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_baseline, vapo
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
+from rlprims.algorithms.presets._distilled import iw_opd, mopd, opd, opsd, rlsd, sdar, sdft, sdpo
 from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
+from rlprims.algorithms.presets._in_groups import flowrl, gvpo, real
 from rlprims.algorithms.presets._mixed import chord, echo, luffy, sft
 from rlprims.algorithms.presets._ratio import (
     aspo,
@@ -23,12 +25,24 @@ from rlprims.algorithms.presets._ratio import (
     topr,
     vespo,
 )
-from rlprims.algorithms.presets._reinforce import asymre, gpg, maxrl, opo, pkpo, reinforce, remax, rloo, w_reinforce
-from rlprims.algorithms.presets._selected import clip_cov, high_entropy, kl_cov, m2po
+from rlprims.algorithms.presets._reinforce import (
+    asymre,
+    gpg,
+    maxrl,
+    opo,
+    pkpo,
+    reinforce,
+    remax,
+    rloo,
+    spo,
+    w_reinforce,
+)
+from rlprims.algorithms.presets._selected import bapo, clip_cov, high_entropy, kl_cov, m2po
 
 __all__ = [
     "aspo",
     "asymre",
+    "bapo",
     "bnpo",
     "chord",
     "cispo",
@@ -39,33 +53,45 @@ __all__ = [
     "dr_grpo",
     "echo",
     "fipo",
+    "flowrl",
     "gdpo",
     "gmpo",
     "gpg",
     "gppo",
     "grpo",
     "gspo",
+    "gvpo",
     "high_entropy",
+    "iw_opd",
     "kl_cov",
     "lite_ppo",
     "luffy",
     "luspo",
     "m2po",
     "maxrl",
+    "mopd",
+    "opd",
     "opmd",
     "opo",
+    "opsd",
     "pass_at_k",
     "pkpo",
     "ppo",
     "prime",
     "quantile",
+    "real",
     "reinforce",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",
     "rloo",
+    "rlsd",
     "sapo",
+    "sdar",
+    "sdft",
+    "sdpo",
     "sft",
+    "spo",
     "topr",
     "tree_grpo",
     "turn_grpo",

@@ -1,4 +1,4 @@
-"""What a library calls by the same name: the knobs on which its numbers differ from ours.
+"""Dialects: the settings with which a preset gives the numbers of another library.
 
 Each entry changes the preset so that advantages and loss are the library's, for batches on which the two do not differ
 by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped,
@@ -6,19 +6,28 @@ a response without tokens has no loss.
 Ways of running (filters, penalties, group sizes) are not dialect, but where the library has none. What a library has
 under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, and
 verl's Clip-Cov spares the tokens that PPO clips. SkyRL has the mean of a KL over responses, whatever the loss takes;
-its thresholds of DPPO are within what its numbers say.
+its thresholds of DPPO are within what its numbers say. prime-rl's defaults of 2026-08-21 are DPPO and a term to the
+sampler; since 2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, with no term.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from rlprims import corrections, filters, losses
-from rlprims.algorithms._adapters import kl_to_old
+from rlprims.algorithms._adapters import kl_to_old, kl_to_sampler
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
 
 Dialect: TypeAlias = Literal[
-    "verl-0.9", "trl-1.16", "openrlhf-0.11", "nemo-rl-2026.08", "skyrl-2026.08", "slime-2026.08", "areal-2026.05"
+    "verl-0.9",
+    "trl-1.16",
+    "openrlhf-0.11",
+    "nemo-rl-2026.08",
+    "skyrl-2026.08",
+    "slime-2026.08",
+    "areal-2026.05",
+    "prime-rl-2026.08",
+    "prime-rl-2026.09",
 ]
 Changes: TypeAlias = Mapping[str, Any]
 
@@ -39,6 +48,11 @@ _NARROW_CISPO: Changes = {"policy_loss": {"w_min": 0.8, "w_max": 1.2}}
 _AREAL_GROUP: Changes = {"advantage": {"eps": 1e-5}}
 _AREAL_WEIGHTS = use(corrections.importance_weights, action="mask")
 _VERL_KL_COV = LossTerm(coefficient=0.1, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=2e-4))
+_PRIME_GROUP: Changes = {"advantage": {"normalize_std": False}, **_TOKEN_MEAN}
+_PRIME_DPPO: Changes = {
+    "policy_loss": use(losses.dppo, threshold_low=0.2, threshold_high=0.2),
+    "loss_terms": (LossTerm(coefficient=2e-3, loss=use(kl_to_sampler)),),  # 1e-3 log²ρ, and k2 is half the square
+}
 
 _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
     "verl-0.9": {
@@ -105,6 +119,10 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
         "grpo": {**_AREAL_GROUP, **_TOKEN_MEAN},
         "decoupled_ppo": {**_AREAL_GROUP, "policy_loss": losses.clipped_surrogate, "corrections": (_AREAL_WEIGHTS,)},
         "sapo": {**_AREAL_GROUP, **_TOKEN_MEAN},
+    },
+    "prime-rl-2026.08": {"grpo": {**_PRIME_GROUP, **_PRIME_DPPO}},
+    "prime-rl-2026.09": {
+        "grpo": {**_PRIME_GROUP, "policy_loss": use(losses.tv_symmetric, threshold=0.3), "loss_terms": ()}
     },
 }
 

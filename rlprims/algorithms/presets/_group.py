@@ -124,7 +124,7 @@ def gdpo(
     """GDPO (arXiv:2601.05242): several rewards, each normalized within the group before they are summed.
 
     ``components`` are columns that the verifier returns beside its score. A filter must look at every one of them,
-    ``filter={"keep": filters.varied_components}``: groups whose sums agree still teach.
+    ``filter={"keep": filters.varied_components}``: groups with equal sums may still have advantages.
     """
     return in_dialect(
         Algorithm(

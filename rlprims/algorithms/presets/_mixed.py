@@ -6,12 +6,12 @@ from rlprims.algorithms._use import use
 
 
 def echo(*, observation_coef: float = 0.1) -> Algorithm:
-    """ECHO (arXiv:2605.24517): GRPO on what the policy did, and the likelihood of what the environment answered.
+    """ECHO (arXiv:2605.24517): GRPO on the policy's tokens, and the likelihood of the environment's tokens.
 
-    Rollouts that all fail still show what the tools answer. The second term is λ = ``observation_coef`` times the mean
-    of −log π over the tokens of ``observation_mask``, which ``turns.to_batch`` makes. Each mean is over its own tokens,
-    so that longer tool output takes nothing from the policy gradient. prime-rl, whose λ this is, leaves the tokens of
-    the chat template and warnings out of the mask.
+    Rollouts that all fail still contain tool output to learn from. The second term is λ = ``observation_coef`` times
+    the mean of −log π over the tokens of ``observation_mask``, which ``turns.to_batch`` makes. Each mean is over its
+    own tokens, so longer tool output does not make the policy gradient smaller. prime-rl, whose λ this is, leaves the
+    tokens of the chat template and warnings out of the mask.
     """
     observed = LossTerm(
         coefficient=observation_coef,

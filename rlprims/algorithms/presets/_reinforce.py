@@ -48,6 +48,21 @@ def remax(*, dialect: Dialect | None = None) -> Algorithm:
     )
 
 
+def spo() -> Algorithm:
+    """SPO (Xu & Ding 2025, arXiv:2509.13232): one response per prompt, compared with the prompt's own history.
+
+    A ``ValueTracker`` remembers each prompt's pass rate, and forgets as the policy moves; s − v is normalized over the
+    batch. Scores must be from 0 to 1. The clip is PPO's. The paper begins with pass rates of the first policy, sampled
+    beforehand; here a new prompt has ½.
+    """
+    return Algorithm(
+        name="spo",
+        baseline=use(advantage.ValueTracker),
+        advantage=use(advantage.spo),
+        policy_loss=use(losses.clipped_surrogate),
+    )
+
+
 def opo(*, dialect: Dialect | None = None) -> Algorithm:
     """OPO (Hao et al. 2025, arXiv:2505.23585): exactly on policy, with the length-weighted optimal baseline."""
     return in_dialect(

@@ -1,6 +1,7 @@
 """Presets that choose tokens: which of them the policy loss, or a penalty, is on."""
 
 import math
+from typing import Literal
 
 from rlprims import advantage, filters, losses
 from rlprims.algorithms._adapters import kl_to_old
@@ -29,7 +30,7 @@ def clip_cov(*, fraction: float = 2e-4) -> Algorithm:
 def kl_cov(*, fraction: float = 2e-3, kl_coef: float = 1.0, dialect: Dialect | None = None) -> Algorithm:
     """KL-Cov (Cui et al. 2025, arXiv:2505.22617): the tokens of the largest covariance are held to the old policy.
 
-    No clip: the ratio is free, and |log ratio| is paid for on that fraction of the tokens alone. It is 0 at the first
+    No clip: the ratio is free, and |log ratio| is a penalty on that fraction of the tokens alone. It is 0 at the first
     update of a batch, so there are four, a number of ours.
     """
     held = LossTerm(coefficient=kl_coef, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=fraction))
@@ -71,4 +72,22 @@ def m2po(*, tau: float = 0.04) -> Algorithm:
         advantage=use(advantage.grpo),
         token_selection=use(filters.m2po, tau=tau),
         policy_loss=use(losses.dppo, threshold_low=math.inf, threshold_high=math.inf),
+    )
+
+
+def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algorithm:
+    """BAPO (Xi et al. 2025, arXiv:2510.18927): each update chooses the clip's bounds, so that praise is not outweighed.
+
+    Stale responses that are blamed come to dominate PPO's objective, and its fixed clip keeps out the unlikely tokens
+    that are praised. The bounds rise until praise is the share ``target`` of the objective. Two passes over a batch of
+    four mini-batches, in the authors' example; at a batch's first update every ratio is 1 and nothing is clipped.
+    """
+    return Algorithm(
+        name="bapo",
+        group_size=16,
+        advantage=use(advantage.grpo),
+        token_selection=use(filters.bapo, target=target, first=first),
+        policy_loss=_UNCLIPPED,
+        epochs=2,
+        mini_batches=4,
     )

@@ -1,4 +1,4 @@
-"""What the trainers share: TRL's private hooks, filled by an algorithm."""
+"""The code that both trainers share: TRL's private hooks, filled by an algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -26,23 +26,25 @@ class Hooks:
     """Before TRL's own class in the order of resolution."""
 
     settings: ClassVar[Settings]
-    """What of TRL's configuration the algorithm says too."""
+    """The settings of TRL that the algorithm also has."""
     scored: ClassVar = frozenset(
         {"scores", "component_scores", "rewards", "advantages", "group_ids", "valid_rows", "response_mask"}
     )
-    """What is there before the loss."""
+    """The columns that exist before the loss."""
     algorithm: Algorithm
     _rewards: Tensor
 
     @classmethod
     def problems(cls, algorithm: Algorithm) -> list[str]:
-        """What the algorithm has or reads and the trainer does not have."""
+        """The stages and data of the algorithm that the trainer does not support."""
         found = []
         for stage, part in algorithm.uses():
             handed = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
             if stage not in ("filter", "kl_in_reward") and (lacking := sorted(part.needs - handed)):
                 found.append(f"{part.path} reads {', '.join(lacking)}, which TRL does not have there")
         for i, term in enumerate(algorithm.loss_terms):
+            if term.controller is not None:
+                found.append(f"loss_terms.{i}.coefficient is {term.controller}, whose state TRL does not keep")
             if not term.is_beside_the_policy:
                 found.append(f"loss_terms.{i} is on {term.mask} with a mean by itself, for which TRL has no counts")
         if algorithm.filter is not None:
@@ -63,7 +65,7 @@ class Hooks:
             raise ValueError(f"{name} {problem}")
 
     def _vllm_problem(self) -> str | None:
-        """Why the algorithm and vLLM's samples do not go together, or None: each trainer's own."""
+        """The reason why the algorithm cannot use vLLM's samples, or None; each trainer has its own."""
         raise NotImplementedError
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -168,7 +170,7 @@ class Hooks:
 
 
 def sampled_mask(batch: Mapping[str, Any]) -> Tensor:
-    """What the policy has sampled: no padding, no tool's answer."""
+    """The tokens that the policy sampled: no padding, no tool output."""
     mask: Tensor = batch["completion_mask"].bool()
     return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
 

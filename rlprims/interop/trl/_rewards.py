@@ -38,5 +38,5 @@ def reward_func(
 
 
 def _text(completion: Any) -> str:
-    """Of a conversation, what was said last."""
+    """The content of a conversation's last message."""
     return str(completion if isinstance(completion, str) else completion[-1]["content"])

@@ -1,6 +1,6 @@
-"""What a TRL configuration says about the maths, beside what the algorithm says: they agree, or training is refused.
+"""The maths settings of a TRL configuration, compared with the algorithm: if they disagree, training is refused.
 
-A setting at TRL's own default says nothing. ``beta`` always counts: it also decides whether TRL has a reference.
+A setting at TRL's own default is ignored. ``beta`` always counts: it also decides whether TRL has a reference.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -8,14 +8,14 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from rlprims import advantage, corrections, filters, losses
-from rlprims.algorithms import Algorithm, Use
+from rlprims.algorithms import Algorithm, LossTerm, Use
 
 Settings: TypeAlias = Mapping[str, tuple[Callable[[Algorithm, Any], Any], str]]
 """For each name: what TRL would call the algorithm's own value, None if it has none; and what to write for another."""
 
 
 def contradictions(settings: Settings, algorithm: Algorithm, args: Any) -> list[str]:
-    """A line for each setting that says otherwise than the algorithm."""
+    """A line for each setting that contradicts the algorithm."""
     defaults = {field.name: field.default for field in fields(args)}
     config = type(args).__name__
     found = []
@@ -35,11 +35,16 @@ def contradictions(settings: Settings, algorithm: Algorithm, args: Any) -> list[
 
 def kl_coefficient(a: Algorithm, args: Any) -> float:
     """Of its KL to the reference; 1.0 where it reads the reference and has no single coefficient."""
-    found = [term.coefficient for term in a.loss_terms if "ref_log_probs" in term.loss.needs]
+    found = [_number(term) for term in a.loss_terms if "ref_log_probs" in term.loss.needs]
     found += [a.kl_in_reward.controller.hyperparameters["kl_coef"]] if a.kl_in_reward else []
     if "ref_log_probs" not in a.needs:
         return 0.0
     return found[0] if len(found) == 1 and found[0] else 1.0
+
+
+def _number(term: LossTerm) -> float:
+    """A controller's is refused before."""
+    return 0.0 if isinstance(term.coefficient, Use) else term.coefficient
 
 
 _CLIPPED, _SEQUENCE = (losses.clipped_surrogate,), (losses.gspo, losses.gspo_token)
@@ -105,7 +110,7 @@ def _opsm(a: Algorithm, args: Any) -> float | None:
 
 
 def _entropy_coefficient(a: Algorithm, args: Any) -> float:
-    return sum(term.coefficient for term in a.loss_terms if term.loss.fn is losses.entropy)
+    return sum(_number(term) for term in a.loss_terms if term.loss.fn is losses.entropy)
 
 
 def _weighted(a: Algorithm, args: Any) -> bool | None:

@@ -16,15 +16,16 @@ def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     """``trl.GRPOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
 
     ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the one line to change. Of the configuration,
-    what says how to run holds (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
-    ``mask_truncated_completions``). What to compute is the algorithm's: a setting of it (``beta``, ``epsilon``,
-    ``loss_type``, ``scale_rewards``, ...) is left at TRL's default or says the same, else the trainer is refused.
-    ``beta`` always says the same, as it also loads the reference: the coefficient of the KL, and 0 without one.
+    the settings that decide how to run apply (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
+    ``mask_truncated_completions``). The algorithm decides what to compute: a setting of that (``beta``, ``epsilon``,
+    ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value, else it is refused.
+    ``beta`` must always have the algorithm's value, as it also loads the reference: the coefficient of the KL, and 0
+    without one.
 
     Raises:
         ImportError: TRL is not installed.
         ValueError: the algorithm reads what TRL does not have, or has a filter; and when a trainer is made, a
-            configuration that says otherwise, each setting with what to write.
+            configuration that contradicts it, each setting with what to write.
     """
     return _trainer("GRPOTrainer", _GRPOHooks, algorithm, base)
 
@@ -33,7 +34,7 @@ def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     """``trl.RLOOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
 
     ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``. As :func:`grpo_trainer`; and since this trainer
-    has the log-probs of policy and reference before the update, ``kl_in_reward`` goes, with a fixed coefficient, which
+    has the log-probs of policy and reference before the update, ``kl_in_reward`` works, with a fixed coefficient, which
     is TRL's ``beta``: 0.05 unless it is set.
 
     Raises:

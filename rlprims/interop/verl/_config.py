@@ -7,7 +7,7 @@ from rlprims.algorithms import Use
 
 
 def configured(part: Use, config: Any, knobs: Mapping[str, str]) -> dict[str, Any]:
-    """Values for the hyperparameters of ``part`` that ``config`` has a knob for; ``knobs`` has its name for ours."""
+    """Values for the hyperparameters of ``part`` that ``config`` has a setting for; ``knobs`` maps ours to its name."""
     if config is None:
         return {}
     values = {ours: config.get(knobs[ours], None) for ours in part.hyperparameters if ours in knobs}

@@ -16,7 +16,7 @@ from rlprims import data_proto
 from rlprims.data_proto import BatchError, MissingField
 from rlprims.data_proto._columns import Array, Columns, byte_count, object_array, take
 from rlprims.data_proto._errors import names
-from rlprims.data_proto._rows import upto
+from rlprims.data_proto._rows import row_range
 from rlprims.data_proto._text import bytes_text
 
 D = TypeVar("D", bound=data_proto.DataProto)
@@ -48,7 +48,7 @@ class DataProto(data_proto.DataProto):
             raise BatchError(
                 f"sample_level_repeat: got {repeat_times!r} for {len(self)} rows; give one integer per row, at least 0"
             )
-        return self._gather(upto(len(self)).repeat_interleave(times.long()))
+        return self._gather(row_range(len(self)).repeat_interleave(times.long()))
 
     def padding(self, padding_size: int, padding_candidate: str = "last") -> Self:
         """The batch with ``padding_size`` more rows at the end, copies of its "first" or its "last" row.
@@ -206,7 +206,7 @@ class DataProto(data_proto.DataProto):
         if n_split < 1:
             raise BatchError(f"unfold_column_chunks: n_split is {n_split}, it needs to be at least 1")
         count = (rows or 0) * n_split
-        numbers = upto(rows or 0).repeat_interleave(n_split)
+        numbers = row_range(rows or 0).repeat_interleave(n_split)
 
         def tensor_rows(name: str, tensor: Tensor) -> Tensor:
             if name not in keys:

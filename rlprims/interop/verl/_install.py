@@ -17,13 +17,13 @@ class Installed(NamedTuple):
     policy_losses: tuple[str, ...]
     reward_managers: tuple[str, ...]
     left_out: dict[str, str]
-    """What is ours and cannot be registered, each with the reason."""
+    """The functions of this library that cannot be registered, each with the reason."""
 
 
 def install(*algorithms: Algorithm) -> Installed:
     """Register with verl every estimator and policy loss, as ``rlprims/<name>``, and the reward manager ``rlprims``.
 
-    Hyperparameters come from verl's configuration where it has the knob (``algorithm.gamma``, ``actor.clip_ratio_low``,
+    Hyperparameters come from verl's configuration if it has the setting (``algorithm.gamma``, ``actor.clip_ratio_low``,
     ...), and are ours elsewhere. ``algorithms`` are registered beside them, as ``rlprims/algorithms/<name>``, with
     their own hyperparameters and aggregation: the advantage under ``algorithm.adv_estimator``, the loss under
     ``actor_rollout_ref.actor.policy_loss.loss_mode``. Another call replaces what one before has registered.
@@ -33,7 +33,7 @@ def install(*algorithms: Algorithm) -> Installed:
 
     Raises:
         ImportError: verl is not installed, or what it needs is not.
-        ValueError: an algorithm reads what verl does not hand over.
+        ValueError: an algorithm reads data that verl does not pass.
     """
     left_out: dict[str, str] = {}
     estimators = {f"rlprims/{name}": _estimators.estimator(part) for name, part in _parts(_ESTIMATORS, left_out)}
@@ -56,7 +56,7 @@ def install(*algorithms: Algorithm) -> Installed:
 
 
 class _Kind(NamedTuple):
-    room: Any
+    module: Any
     is_one: Callable[[Use], bool]
     needed: Callable[[Use], frozenset[str]]
     handed: frozenset[str]
@@ -86,8 +86,8 @@ _LOSSES = _Kind(
 
 def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
     """Those of a kind that verl can call; the others go to ``left_out``."""
-    for name in kind.room.__all__:
-        part = use(getattr(kind.room, name))
+    for name in kind.module.__all__:
+        part = use(getattr(kind.module, name))
         if not kind.is_one(part):
             continue
         lacking = sorted(_lacking(kind, part))
@@ -116,6 +116,8 @@ def _check(algorithm: Algorithm) -> None:
         problems.append("policy_coefficient: without loss terms it is a learning rate; set 1 here")
     if algorithm.corrections:
         problems.append("corrections: set algorithm.rollout_correction in verl, and corrections=() here")
+    if algorithm.baseline:
+        problems.append(f"baseline: {algorithm.baseline.path} has a memory, which verl does not keep")
     if algorithm.token_selection:
         problems.append("token_selection: its thresholds are those of a whole update, which verl does not hand over")
     if problems:

@@ -15,7 +15,7 @@ from rlprims.types import Totals
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 HANDED = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
-"""What verl hands to a policy loss."""
+"""The data that verl passes to a policy loss."""
 
 KNOBS = {
     "clip_low": "clip_ratio_low",
@@ -35,7 +35,7 @@ AGGREGATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def needed(part: Use) -> frozenset[str]:
-    """What ``part`` reads. verl hands over one old policy: in a loss of one that is the sampler's, it stands for it."""
+    """The data that ``part`` reads. verl passes one old policy, which a loss of the sampler's policy uses as that."""
     both = {"old_log_probs", "rollout_log_probs"}
     return part.needs if both <= part.needs else part.needs - {"rollout_log_probs"}
 

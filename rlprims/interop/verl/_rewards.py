@@ -9,7 +9,7 @@ from rlprims.rewards.verifiers import by_source
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **unused: Any) -> Any:
     """The verifier of ``data_source`` on one response: ``score``, ``acc``, and ``failed``.
 
-    A verifier that fails costs its row only. verl cannot leave a row out, so the row scores 0 and has ``failed`` 1.
+    A verifier that fails affects only its row. verl cannot leave a row out, so the row scores 0 and has ``failed`` 1.
     The columns are the same for every row, as verl takes their names from the first.
 
     >>> compute_score("openai/gsm8k", "#### 72", "72")

@@ -1,10 +1,10 @@
-"""Model-written Python, run behind walls: a program by :func:`run`, on many inputs by :func:`run_cases`, tests of its
+"""Model-written Python, run in isolation: a program by :func:`run`, on many inputs by :func:`run_cases`, tests of its
 functions by :func:`run_tests`.
 
-The walls are Linux namespaces (no network, no files but the system's libraries and Python, read-only, an own process
-tree that ends as a whole), resource limits, and an environment without anything of the parent's. Where the kernel does
-not give them nothing is run, unless ``allow_unisolated=True`` says that limits alone will do. It is no virtual
-machine: a hole in the kernel is a hole in the walls.
+The isolation is by Linux namespaces (no network; no files except the system's libraries and Python, read-only; its own
+process tree, which is killed as a whole), resource limits, and an empty environment. If the kernel does not provide
+namespaces, nothing is run, unless ``allow_unisolated=True`` accepts the limits alone. It is not a virtual machine: a
+fault of the kernel is a fault of the isolation.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ def run_cases(
         program: the code.
         cases: texts, or sequences of arguments.
         function: what is called.
-        before: code that stands before the program: imports, helpers.
+        before: code to put before the program: imports, helpers.
         limits: of each case; ``disk_mb``, ``files`` and ``processes`` of all together.
         total_seconds: wall time of all; cases that are left then are ``timeout``.
         allow_unisolated: see :func:`run`.

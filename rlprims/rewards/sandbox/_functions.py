@@ -13,7 +13,7 @@ def main() -> None:
     values = importlib.import_module("_values")
     sys.setrecursionlimit(10_000)
     namespace: dict[str, Any] = {"__name__": "program"}
-    # The walls are around this process, and no verdict is made in it.
+    # This process is isolated, and no verdict is computed in it.
     for file in ("before.py", "program.py"):
         exec(compile((here / file).read_text(encoding="utf-8"), file, "exec"), namespace)
     for line in os.fdopen(os.dup(3), "rb"):

@@ -22,7 +22,7 @@ _LONGEST_START = 30.0
 
 
 class IsolationError(RuntimeError):
-    """The walls cannot be built here."""
+    """The isolation cannot be set up on this machine."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ class Guest:
         if not self.ready and b"ready\n" in self._texts[self._status]:
             self.ready = True
             self.deadline = time.monotonic() + self._limits.seconds
-        # The program may have given its stdout away to a process that it left behind: the status is what counts.
-        ended = self._status not in self._open or self._said() is not None
+        # A process that the program left behind may still have its stdout open, so the status decides.
+        ended = self._status not in self._open or self._reported_end() is not None
         if self._stopped is None and not ended and time.monotonic() >= self.deadline:
             self._stopped = "timeout"
         return ended or self._stopped is not None
@@ -178,23 +178,24 @@ class Guest:
         return self.result()
 
     def result(self) -> Result:
-        """How it ended; what still runs is ended now."""
+        """How the program ended. Processes that still run are killed."""
         self._end()
         stdout, stderr = (
             bytes(self._texts[fd][: self._limits.output_bytes]).decode("utf-8", "replace")
             for fd in list(self._texts)[:2]
         )
-        said = self._texts[self._status].decode("utf-8", "replace").splitlines()
-        errors = [line.removeprefix("error ") for line in said if line.startswith("error ")]
+        report_lines = self._texts[self._status].decode("utf-8", "replace").splitlines()
+        errors = [line.removeprefix("error ") for line in report_lines if line.startswith("error ")]
         if errors or not self.ready:
             raise IsolationError(" ".join(errors) or stderr.strip() or "the sandbox did not start")
         kind = "namespaces" if self._isolate else "none"
         if self._stopped is not None:
             return Result(self._stopped, None, stdout, stderr, kind)
-        how, code = self._said() or ("signal", int(signal.SIGKILL))
+        how, code = self._reported_end() or ("signal", int(signal.SIGKILL))
         return Result("finished" if how == "exit" else "signal", code, stdout, stderr, kind)
 
-    def _said(self) -> tuple[str, int] | None:
+    def _reported_end(self) -> tuple[str, int] | None:
+        """``exit`` or ``signal``, and the code, if the status has them."""
         for line in self._texts[self._status].decode("utf-8", "replace").splitlines(keepends=True):
             how, _, code = line.partition(" ")
             if how in ("exit", "signal") and line.endswith("\n"):

@@ -1,11 +1,11 @@
-"""Run by ``python -I -S`` in a process of its own: builds the walls, starts the program inside, says how it ended.
+"""Run by ``python -I -S`` in a process of its own: isolates itself, starts the program, and reports how it ended.
 
 It reads a job (JSON) from stdin and writes lines to the descriptor ``job["status"]``: ``ready``, then ``exit N`` or
 ``signal N``; or ``error ...``. The program inherits neither. Imports only the standard library.
 
-The walls are Linux namespaces: a user of its own (nobody, who may do nothing outside), a root of its own (an empty
+The isolation is by Linux namespaces: a user of its own (nobody, without rights outside), a root of its own (an empty
 tmpfs with the system's libraries and Python bound read-only), no network, and a process tree of its own that the kernel
-ends with its first process. Nothing of them needs root. A seccomp filter forbids the calls that would pass the limits.
+ends with its first process. It does not need root. A seccomp filter forbids the calls that would evade the limits.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ FORBIDDEN = {
     "x86_64": (0xC000003E, (29, 30, 64, 68, 240, 319, 447, 425, 248, 250, 323, 321, 298)),
     "aarch64": (0xC00000B7, (194, 196, 190, 186, 180, 279, 447, 425, 217, 219, 282, 280, 241)),
 }
-"""System calls that give memory which no limit counts, or which outlives the process."""
+"""System calls for memory that no limit counts, or that outlives the process."""
 PRCTL = {"x86_64": 157, "aarch64": 167}
 SEALING, ADD_SEALS, ALL_SEALS = 2, 1033, 0xF
 
@@ -54,7 +54,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def separate() -> None:
-    """Enter the namespaces; a child from before writes who is who, as only the outside may."""
+    """Enter the namespaces. A child started before writes the user maps: only a process outside may do so."""
     uid, gid, me = os.geteuid(), os.getegid(), os.getpid()
     entered, enter = os.pipe()
     mapper = os.fork()
@@ -76,9 +76,9 @@ def separate() -> None:
 
 
 def write_maps(process: int, uid: int, gid: int) -> None:
-    """Root outside keeps root inside for the mounts and nobody for the program; others are nobody from the start.
+    """If root runs this: root inside for the mounts, and nobody for the program. Other users are nobody inside.
 
-    The kernel does not limit the processes of the real root, so that the program must not be it.
+    The kernel does not limit the number of processes of the real root, so the program must be another user.
     """
 
     def write(name: str, text: str) -> None:
@@ -154,8 +154,8 @@ def write_files(job: dict[str, Any], folder: str) -> None:
             file.write(text)
 
 
-def become(job: dict[str, Any], folder: str, writable: str) -> None:
-    """The program, from here on; never returns."""
+def execute(job: dict[str, Any], folder: str, writable: str) -> None:
+    """Set the limits and replace this process by the program; never returns."""
     os.setsid()
     limits = {
         resource.RLIMIT_AS: job["memory_mb"] * 2**20,
@@ -228,7 +228,7 @@ def in_own_tree(job: dict[str, Any], folder: str, writable: str, watcher: int) -
     else:  # this process ends it, if the one above is killed; a signal to the group of that one is not for this one
         os.setsid()
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
-        signal.signal(signal.SIGTERM, end_the_rest_and_this)
+        signal.signal(signal.SIGTERM, kill_children_and_exit)
         libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != watcher:
             return
@@ -240,7 +240,7 @@ def in_own_tree(job: dict[str, Any], folder: str, writable: str, watcher: int) -
                 libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(127)
-            become(job, folder, writable)
+            execute(job, folder, writable)
         except OSError as error:
             say(job, f"error {error}")
         finally:
@@ -294,19 +294,19 @@ def main() -> None:
     os.waitpid(first, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not job["isolate"]:
-        end_the_rest()
+        kill_children()
         # The parent does so too, if it lives. That cannot be asked: while the threads of a killed process end one by
         # one, it is still the parent of this one.
         shutil.rmtree(job["folder"], ignore_errors=True)
 
 
-def end_the_rest_and_this(*_: object) -> None:
+def kill_children_and_exit(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_the_rest()
+    kill_children()
     os._exit(0)
 
 
-def end_the_rest() -> None:
+def kill_children() -> None:
     """Without a tree of their own, processes that were left behind come to this one."""
     me = os.getpid()
     while True:

@@ -136,7 +136,7 @@ def code_asserts(
     name = tests.functions[0] if tests.functions else None
     code = python_code(response, blocks, name)
     whole = code is not None and (name is None or defines(code, name))
-    # A completion goes on where the prompt ends; a block that defines the function stands after imports and helpers.
+    # A completion goes on where the prompt ends; a block that defines the function comes after imports and helpers.
     passed = sandbox.run_tests(
         code if whole and code is not None else tests.prompt + (code or response),
         tests.text,

@@ -81,7 +81,7 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
 
 
 def imports_and_helpers(prompt: str, name: str | None) -> str:
-    """What stands in the prompt beside the function that it asks for; nothing where the prompt is no Python."""
+    """The code of the prompt beside the requested function; nothing if the prompt is not Python."""
     for text in (prompt, _until(prompt, name)):
         try:
             tree = ast.parse(text)

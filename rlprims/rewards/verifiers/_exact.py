@@ -21,10 +21,10 @@ def exact(
     >>> exact("The Eiffel Tower!", "eiffel tower", normalized=True)["score"]
     1.0
     """
-    said, golds = read(response, answer, tag)
+    found, golds = read(response, answer, tag)
     clean = normalize if normalized else str.strip
-    right = said is not None and clean(said) in {clean(gold) for gold in golds}
-    return {"score": float(right), "acc": float(right), "format": float(said is not None)}
+    right = found is not None and clean(found) in {clean(gold) for gold in golds}
+    return {"score": float(right), "acc": float(right), "format": float(found is not None)}
 
 
 def normalize(text: str) -> str:
@@ -33,7 +33,7 @@ def normalize(text: str) -> str:
 
 
 def read(response: str, answer: str | float | Sequence[str], tag: str | None) -> tuple[str | None, list[str]]:
-    """What is said, and the answers."""
+    """The answer in the response, None if there is none, and the expected answers."""
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     golds = [answer] if isinstance(answer, str) else list(answer) if isinstance(answer, Iterable) else []

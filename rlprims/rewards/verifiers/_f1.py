@@ -15,15 +15,15 @@ def f1(response: str, answer: str | float | Sequence[str], *, tag: str | None = 
     >>> f1("<answer>the tower of Eiffel</answer>", ["Eiffel Tower", "Tour Eiffel"])
     {'score': 0.8, 'em': 0.0, 'acc': 0.0, 'format': 1.0}
     """
-    said, golds = read(response, answer, tag)
-    words = normalize(said or "").split()
-    best = max((_f1(words, normalize(gold).split()) for gold in golds), default=0.0) if said is not None else 0.0
-    em = float(said is not None and normalize(said) in {normalize(gold) for gold in golds})
-    return {"score": best, "em": em, "acc": em, "format": float(said is not None)}
+    found, golds = read(response, answer, tag)
+    words = normalize(found or "").split()
+    best = max((_f1(words, normalize(gold).split()) for gold in golds), default=0.0) if found is not None else 0.0
+    em = float(found is not None and normalize(found) in {normalize(gold) for gold in golds})
+    return {"score": best, "em": em, "acc": em, "format": float(found is not None)}
 
 
-def _f1(said: list[str], gold: list[str]) -> float:
-    if not said or not gold:
-        return float(said == gold)
-    common = sum((Counter(said) & Counter(gold)).values())
-    return 2 * common / (len(said) + len(gold))
+def _f1(found: list[str], gold: list[str]) -> float:
+    if not found or not gold:
+        return float(found == gold)
+    common = sum((Counter(found) & Counter(gold)).values())
+    return 2 * common / (len(found) + len(gold))

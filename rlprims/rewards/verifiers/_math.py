@@ -43,11 +43,11 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
     >>> math(r"so it is $\boxed{\frac{3}{4}}$.", r"\dfrac{3}{4}")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
-    said = boxed(response)
-    said = said if said is not None else answer_line(response)
-    if said is None and final_phrase:
-        said = _expressions.final_phrase(response)
-    if said is None:
+    candidate = boxed(response)
+    candidate = candidate if candidate is not None else answer_line(response)
+    if candidate is None and final_phrase:
+        candidate = _expressions.final_phrase(response)
+    if candidate is None:
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     if isinstance(answer, list) and len(answer) == 1:  # OlympiadBench
         answer = answer[0]
@@ -55,49 +55,49 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
         raise ValueError(f"expected one expression as the answer, got {answer!r}; use a text")
     gold = str(answer)
     inner = boxed(gold)
-    right = _equal(inner if inner is not None else gold, said)
+    right = _equal(inner if inner is not None else gold, candidate)
     return {"score": float(right), "acc": float(right), "format": 1.0}
 
 
-def _equal(gold: str, said: str) -> bool:
+def _equal(gold: str, candidate: str) -> bool:
     if not gold.strip():
         raise ValueError("answer is empty")
-    if gold == said:
+    if gold == candidate:
         return True
-    if len(said) > _LONGEST or depth(said) > _DEEPEST or not said.strip():
-        return bool(said.strip()) and _plain.__wrapped__(gold) == _plain.__wrapped__(said)
-    if _plain(gold) == _plain(said):
+    if len(candidate) > _LONGEST or depth(candidate) > _DEEPEST or not candidate.strip():
+        return bool(candidate.strip()) and _plain.__wrapped__(gold) == _plain.__wrapped__(candidate)
+    if _plain(gold) == _plain(candidate):
         return True
-    if _expressions.is_hedged(said) and not _expressions.is_hedged(gold):
+    if _expressions.is_hedged(candidate) and not _expressions.is_hedged(gold):
         return False
-    exact, *rounded = said.replace("≈", r"\approx").split(r"\approx")
+    exact, *rounded = candidate.replace("≈", r"\approx").split(r"\approx")
     if rounded and r"\approx" not in gold:
         if _expressions.is_name(exact):
             return _equal(gold, r"\approx".join(rounded))
         return len(rounded) == 1 and _rounds(exact, rounded[0]) and _equal(gold, exact)
-    names = {_expressions.name_defined(text) for text in (gold, said)} - {None}
-    if len(names) == 1 and not any(_RELATION.search(text) for text in (gold, said)):
-        golds, saids = (list(_expressions.sides(text)) for text in (gold, said))
+    names = {_expressions.name_defined(text) for text in (gold, candidate)} - {None}
+    if len(names) == 1 and not any(_RELATION.search(text) for text in (gold, candidate)):
+        golds, candidates = (list(_expressions.sides(text)) for text in (gold, candidate))
         if len(golds) == 1:
-            return all(_means(golds[0], side) for side in saids)
-    if not names and "=" not in gold and len(saids := _expressions.split_outside(said, "=")) > 1:
-        return all(_means(gold, side) for side in saids)
-    return _means(gold, said)
+            return all(_means(golds[0], side) for side in candidates)
+    if not names and "=" not in gold and len(candidates := _expressions.split_outside(candidate, "=")) > 1:
+        return all(_means(gold, side) for side in candidates)
+    return _means(gold, candidate)
 
 
-def _means(gold: str, said: str) -> bool:
-    plain_gold, plain_said = _plain(gold), _plain(said)
-    if plain_gold == plain_said:
+def _means(gold: str, candidate: str) -> bool:
+    plain_gold, plain_candidate = _plain(gold), _plain(candidate)
+    if plain_gold == plain_candidate:
         return True
-    expected_numbers, numbers = _numbers(plain_gold), _numbers(plain_said)
+    expected_numbers, numbers = _numbers(plain_gold), _numbers(plain_candidate)
     if expected_numbers and numbers:
         return not expected_numbers.isdisjoint(numbers)
     from math_verify import verify
 
     # A letter of a unit that the other side sets as text is no variable.
-    units = _expressions.letters(said) <= _expressions.unit_letters(gold)
-    gold_units = not _expressions.letters(gold) - _expressions.unit_letters(said)
-    expected, found = _parse_gold(gold, gold_units), _parse(said, units)
+    units = _expressions.letters(candidate) <= _expressions.unit_letters(gold)
+    gold_units = not _expressions.letters(gold) - _expressions.unit_letters(candidate)
+    expected, found = _parse_gold(gold, gold_units), _parse(candidate, units)
     # The order matters: math-verify asks whether the second is an acceptable form of the first.
     return bool(verify(expected, found, timeout_seconds=None))
 

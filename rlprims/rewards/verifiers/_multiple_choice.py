@@ -11,7 +11,7 @@ def multiple_choice(response: str, answer: str, *, choices: str = "ABCDE", tag: 
 
     The choice is the first letter that stands alone, as in ``(B)``, ``B.`` or ``**B**``, in the last
     ``<tag>...</tag>``, else in the last ``\boxed{}``, else on the last ``Answer:`` line, else after the last "answer
-    is", else in a response that is one letter. Lower case counts only where it stands in parentheses or
+    is", else in a response that is one letter. Lower case counts only if it is in parentheses or
     alone: "a" is a word.
 
     Raises:
@@ -23,8 +23,8 @@ def multiple_choice(response: str, answer: str, *, choices: str = "ABCDE", tag: 
     gold = answer.strip().strip("().").upper()
     if len(gold) != 1 or gold not in choices:
         raise ValueError(f"answer={answer!r} is none of the choices {choices!r}: give the letter, or choices=")
-    said = _choice(_place(response, tag), choices)
-    return {"score": float(said == gold), "acc": float(said == gold), "format": float(said is not None)}
+    chosen = _choice(_place(response, tag), choices)
+    return {"score": float(chosen == gold), "acc": float(chosen == gold), "format": float(chosen is not None)}
 
 
 def _place(response: str, tag: str) -> str:

@@ -4,9 +4,9 @@ import re
 
 
 def without_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>", opened: bool = False) -> str:
-    r"""The text without what stands between the tags, so that a verifier reads the answer alone.
+    r"""The text without the part between the tags, so that a verifier reads the answer alone.
 
-    A thought that is not closed goes on to the end: a box in it is no answer. What stands before a closing tag that
+    A thought that is not closed goes on to the end: a box in it is no answer. What is before a closing tag that
     nothing opened is a thought too, as the prompt may have opened it; ``opened`` says that it has, so that a text
     without a closing tag is all thought.
 

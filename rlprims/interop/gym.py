@@ -1,0 +1,63 @@
+"""Environments of gymnasium, and of packages like it: ``environment: {fn: rlprims.interop.gym.Gym, package: gem}``.
+
+A row names an environment and a seed, ``{"name": "game:GuessTheNumber-v0", "seed": 3}``. Tried with gem-llm 0.1.0 and
+gymnasium 1.4.0; either is imported when the first episode begins.
+"""
+
+import importlib
+import re
+import threading
+from typing import Any
+
+from rlprims.environments import Message, Start, Step
+
+_RESET = threading.Lock()
+"""gem seeds the generators of the whole process."""
+
+
+class Gym:
+    """One episode: observations are the user's messages, and what the model writes is the action.
+
+    An action space of whole numbers (``Discrete``) takes the last number that the message has. A message without one,
+    or with one that is no action, ends the episode: nothing is guessed. ``columns`` has ``no_action``.
+
+    Args:
+        name: as ``make`` takes it.
+        seed: of ``reset``.
+        package: what has ``make``.
+        prompt: what is written before the first observation, such as what the actions mean.
+    """
+
+    def __init__(self, name: str, seed: int | None = None, *, package: str = "gymnasium", prompt: str = "") -> None:
+        self.name, self.seed, self.package, self.prompt = name, seed, package, prompt
+
+    def reset(self) -> Start:
+        try:
+            make = importlib.import_module(self.package).make
+        except ImportError as error:
+            raise ImportError(f"interop.gym.Gym: no package {self.package!r} ({error}): pip install it") from None
+        self.environment: Any = make(self.name)
+        with _RESET:
+            observation, _ = self.environment.reset(seed=self.seed)
+        return [{"role": "user", "content": f"{self.prompt}{observation}"}]
+
+    def step(self, message: Message) -> Step:
+        action = self._action(message["content"])
+        if action is None:
+            return Step(done=True, columns={"no_action": 1.0})
+        observation, reward, terminated, truncated, _ = self.environment.step(action)
+        done = bool(terminated) or bool(truncated)
+        return Step([{"role": "user", "content": f"{observation}"}], float(reward), done, {"no_action": 0.0})
+
+    def close(self) -> None:
+        close = getattr(getattr(self, "environment", None), "close", None)
+        if callable(close):
+            close()
+
+    def _action(self, text: str) -> Any:
+        space: Any = getattr(self.environment, "action_space", None)
+        if not hasattr(space, "n"):
+            return text
+        numbers = re.findall(r"-?\d+", text)
+        number = int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else None
+        return number if number is not None and space.contains(number) else None

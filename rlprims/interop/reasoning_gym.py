@@ -1,0 +1,69 @@
+"""Tasks of Reasoning Gym: ``environment: rlprims.interop.reasoning_gym.ReasoningGym``, and the rows for it.
+
+A row is one question of a data set, ``{"dataset": "basic_arithmetic", "index": 3}``: :func:`rows` makes them. Tried
+with reasoning-gym 0.1.25 and 0.1.23; it is imported when the first episode begins.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlprims.environments import Message, Start, Step
+
+
+class ReasoningGym:
+    """One question and one answer, scored by the data set itself.
+
+    The answer is what stands in ``<answer>`` tags, as the package's own training code has it, or without them the whole
+    message. ``columns`` has ``acc``, 1 where the score is: data sets also give a little for a wrong answer.
+
+    Args:
+        dataset: its name.
+        index: which question.
+        seed: of the data set.
+        options: the data set's own, such as ``{"max_terms": 3}``.
+        prompt: what is written before the question.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        index: int,
+        seed: int = 0,
+        *,
+        options: Mapping[str, Any] | None = None,
+        prompt: str = "",
+    ) -> None:
+        self.dataset, self.index, self.seed, self.options, self.prompt = dataset, index, seed, options or {}, prompt
+
+    def reset(self) -> Start:
+        self.questions = _dataset(self.dataset, self.seed, tuple(sorted(self.options.items())))
+        self.entry = self.questions[self.index]
+        return [{"role": "user", "content": f"{self.prompt}{self.entry['question']}"}]
+
+    def step(self, message: Message) -> Step:
+        from reasoning_gym.utils import extract_answer
+
+        text = message["content"]
+        answer = extract_answer(text, tag_name="answer") or text.strip()
+        score = float(self.questions.score_answer(answer, self.entry))
+        return Step(reward=score, done=True, columns={"acc": float(score >= 1.0)})
+
+
+def rows(dataset: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of the data, the questions of one data set.
+
+    >>> rows("basic_arithmetic", 2)
+    [{'dataset': 'basic_arithmetic', 'index': 0, 'seed': 0}, {'dataset': 'basic_arithmetic', 'index': 1, 'seed': 0}]
+    """
+    return [{"dataset": dataset, "index": index, "seed": seed} for index in range(count)]
+
+
+@lru_cache(maxsize=64)
+def _dataset(name: str, seed: int, options: tuple[tuple[str, Any], ...]) -> Any:
+    """A question is a function of (seed, index), so the size is only a limit."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ImportError(f"interop.reasoning_gym needs reasoning-gym ({error}): pip install reasoning-gym") from None
+    return reasoning_gym.create_dataset(name, seed=seed, **{"size": 1_000_000, **dict(options)})

@@ -1,0 +1,48 @@
+"""Games of TextArena for one player: ``environment: rlprims.interop.textarena.TextArena``.
+
+A row names a game and a seed, ``{"name": "GuessTheNumber-v0", "seed": 3}``. Tried with textarena 0.7.4, which is
+imported when the first episode begins.
+"""
+
+from typing import Any
+
+from rlprims.environments import Message, Start, Step
+
+
+class TextArena:
+    """One game: what is new of each observation is the user's message, and the game's reward that of the last turn.
+
+    ``columns`` has ``invalid_move``, 1 if that is why the game ended.
+
+    Args:
+        name: as ``textarena.make`` takes it.
+        seed: of ``reset``.
+    """
+
+    def __init__(self, name: str, seed: int | None = None) -> None:
+        self.name, self.seed, self.seen = name, seed, ""
+
+    def reset(self) -> Start:
+        try:
+            import textarena
+        except ImportError as error:
+            raise ImportError(f"interop.textarena needs textarena ({error}): pip install textarena") from None
+        self.game: Any = textarena.make(self.name)
+        self.game.reset(num_players=1, seed=self.seed)
+        return [{"role": "user", "content": self._news()}]
+
+    def step(self, message: Message) -> Step:
+        done, _ = self.game.step(message["content"])
+        if not done:
+            return Step([{"role": "user", "content": self._news()}])
+        rewards, info = self.game.close()
+        return Step(reward=float(rewards[0]), done=True, columns={"invalid_move": float(info[0]["invalid_move"])})
+
+    def _news(self) -> str:
+        """Observations repeat the game from its beginning."""
+        player, text = self.game.get_observation()
+        if player != 0:
+            raise ValueError(f"{self.name} is player {player}'s turn, and there is one player: take a game for one")
+        new = text.removeprefix(self.seen) or text
+        self.seen = text
+        return str(new)
