@@ -1,4 +1,4 @@
-"""Where the models run: a Protocol of few verbs, and its local implementation.
+"""Where the models run: a protocol of the loop's verbs, a protocol of reports and profiles, and their settings.
 
 ``rlprims.execution.local`` is imported by name only, as it loads transformers.
 """
@@ -7,13 +7,16 @@ from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, 
 from rlprims.execution._kept import kept_columns, kept_of
 from rlprims.execution._meter import Work, WorkerReport
 from rlprims.execution._profile import Profile, Profiler
-from rlprims.execution._protocol import Execution, ExecutionError, UpdateReport
+from rlprims.execution._protocol import Execution, ExecutionError, Observable, UpdateReport
+from rlprims.execution._stored import Kind, kind_of, reads_means, reads_reference
 
 __all__ = [
     "Execution",
     "ExecutionError",
+    "Kind",
     "LoraConfig",
     "ModelConfig",
+    "Observable",
     "OptimizerConfig",
     "Profile",
     "ProfileConfig",
@@ -25,4 +28,7 @@ __all__ = [
     "WorkerReport",
     "kept_columns",
     "kept_of",
+    "kind_of",
+    "reads_means",
+    "reads_reference",
 ]

@@ -1,6 +1,6 @@
 """The settings of an execution layer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -31,7 +31,7 @@ class Sampling(_Config):
 
     @property
     def truncates(self) -> bool:
-        """Whether a token is drawn from some of the vocabulary: these sets are recorded with the responses."""
+        """Whether tokens are drawn from a part of the vocabulary: these sets are recorded with the responses."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
@@ -53,11 +53,29 @@ class LoraConfig(_Config):
     )
 
 
+class FollowConfig(_Config):
+    """Frozen weights that follow the policy's: weights += rate (policy's - weights), see controllers.Ema."""
+
+    rate: float = Field(default=0.05, gt=0, le=1, description="share of the policy's weights; 1: a copy of them")
+    every: int = Field(default=1, ge=1, description="optimizer steps of the policy")
+
+
 class ModelConfig(_Config):
     """Which weights, and how they are computed with."""
 
     path: str = Field(description="a Hugging Face causal language model: a directory, or a name of the hub")
     reference: str | None = Field(default=None, description="frozen reference; null: the model as it is at the start")
+    reference_follows: FollowConfig | None = Field(
+        default=None, description="the reference moves after the policy; null: it is frozen"
+    )
+    teacher: str | dict[str, str] | None = Field(
+        default=None,
+        description="what distillation learns from: a model of the same vocabulary; {name: model}: several, of which "
+        "data.teacher names one for each row; null: the model as it is at the start",
+    )
+    teacher_follows: FollowConfig | None = Field(
+        default=None, description="the teacher moves after the policy; null: it is frozen"
+    )
     critic: str | None = Field(
         default=None, description="what the critic starts from; null: the model, with a new value head"
     )
@@ -69,7 +87,9 @@ class ModelConfig(_Config):
         description="what it reads: null: the policy's tokens; chat: its own chat template; or text with {question} "
         "and {response} in it",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="of forward and backward, and of the sampler; weights that are trained: float32"
+    )
     lora: LoraConfig | None = Field(default=None, description="adapters that are trained in the place of the weights")
     device: str = Field(default="auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
@@ -79,8 +99,7 @@ class ModelConfig(_Config):
     )
     fused_head: bool = Field(
         default=False,
-        description="the logits of a micro-batch are never held as a whole: less memory with a large vocabulary; needs "
-        "a token-wise loss and execution: local",
+        description="the logits of a micro-batch are never held as a whole: less memory with a large vocabulary",
     )
     max_tokens_per_micro_batch: int | None = Field(
         default=None,
@@ -94,8 +113,26 @@ class ModelConfig(_Config):
 
     @property
     def engine_lora(self) -> LoraConfig | None:
-        """The adapters that an engine holds beside the model; None: it is sent whole weights."""
+        """The adapters that an engine holds beside the model; None: it gets whole weights."""
         return self.lora if self.lora is not None and self.lora.sync == "adapter" else None
+
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Each teacher's model by its name; a single one has the name of no row."""
+        return self.teacher if isinstance(self.teacher, dict) else {"": self.teacher or self.path}
+
+    @model_validator(mode="after")
+    def _some_follow(self) -> "ModelConfig":
+        for role, follows in (("reference", self.reference_follows), ("teacher", self.teacher_follows)):
+            if follows is not None and self.lora is not None:
+                raise ValueError(
+                    f"model.{role}_follows needs whole weights, and model.lora trains adapters: leave one out"
+                )
+        if self.teacher_follows is not None and isinstance(self.teacher, dict):
+            raise ValueError("model.teacher_follows: several teachers cannot follow one policy: name a single one")
+        if self.teacher == {}:
+            raise ValueError("model.teacher: {} names none: write null, a model, or {name: model}")
+        return self
 
     @field_validator("device")
     @classmethod
@@ -137,6 +174,7 @@ class RolesConfig(_Config):
     """The pool of each model; several in one pool share its processes. The policy is trained in ``main``."""
 
     reference: str = Field(default="main", description="pool of the reference")
+    teacher: str = Field(default="main", description="pool of the teacher")
     critic: str = Field(default="main", description="pool of the critic")
     reward: str = Field(default="main", description="pool of the reward model")
     rollout: str = Field(
@@ -145,7 +183,7 @@ class RolesConfig(_Config):
 
 
 class RayConfig(_Config):
-    """The cluster that ``execution: ray`` runs on, and who does what there."""
+    """The cluster of ``execution: ray``, and the roles of its workers."""
 
     address: str | None = Field(
         default=None, description="of a running cluster, or auto; null: the job's own, else start one on this machine"
@@ -165,13 +203,25 @@ class RayConfig(_Config):
     colocate: bool = Field(default=False, description="engine i shares rank i's place, and sleeps while it trains")
     sleep_level: Literal[1, 2] = Field(default=1, description="1 keeps an engine's weights on the CPU, 2 forgets them")
     kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
+    tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share each vLLM engine's weights")
+    enforce_eager: bool | None = Field(
+        default=None, description="vLLM without CUDA graphs; null: with them where there is a GPU"
+    )
+    engine_options: dict[str, Any] = Field(
+        default={}, description="further options of vLLM, by the names of its EngineArgs, which checks them"
+    )
     start_timeout: float = Field(default=300.0, gt=0, description="seconds until every worker is placed and ready")
     call_timeout: float = Field(
         default=1800.0, gt=0, description="seconds until a worker that does not answer is given up"
     )
     max_replacements: int = Field(default=3, ge=0, description="of rollout workers that died, over the run")
     mixed_precision: Literal["bfloat16"] | None = Field(
-        default=None, description="of forward and backward; weights keep dtype"
+        default=None, description="of the ranks' forward and backward, where the engines keep dtype"
+    )
+    reduce_gradients: Literal["once", "every_micro_batch"] = Field(
+        default="once",
+        description="over the ranks: once for an update, with whole gradients on each rank until then; or every time, "
+        "with no more than a shard",
     )
     activation_checkpointing: bool = Field(
         default=False, description="recompute layers in the backward: less memory, slower"
@@ -190,6 +240,14 @@ class RayConfig(_Config):
             )
         if self.roles.rollout != "main" and list(roles.values()).count(self.roles.rollout) > 1:
             raise ValueError(f"ray.roles: the engines need the pool {self.roles.rollout} for themselves")
+        if self.engine == "hf" and (self.engine_options or self.tensor_parallel_size > 1):
+            raise ValueError("ray.engine_options and ray.tensor_parallel_size are vLLM's: set ray.engine: vllm")
+        gpus = self.all_pools[self.roles.rollout].gpus
+        if gpus and self.tensor_parallel_size > 1 and gpus != self.tensor_parallel_size:
+            raise ValueError(
+                f"ray.tensor_parallel_size: expected engines with gpus: {self.tensor_parallel_size}, got {gpus:g}; use "
+                "ray.pools and ray.roles.rollout, which give the engines a pool of their own"
+            )
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
             raise ValueError("ray.colocate: every engine needs a rank of the pool main beside it, and no pool")
         return self
@@ -207,7 +265,7 @@ class RayConfig(_Config):
 
 
 class ProfileConfig(_Config):
-    """Which steps torch's profiler watches, in every process."""
+    """The steps that torch's profiler records, in every process."""
 
     steps: tuple[int, ...] = Field(default=(), description="none: off")
     shapes: bool = Field(default=False, description="record the operators' input shapes")
@@ -216,9 +274,15 @@ class ProfileConfig(_Config):
 
 
 class OptimizerConfig(_Config):
-    """AdamW with a warm-up and a decay of the learning rate."""
+    """AdamW, or Muon for the matrices, with a warm-up and a decay of the learning rate."""
 
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: torch's, for the matrices of the layers, and AdamW for all else"
+    )
     lr: float = Field(default=1e-6, gt=0)
+    lr_of: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="other rates in the place of lr, by a part of the weights' names; the first that fits"
+    )
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)

@@ -1,9 +1,13 @@
-"""What a worker did since it was last asked: seconds, tokens and floating-point operations by verb, and its memory."""
+"""The work of a process since its last report: seconds, tokens and operations by verb; and its memory."""
 
+import re
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,7 +24,7 @@ class Work(NamedTuple):
     tokens: int = 0
     """Sampled by ``generate``; read by the others: prompts and responses, without padding."""
     flops: float = 0.0
-    """Of the model, as :mod:`rlprims.execution.hf._flops` counts them; 0 where nothing is learned."""
+    """Operations of the model, as :mod:`rlprims.execution.hf._flops` counts them; 0 for verbs without training."""
 
 
 class WorkerReport(NamedTuple):
@@ -29,7 +33,7 @@ class WorkerReport(NamedTuple):
     worker: str
     work: dict[str, Work]
     peak_flops: float
-    """What its device could do in a second."""
+    """The peak rate of its device, in FLOP/s."""
     peak_memory: int
     """Bytes: the largest that the process ever held, or of a GPU what was allocated on it."""
 
@@ -49,7 +53,7 @@ class Meter:
         self._work[verb] = Work(before.seconds + work.seconds, before.tokens + work.tokens, before.flops + work.flops)
 
     def report(self, worker: str) -> WorkerReport:
-        """What was done since the last report."""
+        """The work since the last report."""
         work, self._work = self._work, {}
         return WorkerReport(worker, work, self.peak(), _peak_memory())
 
@@ -72,7 +76,7 @@ def metered(method: Method) -> Method:
 
 
 def _tokens(result: Any, args: Sequence[Any]) -> int:
-    if isinstance(result, DataProto):
+    if isinstance(result, DataProto) and "response_mask" in result:
         return int(result["response_mask"].sum())
     return sum(int(batch["attention_mask"].sum()) for batch in args[:1] if isinstance(batch, DataProto))
 
@@ -80,4 +84,9 @@ def _tokens(result: Any, args: Sequence[Any]) -> int:
 def _peak_memory() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    with suppress(OSError):  # of this program; getrusage also counts the program before exec
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if peak:
+            return int(peak[1]) * 1024
+    kilobytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes

@@ -14,7 +14,7 @@ class Profile(NamedTuple):
     trace: bytes
     """Chrome's format, compressed by gzip: for ui.perfetto.dev or chrome://tracing."""
     table: str
-    """Operators by the time that they took themselves."""
+    """Operators by their own time."""
 
 
 class Profiler:
@@ -24,7 +24,7 @@ class Profiler:
         self._running: Any = None
 
     def start(self, config: ProfileConfig) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes of itself into the terminal
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints messages to the terminal
         self._running = torch.profiler.profile(
             record_shapes=config.shapes,
             profile_memory=config.memory,
@@ -52,4 +52,4 @@ def _all_threads() -> Any:
     try:
         return torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
     except TypeError:
-        return None  # an older torch watches the thread that started it
+        return None  # an older torch records only the thread that started it

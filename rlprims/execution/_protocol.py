@@ -1,4 +1,4 @@
-"""What a trainer asks of the machines, and nothing more."""
+"""The protocols of an execution: the verbs of the training loop, and what logs and profiles read."""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,7 +14,7 @@ from rlprims.types import Metrics
 
 
 class ExecutionError(RuntimeError):
-    """What runs the models has failed or is lost; a run can go on from its newest checkpoint."""
+    """A process that runs the models failed or was lost; a run can be resumed from its newest checkpoint."""
 
 
 class UpdateReport(NamedTuple):
@@ -24,18 +24,18 @@ class UpdateReport(NamedTuple):
     grad_norm: float
     lr: float
     skipped: bool
-    """The gradient was not finite, so the weights are as they were."""
+    """The gradient was not finite, so the weights did not change."""
     metrics: Metrics
 
 
 class Execution(Protocol):
-    """The models of a run. The backend owns micro-batches, packing, precision, clipping and ranks.
+    """The models of a run, by the verbs of the loop. The backend owns micro-batches, packing, precision and ranks.
 
     Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
-    a function of the run's seed and its id, whatever batch it is in and however often it is asked for.
+    a function of the run's seed and its id, and does not depend on its batch or on earlier calls.
     A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
-    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), why (codes of
-    :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), of the weights that made it. Where ``sampling``
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), the reason of its end (codes
+    of :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), of the weights that sampled it. If ``sampling``
     truncates it also has the set that each token was drawn from, in ``kept_counts`` int32 (B, T) and ``kept_ids``
     int32, ragged (B, *): log-probs, entropies and updates are within it.
     """
@@ -55,19 +55,31 @@ class Execution(Protocol):
         ...
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        """(B, T), of the policy as it is or of the frozen reference."""
+        """(B, T), of the current policy or of the frozen reference."""
+        ...
+
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        """(B, T), of the teacher at the sampler's temperature; the column ``teacher`` chooses one of several."""
+        ...
+
+    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
+        """int (B, T, K), the policy's likeliest tokens, for ``topk_ids``."""
+        ...
+
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        """``topk_ids`` (B, T, K), the batch's or else the teacher's likeliest, and ``teacher_topk_log_probs`` there."""
         ...
 
     def entropies(self, batch: DataProto) -> Tensor:
-        """(B, T), of the policy as it is."""
+        """(B, T), of the current policy."""
         ...
 
     def values(self, batch: DataProto) -> Tensor:
-        """(B, T), of the critic as it is."""
+        """(B, T), of the current critic."""
         ...
 
     def reward_scores(self, batch: DataProto) -> Tensor:
-        """(B,), of the reward model; NaN where it cannot read a row. For a template the batch has ``question`` and
+        """(B,), of the reward model; NaN for a row that it cannot read. For a template the batch has ``question`` and
         ``response`` as text."""
         ...
 
@@ -80,29 +92,36 @@ class Execution(Protocol):
         ...
 
     def sync_weights(self) -> None:
-        """The sampler uses the policy's weights from here on."""
-        ...
-
-    def reports(self) -> list[WorkerReport]:
-        """What each worker did since it was last asked."""
-        ...
-
-    def start_profile(self, config: ProfileConfig) -> None:
-        """Watch every process but the caller's."""
-        ...
-
-    def stop_profile(self) -> dict[str, Profile]:
-        """By worker, what :meth:`start_profile` began; a worker that was replaced meanwhile has none."""
+        """Give the policy's weights to the sampler."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds; nothing is asked of it afterwards."""
+        """Release all resources; no other method may be called afterwards."""
         ...
 
     def save(self, directory: Path) -> None:
-        """All state and its version into an empty directory; the policy as a Hugging Face model in ``policy``."""
+        """Write all state and its version into an empty directory; the policy as a Hugging Face model in ``policy``."""
         ...
 
     def load(self, directory: Path) -> None:
-        """The state that :meth:`save` wrote."""
+        """Read the state that :meth:`save` wrote."""
+        ...
+
+
+class Observable(Protocol):
+    """The processes that run the models, for logs and profiles. The loop itself does not need these."""
+
+    def reports(self) -> list[WorkerReport]:
+        """The work of each process since the last call, and its memory."""
+        ...
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """Start a profile in every process except the caller's."""
+        ...
+
+    def stop_profile(self) -> dict[str, Profile]:
+        """The profile of each process that :meth:`start_profile` reached, by the name of the process.
+
+        A process that was replaced in between has none.
+        """
         ...

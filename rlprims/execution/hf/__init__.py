@@ -1,11 +1,12 @@
 """Hugging Face models in one process: forward passes, optimizer steps and sampling.
 
-Every implementation of :class:`rlprims.execution.Execution` is built from these, in one process or with a shard each.
+All implementations of :class:`rlprims.execution.Execution` use them, in one process or with a shard per process.
 """
 
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._reward_model import RewardModel
+from rlprims.execution.hf._stored import StoredTraining
 from rlprims.execution.hf._training import SINGLE_PROCESS, Ranks, StepTotals, Training, with_counts, without_tokens
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Ranks",
     "RewardModel",
     "StepTotals",
+    "StoredTraining",
     "Training",
     "meter_of",
     "prompt_ids",

@@ -1,7 +1,7 @@
 """LoRA (arXiv:2106.09685) by peft: adapters beside a model's linear layers, trained instead of its weights.
 
-An adapted model keeps its class and its forward; peft replaces its linear layers by ones that add B A x. The functions
-here also take a model without adapters: then nothing is switched off, merging changes nothing, and all is trained.
+An adapted model keeps its class and its forward; peft replaces its linear layers by layers that add B A x. The
+functions here also accept a model without adapters: then merging changes nothing, and all weights are trained.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     Trained parameters are float32 in every model: their steps are smaller than what bfloat16 can represent.
 
     Raises:
-        ValueError: peft is not installed, or there is no linear layer of that name, or it is the embedding or head.
+        ValueError: peft is not installed, or no linear layer between embedding and head has such a name.
     """
     if config is None:
         return model
@@ -54,7 +54,7 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     wrong = [name for name, layer in _layers(model) if layer in ends or not isinstance(layer, Linear)]
     if wrong:
-        raise ValueError(f"model.lora.target_modules: {wrong[0]} is no linear layer between embedding and head")
+        raise ValueError(f"model.lora.target_modules: {wrong[0]} is not a linear layer between embedding and head")
     for head in heads:
         layer = getattr(model, head).requires_grad_(True)
         layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0].to(layer.weight.dtype),))
@@ -64,7 +64,7 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name, without the prefix that activation checkpointing adds."""
+    """The parameters by name, without the prefix that activation checkpointing adds."""
     return {_unwrapped(name): parameter for name, parameter in model.named_parameters()}
 
 
@@ -79,7 +79,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what it did before :func:`adapt`."""
+    """A context in which the model computes without its adapters, as before :func:`adapt`."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:
         # peft's own switch also changes requires_grad, which FSDP reads at the first forward pass and keeps.
@@ -92,9 +92,14 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a plain model from those of an adapted one: W + (alpha / rank) B A, under the plain names."""
+    """The tensors of a plain model from those of an adapted one: W + (alpha / rank) B A, under the plain names.
+
+    The state may be a part of the model, if each layer in it comes with its adapters.
+    """
     result = {name.replace(".base_layer.", "."): x for name, x in state.items() if ".lora_" not in name}
     for name, layer in _layers(model):
+        if f"{name}.base_layer.weight" not in state:
+            continue
         a, b = (state[f"{name}.lora_{which}.{_NAME}.weight"] for which in "AB")
         weight = result[f"{name}.weight"]
         change = (b @ a) * layer.scaling[_NAME]
@@ -104,21 +109,28 @@ def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def checksum(model: nn.Module, state: Mapping[str, Tensor]) -> str:
-    """Of the weights that are not trained: the sum of their bits as integers, the same on every machine."""
+    """A checksum of the weights that are not trained: the sum of their bits as integers, equal on every machine."""
     frozen = (state[name] for name, parameter in parameters(model).items() if not parameter.requires_grad)
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return str(sum(int(x.contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64)) for x in frozen))
 
 
 def save_adapter(
-    directory: Path, state: Mapping[str, Tensor], config: LoraConfig, *, base: str, base_checksum: str = ""
+    directory: Path,
+    state: Mapping[str, Tensor],
+    config: LoraConfig,
+    *,
+    base: str,
+    base_checksum: str = "",
+    scores_sequences: bool = False,
 ) -> None:
-    """Write the trained tensors for ``peft.PeftModel.from_pretrained``."""
+    """Write the trained tensors for ``peft.PeftModel.from_pretrained``; a head is a critic's, or a reward model's."""
     targets = sorted({name.split(".lora_")[0] for name in state if ".lora_" in name})
     heads = sorted({name.split(".")[0] for name in state if name.startswith(HEADS)})
     directory.mkdir(parents=True)
     settings = _settings(config, targets, base_model_name_or_path=base, inference_mode=True)
-    settings.task_type, settings.modules_to_save = ("TOKEN_CLS", heads) if heads else ("CAUSAL_LM", None)
+    of_head = "SEQ_CLS" if scores_sequences else "TOKEN_CLS"
+    settings.task_type, settings.modules_to_save = (of_head, heads) if heads else ("CAUSAL_LM", None)
     settings.save_pretrained(directory)
     tensors = {_stored(name): x.contiguous() for name, x in state.items()}
     save_file(tensors, directory / _FILE, metadata={"format": "pt", "base_checksum": base_checksum})

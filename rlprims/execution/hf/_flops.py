@@ -1,10 +1,10 @@
-"""Model FLOPs of an update, by its formulas and not by what the hardware executes; and the peak FLOP/s of a device.
+"""Model FLOPs of an update, computed from formulas and not measured; and the peak FLOP/s of a device.
 
 A token costs 2 operations per weight in the forward, as many again for the gradient of its input, and as many for the
 gradient of the weight if it is trained: 6 N in all (Kaplan et al. 2020, arXiv:2001.08361). Attention adds 12 L d n^2
 for a sequence of n tokens in L layers of width d, the causal half not subtracted (Chowdhery et al. 2022,
-arXiv:2204.02311, appendix B). N leaves out the input embedding, which is looked up, and counts the head for response
-tokens only. Padding and recomputed activations do not count. In a mixture of experts every expert counts.
+arXiv:2204.02311, appendix B). N does not include the input embedding, and includes the head for response tokens only.
+Padding and recomputed activations are not counted. In a mixture of experts every expert is counted.
 """
 
 import time
@@ -26,7 +26,7 @@ _DENSE_TFLOPS = {
 
 
 def meter_of(training: Training, dtype: str | None = None) -> Meter:
-    """The meter of a worker that trains, in the model's dtype or in ``dtype``."""
+    """The meter of a training worker, for the model's dtype or for ``dtype``."""
     model, verbs = training.model, {"policy": "update", "critic": "update_critic"}
     costs = {verbs[name]: update_cost(state.module) for name, state in training.train_states().items()}
     known, kind = model.peak_tflops, getattr(torch, dtype or model.dtype)
@@ -34,7 +34,7 @@ def meter_of(training: Training, dtype: str | None = None) -> Meter:
 
 
 def update_cost(model: nn.Module) -> Callable[[DataProto], float]:
-    """A function from a batch to the operations of its forward and backward pass."""
+    """A function that returns the number of operations of a batch's forward and backward pass."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     heads = {id(p) for p in head.parameters()} if head is not None else set()
     looked_up = {id(p) for p in embedding.parameters()}

@@ -1,11 +1,13 @@
 """Forward passes over prompts with responses: log-probs, entropies, the policy's objective, and a critic's values.
 
-With ``fused_head`` the logits of a micro-batch are never held as a whole: the LM head is applied to the last hidden
-states of a few tokens at a time, by :mod:`rlprims.logprobs`. That is declared, and checked before training begins: the
-model's type must be one of :data:`FUSED_HEAD_MODELS`, and the objective a weighted sum of token-wise losses.
+With ``fused_head`` the logits of a micro-batch are never in memory together: the LM head is applied to the last hidden
+states of a few tokens at a time, by :mod:`rlprims.logprobs`. The model's type must be one of :data:`FUSED_HEAD_MODELS`,
+which is checked before training begins. An objective that is a weighted sum of token-wise losses is computed there as
+well; any other is computed from the log-probs and entropies of all tokens.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,13 +33,13 @@ FUSED_HEAD_MODELS = (
     "qwen3_moe",
     "smollm3",
 )
-"""Values of ``model_type`` whose logits are the last hidden states times the head's weight, perhaps with a soft cap."""
+"""Values of ``model_type`` with logits = last hidden states times the head's weight, optionally with a soft cap."""
 
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
-"""Columns of a tile that no batch has."""
+"""Columns that exist in a tile only, not in a batch."""
 
 _SCALES = ("logit_scale", "logits_scaling")
-"""Where a config has a factor of the logits: Cohere and Granite."""
+"""Names of a config's factor of the logits, in Cohere and Granite."""
 
 
 class Head(NamedTuple):
@@ -55,7 +57,7 @@ def head_of(model: nn.Module) -> Head:
 
 
 def check_fused_head(model: nn.Module) -> None:
-    """Refuse a model whose logits are made of more than :class:`Head` has.
+    """Raise an error if the model's logits are not computed as in :class:`Head`.
 
     Raises:
         ValueError: the head has a bias, the logits are scaled, or the model's type is not among those that are tested.
@@ -76,25 +78,15 @@ def check_fused_head(model: nn.Module) -> None:
     )
 
 
-def check_fused_objective(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose objective is not a weighted sum of losses that each depend on one token.
+def is_sum_of_token_losses(algorithm: Algorithm) -> bool:
+    """Whether :func:`fused_objective` can compute the objective: a weighted sum of token-wise losses.
 
-    Raises:
-        ValueError: a loss is not declared token-wise or reads entropies, or the aggregation is not declared linear.
+    Such losses are declared by ``rlprims.types.token_wise``, and must not use entropies or other tokens of the
+    vocabulary. The aggregation must be linear: one of ``rlprims.losses``, or one with ``aggregation.linear = True``.
     """
-    found = [algorithm.policy_loss, *(term.loss for term in algorithm.loss_terms)]
-    if not algorithm.token_wise:
-        raise ValueError(
-            "model.fused_head: expected losses that are declared by rlprims.types.token_wise and do not read "
-            f"entropies, got {', '.join(loss.path for loss in found)}. Set model.fused_head: false"
-        )
-    for mean in algorithm.aggregations:
-        if not (mean.path.startswith("rlprims.losses.") or getattr(mean.fn, "linear", False)):
-            raise ValueError(
-                f"model.fused_head: expected an aggregation that is linear in the losses, got {mean.path}. If it is "
-                f"(rlprims.testing.check_aggregation tests it), declare {mean.fn.__name__}.linear = True; else set "
-                "model.fused_head: false"
-            )
+    means = algorithm.aggregations
+    linear = all(mean.path.startswith("rlprims.losses.") or getattr(mean.fn, "linear", False) for mean in means)
+    return algorithm.token_wise and linear and "topk_log_probs" not in algorithm.loss_needs
 
 
 def token_weights(part: Part, data: Mapping[str, Tensor]) -> Tensor:
@@ -113,17 +105,24 @@ def token_scores(
     packing: bool,
     fused_head: bool,
     entropy_gradient: bool = False,
+    top: int = 0,
 ) -> dict[str, Tensor]:
-    """``log_probs`` and ``entropies``, (B, T), those that are wanted: within the kept sets if the batch has them.
+    """``log_probs`` and ``entropies``, (B, T), if requested: within the kept sets if the batch has them.
 
-    Also ``whole_log_probs``, of the whole vocabulary and without gradient, unless the head is fused.
+    Also ``whole_log_probs``, over the whole vocabulary and without gradient; and, unless the head is fused,
+    ``topk_log_probs`` (B, T, K) of the tokens in ``topk_ids``: those of the batch, or the ``top`` likeliest.
     """
     output, attended = _before_responses(model, batch, packing=packing, hidden=fused_head)
     ids, kept, found = batch["responses"][attended], _kept_of(batch, attended), dict[str, Tensor]()
     if fused_head:
         head = head_of(model)
-        both = from_hidden(output, head.weight, ids, kept, temperature=temperature, soft_cap=head.soft_cap)
+        scores = partial(from_hidden, temperature=temperature, soft_cap=head.soft_cap)
+        both = scores(output, head.weight, ids, kept)
         found = {name: x for name, x in both._asdict().items() if name in wanted}
+        if "entropies" in found and not entropy_gradient:
+            found["entropies"] = found["entropies"].detach()
+        if "whole_log_probs" in wanted:
+            found["whole_log_probs"] = scores(output.detach(), head.weight.detach(), ids).log_probs
     else:
         if "log_probs" in wanted:
             found["log_probs"] = from_logits(output, ids, kept, temperature=temperature)
@@ -132,17 +131,25 @@ def token_scores(
                 found["entropies"] = entropy_from_logits(output, kept, temperature=temperature)
         if "whole_log_probs" in wanted:
             found["whole_log_probs"] = from_logits(output.detach(), ids, temperature=temperature)
+        if "topk_log_probs" in wanted:
+            tokens = batch["topk_ids"][attended] if "topk_ids" in batch else output.detach().topk(top).indices
+            scaled = output.float() / temperature
+            found["topk_log_probs"] = scaled.gather(-1, tokens) - scaled.logsumexp(-1, keepdim=True)
+            found["topk_ids"] = tokens
     return {name: _to_rows(x, attended) for name, x in found.items()}
 
 
 def fused_objective(
     model: nn.Module, batch: dict[str, Tensor], algorithm: Algorithm, *, temperature: float, packing: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy's objective, computed with the head a few tokens at a time, and what :func:`token_scores` gives."""
+    """The policy's objective, computed for a few tokens at a time, and the result of :func:`token_scores`.
+
+    It has ``whole_log_probs`` if the batch has kept sets.
+    """
     head = head_of(model)
     hidden, attended = _before_responses(model, batch, packing=packing, hidden=True)
     tokens = {name: x[attended] for name, x in batch.items() if isinstance(x, Tensor) and x.shape == attended.shape}
-    ids, parts = tokens.pop("responses"), objective_parts(algorithm)
+    ids, parts, kept = tokens.pop("responses"), objective_parts(algorithm), _kept_of(batch, attended)
     # Each part of the objective has its own tokens and weights; a tile is masked by the tokens of all of them.
     mask = torch.stack([part.mask(batch) for part in parts]).any(0)[attended]
     tokens[_POLICY_MASK] = tokens.pop("response_mask")
@@ -163,11 +170,15 @@ def fused_objective(
         mask,
         losses,
         tokens,
-        _kept_of(batch, attended),
+        kept,
         temperature=temperature,
         soft_cap=head.soft_cap,
     )
-    return loss, {"log_probs": _to_rows(log_probs, attended), "entropies": _to_rows(entropies, attended)}
+    scores = {"log_probs": log_probs, "entropies": entropies}
+    if kept is not None:
+        whole = from_hidden(hidden.detach(), head.weight.detach(), ids, temperature=temperature, soft_cap=head.soft_cap)
+        scores["whole_log_probs"] = whole.log_probs
+    return loss, {name: _to_rows(x, attended) for name, x in scores.items()}
 
 
 def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -177,12 +188,22 @@ def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return values[:, columns, 0]
 
 
+def last_token_scores(classifier: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """(B,): the output of a sequence classifier with one label at the last token of each row."""
+    inputs = _padded_inputs(batch)
+    position = torch.arange(inputs["input_ids"].shape[1], device=inputs["input_ids"].device)
+    last = torch.where(inputs["attention_mask"].bool(), position, 0).argmax(-1)
+    hidden = classifier.base_model(**inputs, use_cache=False).last_hidden_state  # type: ignore[operator]
+    scores: Tensor = classifier.score(hidden[torch.arange(len(last), device=last.device), last])  # type: ignore[operator]
+    return scores[:, 0].float()
+
+
 def _before_responses(
     model: nn.Module, batch: dict[str, Tensor], *, packing: bool, hidden: bool
 ) -> tuple[Tensor, Tensor]:
     """Logits (M, V) or last hidden states (M, H) at the token before each of the M attended response tokens.
 
-    Also ``attended``, bool (B, T), which says where these M tokens are. Only these tokens meet the head.
+    Also ``attended``, bool (B, T), True on these M tokens. The head is applied to these tokens only.
     """
     if packing:
         where = layout(batch)
@@ -208,7 +229,7 @@ def _padded_inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _columns_before_responses(batch: dict[str, Tensor]) -> Tensor:
-    """(T,): of the padded rows, the column before each response token."""
+    """(T,): the column before each response token, in the padded rows."""
     prompts, responses = batch["prompts"], batch["responses"]
     return torch.arange(responses.shape[1], device=responses.device) + prompts.shape[1] - 1
 
@@ -220,12 +241,13 @@ def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> Kept | None:
 
 
 def _to_rows(x: Tensor, attended: Tensor) -> Tensor:
-    """(M,) to (B, T), 0 elsewhere."""
-    return x.new_zeros(attended.shape).masked_scatter(attended, x)
+    """(M, ...) to (B, T, ...), 0 elsewhere."""
+    rows = x.new_zeros(attended.shape + x.shape[1:])
+    return rows.masked_scatter(attended.view(attended.shape + (1,) * (x.dim() - 1)), x)
 
 
 def trimmed(batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them; of the batch's kept sets theirs, as ``kept``."""
+    """Some rows without the columns that are padding in all of them, and their kept sets as ``kept``."""
     index = torch.tensor(list(rows), device=batch["responses"].device)
     part = {name: tensor[index] for name, tensor in batch.items()}
     width = part["prompts"].shape[1]
@@ -234,7 +256,7 @@ def trimmed(batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = N
     response = max(1, int(attention[:, width:].sum(-1).max()))
     columns = {"prompts": slice(width - prompt, None), "attention_mask": slice(width - prompt, width + response)}
     found = {
-        name: tensor[:, columns.get(name, slice(response))] if tensor.dim() == 2 else tensor
+        name: tensor[:, columns.get(name, slice(response))] if tensor.dim() >= 2 else tensor
         for name, tensor in part.items()
     }
     if kept is None:

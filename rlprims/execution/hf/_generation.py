@@ -1,4 +1,4 @@
-"""Sampling responses from prompts, in the columns of the contract."""
+"""Sampling of responses to prompts, with the columns that ``Execution`` defines."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
 from rlprims.execution._kept import kept_columns
-from rlprims.execution.hf._sampler import Responses, sample, uniforms
+from rlprims.execution.hf._draw import sample_seeds
+from rlprims.execution.hf._sampler import Responses, sample
 
 
 class Generation:
@@ -23,14 +24,14 @@ class Generation:
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         ids = prompt_ids(prompts, prompt_width)
-        u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
+        seeds = sample_seeds(seed, prompts["sample_id"].tolist())
         starts = range(0, max(1, len(ids)), self.max_rows)
-        parts = [self._sample(ids[i : i + self.max_rows], u[i : i + self.max_rows], sampling) for i in starts]
+        parts = [self._sample(ids[i : i + self.max_rows], seeds[i : i + self.max_rows], sampling) for i in starts]
         columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         responses = Responses(*columns)  # type: ignore[arg-type]
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
-    def _sample(self, ids: list[list[int]], u: Tensor, sampling: Sampling) -> Responses:
+    def _sample(self, ids: list[list[int]], seeds: Tensor, sampling: Sampling) -> Responses:
         distinct = list(dict.fromkeys(map(tuple, ids)))
         index = {prompt: i for i, prompt in enumerate(distinct)}
         padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
@@ -41,7 +42,7 @@ class Generation:
             mask.to(device),
             torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
             sampling,
-            u=u,
+            seeds=seeds,
             end_ids=torch.tensor(self.end_ids, device=device),
             pad_id=self.pad_token_id,
             ends_text=self._ends_text(sampling),
@@ -53,7 +54,7 @@ class Generation:
         longest = max(map(len, sampling.stop))
 
         def ends(tokens: list[int]) -> bool:
-            # A character has at most 4 bytes and a token at least one, so these tokens hold all of a stop text.
+            # A character has at most 4 bytes and a token at least one, so these tokens contain a whole stop text.
             text = self.tokenizer.decode(tokens[-4 * longest :])
             return any(stop in text for stop in sampling.stop)
 
@@ -74,7 +75,7 @@ def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
 
 
 def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """(B, width): the tokens at the right end of each row, and the mask of them."""
+    """(B, width): the tokens at the right end of each row, and their mask."""
     padded = torch.full((len(ids), width), pad_token_id, dtype=torch.int64)
     mask = torch.zeros(len(ids), width, dtype=torch.bool)
     for i, row in enumerate(ids):
@@ -84,7 +85,7 @@ def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> 
 
 
 def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: int, pad_token_id: int) -> DataProto:
-    """The prompts' rows with their responses, in the columns that :class:`rlprims.execution.Execution` names."""
+    """The prompts with their responses, in the columns that :class:`rlprims.execution.Execution` defines."""
     kept = {}
     if responses.kept_ids is not None and responses.kept_counts is not None:
         kept = kept_columns(responses.kept_ids, responses.kept_counts)

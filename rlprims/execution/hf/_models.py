@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
@@ -12,6 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    AutoTokenizer,
+    GenerationConfig,
 )
 
 from rlprims.execution._config import ModelConfig
@@ -34,21 +36,25 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
-    # No dropout: the same tokens must have the same log-prob when they are sampled and when they are trained.
+    # No dropout, so that tokens have the same log-prob in sampling and in training.
     return model.to(usable_device(config)).eval(), sorted(info["missing_keys"])
 
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
-    """The policy or the reference, with the attention and head that the config asks for.
+    """Load the policy or the reference, with the attention and head of the config.
 
     Raises:
-        ValueError: no model is there, it has no language-model head, or it cannot be packed or have a fused head.
+        ValueError: there is no model, it has no language-model head, or it cannot be packed or have a fused head.
     """
     model, missing = _load(AutoModelForCausalLM, path, config)
     if missing:
         raise ValueError(
             f"{path!r} lacks the weights {missing[:3]} of a causal language model: it was saved without that head"
         )
+    return _prepared(model, config)
+
+
+def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
     if config.packing:
         use_packing(model)
     if config.fused_head:
@@ -56,8 +62,70 @@ def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
     return model
 
 
+SHARDED_MODELS = (
+    "cohere",
+    "gemma",
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
+"""Values of ``model_type`` whose files store parameters under their own names, so that a rank can read its parts."""
+
+
+def empty_causal_lm(path: str, config: ModelConfig) -> nn.Module | None:
+    """The model of :func:`load_causal_lm`, with parameters that have shapes but no data (torch's device ``meta``).
+
+    None if the files do not store the parameters unchanged: the type is not in :data:`SHARDED_MODELS`, a tensor has
+    another name, or there is no folder with safetensors.
+
+    Raises:
+        ValueError: a file is damaged, or the model cannot be packed or have a fused head.
+    """
+    stored = _stored_shapes(Path(path))
+    if not stored:
+        return None
+    settings = AutoConfig.from_pretrained(path)
+    if settings.model_type not in SHARDED_MODELS:
+        return None
+    model: Any
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            settings, dtype=getattr(torch, config.dtype), attn_implementation=config.attention
+        )
+    if any(stored.get(name) != list(x.shape) for name, x in model.named_parameters()):
+        return None
+    for module in model.modules():  # a config alone gives the buffers of these types, which are rotary frequencies
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=usable_device(config)))
+        module._is_hf_initialized = False
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    model.initialize_weights()
+    if (Path(path) / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return _prepared(model.eval(), config)
+
+
+def _stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """The shape of every tensor in a folder's safetensors."""
+    shapes: dict[str, list[int]] = {}
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"cannot load {str(file)!r}: {error}") from None
+    return shapes
+
+
 def load_critic(path: str, config: ModelConfig) -> nn.Module:
-    """The model with a new head of one number; the head's weights begin at 0, so that the first values are 0."""
+    """Load the model with a new head of one number. The head's weights begin at 0, so that the first values are 0."""
     model, missing = _load(
         AutoModelForTokenClassification, path, config, num_labels=1, classifier_dropout=0.0, hidden_dropout=0.0
     )
@@ -69,11 +137,49 @@ def load_critic(path: str, config: ModelConfig) -> nn.Module:
     return model
 
 
-def load_classifier(path: str, config: ModelConfig) -> nn.Module:
-    """A reward model: a sequence classifier with one label, whose head reads the last column.
+def load_new_classifier(path: str, config: ModelConfig) -> nn.Module:
+    """Load a sequence classifier of one label for training, with its own head or a new one whose weights begin at 0.
 
     Raises:
-        ValueError: no model is there, it has no such head, or it is an encoder.
+        ValueError: there is no model, or it is not a decoder.
+    """
+    model: Any
+    changes = {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
+    model, missing = _load(AutoModelForSequenceClassification, path, config, **changes)
+    if not hasattr(model, "score"):
+        raise ValueError(f"{path!r} is a {type(model).__name__}: only decoders are scored, at their last token")
+    if any(not name.startswith("score.") for name in missing):
+        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of a decoder")
+    if missing:
+        nn.init.zeros_(model.score.weight)
+    classifier: nn.Module = model
+    return classifier
+
+
+def check_vocabularies(model: ModelConfig) -> None:
+    """Raise an error if a teacher's vocabulary differs from the policy's: the same ids would be other texts.
+
+    Raises:
+        ValueError: a tokenizer cannot be loaded, or has another vocabulary.
+    """
+    own: dict[str, int] | None = None
+    for path in {*model.teachers.values()} - {model.path}:
+        try:
+            own = AutoTokenizer.from_pretrained(model.path).get_vocab() if own is None else own
+            theirs = AutoTokenizer.from_pretrained(path).get_vocab()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model.teacher: cannot load {path!r}: {str(error).splitlines()[0]}") from None
+        if theirs != own:
+            raise ValueError(
+                f"model.teacher: {path!r} has another vocabulary than {model.path!r}: it scores the policy's tokens"
+            )
+
+
+def load_classifier(path: str, config: ModelConfig) -> nn.Module:
+    """Load a reward model: a sequence classifier with one label, whose head is applied to the last column.
+
+    Raises:
+        ValueError: there is no model, it has no such head, or it is an encoder.
     """
     model: Any
     model, missing = _load(AutoModelForSequenceClassification, path, config)
@@ -93,14 +199,14 @@ def load_classifier(path: str, config: ModelConfig) -> nn.Module:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that the config names; on a cluster's driver it need not be there."""
+    """The device that the config names. A cluster's driver need not have it."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
 
 
 def usable_device(config: ModelConfig) -> torch.device:
-    """The device that the models are put on.
+    """The device for the models.
 
     Raises:
         ValueError: this process has no such device.
@@ -123,6 +229,7 @@ def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
             model.lora_config,
             base=model.config.name_or_path,
             base_checksum=checksum(model, state),
+            scores_sequences=type(model).__name__.endswith("ForSequenceClassification"),
         )
     model.save_pretrained(directory, state_dict=merged(model, state))
 

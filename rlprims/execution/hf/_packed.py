@@ -1,22 +1,25 @@
-"""The forward pass without padding: each prompt once for all its responses, and outputs for response tokens only.
+"""The forward pass without padding: shared tokens are computed once, and outputs are for response tokens only.
 
-The tokens of a micro-batch are one row, prompts before responses. Only attention depends on which tokens belong
-together: it gathers them by a :class:`Layout`. The results are those of the padded batch.
+The tokens of a micro-batch are one row, the prefix tree of its rows: a prompt occurs once for all its responses, and
+the history of an agent once for all rows that continue it. Only attention depends on which tokens are in one sequence:
+it gathers them by a :class:`Layout`. The results are those of the padded batch.
 
-The attention is registered with transformers under a name, and a model is told once, when it is loaded, to use it.
-Called without a layout, as for sampling, it is transformers' own ``sdpa``.
+The attention is registered with transformers under a name, which a model's config selects when the model is loaded.
+Without a layout, as in sampling, it is transformers' ``sdpa``.
 """
 
 from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rlprims.batching import prefix_tree
 from rlprims.grouping import rows_by_label
 
 PACKED_MODELS = (
@@ -52,7 +55,7 @@ _NAME = "rlprims_packed"
 
 
 def use_packing(model: nn.Module) -> None:
-    """Let the model use the packed attention, by transformers' own switch.
+    """Select the packed attention for the model, with transformers' own function.
 
     Raises:
         ValueError: its type is not among those that are tested, or its attention has a soft cap.
@@ -70,7 +73,7 @@ def use_packing(model: nn.Module) -> None:
 
 
 class Layout(NamedTuple):
-    """Where the tokens of B rows are: the distinct prompts, then each response without its last token.
+    """The places of the tokens of B rows in their prefix tree, without the last token of each response.
 
     For attention the rows are put into blocks of nearly equal lengths, each as wide as its longest row: S slots in all.
     """
@@ -78,7 +81,7 @@ class Layout(NamedTuple):
     input_ids: Tensor  # (1, N)
     position_ids: Tensor  # (1, N)
     blocks: list[tuple[int, int]]  # rows and width of each
-    tokens: Tensor  # (S,), which of the N tokens is in each slot, the prompt's first; 0 after the end of a row
+    tokens: Tensor  # (S,), which of the N tokens is in each slot, in the order of the row; 0 after its end
     slots: Tensor  # (N,), one slot of each token
     predicting: Tensor  # (M,), the token before each attended response token, row after row
     attended: Tensor  # (B, T), the attended response tokens
@@ -88,12 +91,10 @@ def layout(batch: dict[str, Tensor]) -> Layout:
     """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
     in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
-    distinct, source = torch.unique(torch.where(in_prompt, prompts, -1), dim=0, return_inverse=True)
-    # The model reads all of a prompt, and of a response all but the last token.
-    distinct_lengths, response_lengths = (distinct >= 0).sum(-1), (attended.sum(-1) - 1).clamp(min=0)
-    prompt_lengths = distinct_lengths[source]
-    first_of_prompt = (distinct_lengths.cumsum(0) - distinct_lengths)[source]
-    first_of_response = distinct_lengths.sum() + response_lengths.cumsum(0) - response_lengths
+    prompt_lengths, response_lengths = in_prompt.sum(-1), (attended.sum(-1) - 1).clamp(min=0)
+    j = torch.arange(responses.shape[1], device=prompts.device)
+    is_read = torch.cat([in_prompt, j < response_lengths[:, None]], 1)
+    tree = prefix_tree(torch.cat([prompts, responses], 1), is_read)
 
     row_lengths = prompt_lengths + response_lengths
     order = row_lengths.argsort(descending=True)
@@ -101,21 +102,19 @@ def layout(batch: dict[str, Tensor]) -> Layout:
     width = torch.tensor(widths, device=prompts.device)
     row = order.repeat_interleave(width)
     column = torch.arange(len(row), device=prompts.device) - (width.cumsum(0) - width).repeat_interleave(width)
-    after_prompt = column - prompt_lengths[row]
-    token = torch.where(after_prompt < 0, first_of_prompt[row] + column, first_of_response[row] + after_prompt)
-    is_used = after_prompt < response_lengths[row]
+    is_used = column < row_lengths[row]
+    place = (prompts.shape[1] - prompt_lengths[row] + column).clamp(max=is_read.shape[1] - 1)
+    token = tree.nodes[row, place]
     used_slots = is_used.nonzero()[:, 0]
-    slots = torch.zeros(int(distinct_lengths.sum() + response_lengths.sum()), dtype=torch.int64, device=prompts.device)
-    slots[token[used_slots]] = used_slots  # a shared prompt has several: any of them
-    j = torch.arange(responses.shape[1], device=prompts.device)
-    last_of_prompt = (first_of_prompt + prompt_lengths - 1)[:, None]
+    slots = torch.zeros_like(tree.token_ids)
+    slots[token[used_slots]] = used_slots  # a shared token has several slots, and any of them can be used
     return Layout(
-        input_ids=torch.cat([distinct[distinct >= 0], responses[j < response_lengths[:, None]]])[None],
-        position_ids=column[slots][None],
+        input_ids=tree.token_ids[None],
+        position_ids=tree.position_ids[None],
         blocks=[(len(list(rows)), block_width) for block_width, rows in groupby(widths)],
         tokens=torch.where(is_used, token, 0),
         slots=slots,
-        predicting=torch.where(j == 0, last_of_prompt, first_of_response[:, None] + j - 1)[attended],
+        predicting=tree.nodes[:, prompts.shape[1] - 1 : -1][attended],
         attended=attended,
     )
 
@@ -134,48 +133,43 @@ def packed_inputs(where: Layout) -> dict[str, Any]:
         "input_ids": where.input_ids,
         "position_ids": where.position_ids,
         "layout": where,
-        # transformers hands a mask of four dimensions on unchanged, and the packed attention does not read it.
+        # transformers passes on a mask of four dimensions unchanged, and the packed attention does not use it.
         # Without one transformers would make a mask of (N, N).
         "attention_mask": where.attended.new_ones(1, 1, 1, 1),
     }
 
 
 def packed_micro_batches(
-    prompts: Sequence[int],
-    prompt_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-    labels: Sequence[Hashable] | None = None,
-    *,
-    max_tokens: int,
+    nodes: Tensor, labels: Sequence[Hashable] | None = None, *, max_tokens: int
 ) -> list[list[int]]:
-    """Rows in their order into micro-batches of at most ``max_tokens`` tokens; a prompt counts once in each.
+    """Split rows, in their order, into micro-batches of at most ``max_tokens`` tokens; a shared token counts once.
 
-    Rows with the same number in ``prompts`` have the same prompt. Rows with the same of the ``labels`` stay together;
-    None: no constraint.
+    ``nodes`` (B, T) are the nodes of the rows' prefix tree. Rows with the same label in ``labels`` stay together; None:
+    no constraint.
 
     Raises:
-        ValueError: a row (or rollout) is longer than the budget; it names the row.
+        ValueError: a row (or group, or rollout) is longer than the budget. The message has the row.
     """
-    units = [[row] for row in range(len(prompts))] if labels is None else rows_by_label(labels)
+    units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
-    used, seen = 0, set[int]()
+    used, numbers = 0, nodes.cpu().numpy()
+    last_part = np.full(numbers.max(initial=-1) + 1, -1)  # that has each token
     for rows in units:
-        shared = {prompts[row]: prompt_lengths[row] for row in rows}
-        own = sum(response_lengths[row] for row in rows)
-        whole = own + sum(shared.values())
+        tokens = np.unique(numbers[rows])
+        tokens = tokens[tokens >= 0]
+        whole, cost = len(tokens), int((last_part[tokens] != len(parts) - 1).sum())
         if whole > max_tokens:
-            what = f"row {rows[0]} has" if len(rows) == 1 else f"the rollout of row {rows[0]} has"
+            what = f"row {rows[0]} has" if len(rows) == 1 else f"the group or rollout of row {rows[0]} has"
             raise ValueError(
                 f"{what} {whole} tokens, more than max_tokens={max_tokens}: raise the budget, "
                 "or shorten prompts or responses"
             )
-        cost = own + sum(length for prompt, length in shared.items() if prompt not in seen)
         if not parts or used + cost > max_tokens:
             parts.append([])
-            used, seen, cost = 0, set(), whole
+            used, cost = 0, whole
         parts[-1] += rows
         used += cost
-        seen |= shared.keys()
+        last_part[tokens] = len(parts) - 1
     return parts
 
 

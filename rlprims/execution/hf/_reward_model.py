@@ -17,10 +17,10 @@ from rlprims.execution.hf._training import token_budget
 class RewardModel:
     """A frozen sequence classifier with one label; its logit at the last token is the score.
 
-    It reads the policy's tokens; with ``reward_template`` it reads the texts, with its own tokenizer.
+    Its input is the policy's tokens; with ``reward_template`` it is the texts, tokenized by its own tokenizer.
 
     Raises:
-        ValueError: it cannot be loaded, or its tokens are not the policy's and there is no template.
+        ValueError: it cannot be loaded, or its vocabulary differs from the policy's and there is no template.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -43,7 +43,7 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, batch: DataProto) -> Tensor:
-        """float32 (B,); NaN where the tokens do not fit its window."""
+        """float32 (B,); NaN for a row that is longer than the model's window."""
         rows = self._tokens(batch)
         scores = torch.full((len(rows),), torch.nan)
         fit = [i for i, tokens in enumerate(rows) if 0 < len(tokens) <= self.window]

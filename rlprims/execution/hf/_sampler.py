@@ -1,9 +1,8 @@
 """Sampling with a key-value cache. A prompt is read once for all its samples, and finished rows leave the batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -17,6 +16,7 @@ from transformers import (
 from rlprims.ended import Ended
 from rlprims.execution._config import Sampling
 from rlprims.execution._kept import KeptSets
+from rlprims.execution.hf._draw import draw
 from rlprims.logprobs import from_logits
 
 _COMPACT_BELOW = 7 / 8
@@ -32,26 +32,20 @@ class Responses(NamedTuple):
     kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
 
 
-def uniforms(seed: int, sample_ids: Sequence[int], count: int) -> Tensor:
-    """float64 (B, count) in [0, 1): each row is a function of (seed, sample id) only.
-
-    The generator is counter-based and has no state: a sample is the same in any batch, in any order, and after a crash.
-    """
-    rows = [np.random.Generator(np.random.Philox(key=[seed, sample])).random(count) for sample in sample_ids]
-    return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, count, dtype=torch.float64)
-
-
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
-    """The function from a model's logits to the logits that are sampled from: temperature, top-k, top-p, min-p."""
+    """The function from a model's logits to the logits for sampling: temperature, min-p, top-k, top-p.
+
+    Each one is applied to the result of the one before, in the order of vLLM.
+    """
     steps: list[Any] = []
     if sampling.temperature not in (0.0, 1.0):
         steps.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
     if sampling.top_k:
         steps.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:
         steps.append(TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p:
-        steps.append(MinPLogitsWarper(sampling.min_p))
 
     def process(logits: Tensor) -> Tensor:
         for step in steps:
@@ -59,16 +53,6 @@ def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
         return logits
 
     return process
-
-
-def choose(logits: Tensor, u: Tensor | None) -> Tensor:
-    """The token at quantile ``u`` of each row's distribution; without ``u`` the most likely one."""
-    if u is None:
-        return logits.argmax(-1)
-    cumulative = torch.softmax(logits, -1, dtype=torch.float64).cumsum(-1)
-    # right=True: a token of probability 0 does not increase the sum, so it is never the first above u.
-    chosen = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    return chosen.clamp(max=logits.shape[-1] - 1)
 
 
 @torch.no_grad()
@@ -79,16 +63,16 @@ def sample(
     source: Tensor,
     sampling: Sampling,
     *,
-    u: Tensor,
+    seeds: Tensor,
     end_ids: Tensor,
     pad_id: int,
     ends_text: Callable[[list[int]], bool] | None = None,
 ) -> Responses:
-    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its token t is at quantile ``u[i, t]``."""
+    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``."""
     rows, limit = len(source), sampling.max_new_tokens
     device = prompts.device
     process = processed(sampling)
-    u = u.to(device)
+    seeds = seeds.to(device)
     tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
     mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
@@ -114,7 +98,7 @@ def sample(
             cache.batch_select_indices(source)
             logits, attention, positions = logits[source], attention[source], positions[source]
         logits = process(logits.float())
-        chosen = choose(logits, u[row_of, t] if sampling.temperature > 0 else None)
+        chosen = draw(logits, seeds[row_of], positions[:, 0] - 1) if sampling.temperature > 0 else logits.argmax(-1)
         active_rows = row_of[active]
         tokens[active_rows, t] = chosen[active]
         mask[active_rows, t] = True

@@ -1,13 +1,14 @@
-"""A model in training: AdamW, its learning rate over time, and the guard against gradients that are not finite."""
+"""A model in training: its optimizer, its learning rate, and the check for gradients that are not finite."""
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlprims.execution._config import OptimizerConfig
@@ -25,46 +26,124 @@ def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
 
 
 class TrainState:
-    """A module, its optimizer, and the number of updates so far."""
+    """A module, its optimizer, and the number of updates so far.
+
+    The optimizer's weights are float32, and a module in 16 bits computes with their rounded values. In bfloat16 a step
+    of 1e-6 would be lost, and so would small terms in a sum of micro-batches' gradients.
+    """
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, updates: int) -> None:
         self.module = module
         self.config = config
         self.updates = updates
         self.update = 0
+        weights = trained(module)
+        masters = {name: x if x.dtype.itemsize > 2 else _master_of(x) for name, x in weights.items()}
+        self.masters = list(masters.values())
+        self.rounded = [(x, masters[name]) for name, x in weights.items() if x is not masters[name]]
+        names = _matrices(module, weights) if config.name == "muon" else set()
+        matrices = {name: x for name, x in masters.items() if name in names}
+        others = {name: x for name, x in masters.items() if name not in names}
         self.optimizer = torch.optim.AdamW(
-            trained(module).values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+            _groups(others, config), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
+        self.muon: torch.optim.Muon | None = None
+        if matrices:  # Muon's steps are as large as AdamW's, so that one learning rate fits both
+            self.muon = torch.optim.Muon(
+                _groups(matrices, config),
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
 
     def step(self) -> tuple[float, float, bool]:
         """Apply the accumulated gradients; returns (gradient norm before clipping, learning rate, skipped).
 
-        If the norm is not finite, weights and moments stay as they are: one such step would make both NaN.
+        If the norm is not finite, weights and moments do not change: such a step would make both NaN.
         """
-        total = nn.utils.clip_grad_norm_(self.module.parameters(), self.config.max_grad_norm)
+        total = nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         lr = learning_rate(self.config, self.update, self.updates)
         skipped = not math.isfinite(norm)
         if not skipped:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            for optimizer in self._optimizers().values():
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group.get("share", 1.0)
+                optimizer.step()
+            self._round()
+        self.zero_grad()
         self.update += 1
         return norm, lr, skipped
 
+    @torch.no_grad()
+    def _round(self) -> None:
+        for weight, master in self.rounded:
+            weight.copy_(master)
+
     def save(self, directory: Path, name: str) -> None:
         save_model(self.module, directory / name, self.module.state_dict())
-        state = self.optimizer.state_dict()
-        tensors = {f"{i}.{key}": t.contiguous() for i, slots in state["state"].items() for key, t in slots.items()}
-        save_file(tensors, directory / f"{name}_optimizer.safetensors")
+        for kind, optimizer in self._optimizers().items():
+            state = optimizer.state_dict()["state"]
+            tensors = {f"{i}.{key}": t.contiguous() for i, slots in state.items() for key, t in slots.items()}
+            save_file(tensors, directory / f"{name}_{kind}.safetensors")
+        if self.rounded:
+            masters = {f"{i}": master.detach() for i, (_, master) in enumerate(self.rounded)}
+            save_file(masters, directory / f"{name}_float32.safetensors")
         (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": self.update}))
 
     def load(self, directory: Path, name: str) -> None:
         restore(self.module, directory / name)
-        slots: dict[int, dict[str, Any]] = {}
-        for key, tensor in load_file(directory / f"{name}_optimizer.safetensors").items():
-            index, slot = key.split(".", 1)
-            slots.setdefault(int(index), {})[slot] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        for kind, optimizer in self._optimizers().items():
+            slots: dict[int, dict[str, Any]] = {}
+            for key, tensor in load_file(directory / f"{name}_{kind}.safetensors").items():
+                index, slot = key.split(".", 1)
+                slots.setdefault(int(index), {})[slot] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+        path = directory / f"{name}_float32.safetensors"
+        saved = load_file(path) if path.exists() else {}
+        with torch.no_grad():
+            for i, (weight, master) in enumerate(self.rounded):
+                master.copy_(saved.get(f"{i}", weight))
+        self._round()
         self.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers by the names of their files."""
+        return {"optimizer": self.optimizer} | ({"muon": self.muon} if self.muon is not None else {})
+
+    def zero_grad(self) -> None:
+        for master in self.masters:
+            master.grad = None
+
+
+def _master_of(weight: nn.Parameter) -> nn.Parameter:
+    """A float32 copy of a weight, to which each gradient of the weight is added as soon as it is computed."""
+    master = nn.Parameter(weight.detach().float())
+
+    def take_gradient(weight: Tensor) -> None:
+        assert weight.grad is not None
+        gradient = weight.grad.float()
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        weight.grad = None
+
+    weight.register_post_accumulate_grad_hook(take_gradient)  # type: ignore[no-untyped-call]
+    return master
+
+
+def _matrices(module: Any, weights: Mapping[str, Tensor]) -> set[str]:
+    """Names of the matrices between embedding and head, which Muon trains."""
+    ends = [module.get_input_embeddings(), module.get_output_embeddings()]
+    ends += [getattr(module, name, None) for name in ("score", "classifier")]
+    outside = {id(x) for end in ends if end is not None for x in end.parameters()}
+    return {name for name, x in weights.items() if x.dim() == 2 and id(x) not in outside}
+
+
+def _groups(weights: Mapping[str, Tensor], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Groups of weights with the same learning rate, each with its factor of ``lr``."""
+    rates = {name: next((r for part, r in config.lr_of.items() if part in name), config.lr) for name in weights}
+    groups: dict[float, list[Tensor]] = {}
+    for name, x in weights.items():
+        groups.setdefault(rates[name], []).append(x)
+    if not config.lr_of:
+        return [{"params": list(weights.values())}]
+    return [{"params": params, "share": rate / config.lr} for rate, params in groups.items()]

@@ -1,4 +1,4 @@
-"""One process, one device: a Hugging Face causal language model that samples, scores and learns."""
+"""One process, one device: a Hugging Face causal language model that samples, scores and is trained."""
 
 from rlprims.execution.local._execution import LocalExecution
 

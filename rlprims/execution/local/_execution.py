@@ -17,7 +17,10 @@ from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, wi
 
 
 class LocalExecution:
-    """The :class:`rlprims.execution.Execution` of one process. It samples from the trained weights themselves."""
+    """:class:`rlprims.execution.Execution` and :class:`rlprims.execution.Observable` in one process.
+
+    It samples from the weights that are trained.
+    """
 
     overlaps = False
 
@@ -61,6 +64,18 @@ class LocalExecution:
         return self.training.log_probs(batch, reference=reference)
 
     @metered
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        return self.training.teacher_log_probs(batch)
+
+    @metered
+    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
+        return self.training.top_tokens(batch, size)
+
+    @metered
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        return self.training.teacher_top(batch, size)
+
+    @metered
     def entropies(self, batch: DataProto) -> Tensor:
         return self.training.entropies(batch)
 
@@ -92,21 +107,23 @@ class LocalExecution:
         return [self.meter.report("local")]
 
     def start_profile(self, config: ProfileConfig) -> None:
-        """There is no process but the caller's."""
+        """Nothing to start: the caller's is the only process."""
 
     def stop_profile(self) -> dict[str, Profile]:
         return {}
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        """Nothing to release."""
 
     def save(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():
             state.save(directory, name)
+        self.training.save_followers(directory)
         self.tokenizer.save_pretrained(directory / "policy")
         save_version(directory, self.weights_version)
 
     def load(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():
             state.load(directory, name)
+        self.training.load_followers(directory)
         self.weights_version = load_version(directory)

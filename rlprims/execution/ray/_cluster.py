@@ -1,60 +1,156 @@
-"""A cluster to run on: started on this machine, or joined; and room reserved in it."""
+"""The Ray cluster: started on this machine, or joined; and placement groups in it."""
 
+import logging
 import os
+import re
+import secrets
+import socket
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-from rlprims.execution._config import PoolConfig
+from rlprims.execution._config import ModelConfig, PoolConfig
 from rlprims.execution._protocol import ExecutionError
 
 WORKER_ENVIRONMENT = {
-    # The engine in the worker's own process: no children to orphan, and a schedule that repeats.
+    # Run the engine's core in the worker's process, so that its schedule repeats (tensor parallelism starts children).
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 CPU_ENVIRONMENT = {
-    # On a CPU: no C++ compiler behind the engine's first answer, one thread each, and nothing beyond loopback.
+    # On a CPU: no C++ compiler before the engine's first answer, one thread each, and only the loopback interface.
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise an engine of two processes requires two NUMA nodes
 }
 _DRIVER_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on loopback alone
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray listen on loopback only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # else any process of the machine can get a worker killed
+    "RAY_memory_monitor_refresh_ms": "0",  # otherwise memory use of other processes can get a worker killed
 }
+_TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+_CONNECTING = 15.0
+"""The timeout in seconds for a machine that does not answer."""
 
 
-def connect(address: str | None, *, cpus: float) -> None:
-    """Join the cluster at ``address``, or that of the job which this is, or start one of this machine, with at least so
-    many (logical) CPUs."""
-    address = address or os.environ.get("RAY_ADDRESS")
+def connect(
+    address: str | None, *, cpus: float, timeout: float = 60.0, say: Callable[[str], None] = lambda progress: None
+) -> None:
+    """Join the cluster at ``address`` or that of the current Ray job, or start one on this machine.
+
+    A new cluster has at least ``cpus`` (logical) CPUs.
+
+    Raises:
+        ExecutionError: there is no answer at the address within ``timeout`` seconds, or Ray does not start.
+    """
+    named = "ray.address" if address else "RAY_ADDRESS"
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    # Only the error of the first rank that fails is reported; Ray would also print the tracebacks of the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address is None:
         for name, value in _DRIVER_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     import ray
-    from ray._private import ray_constants
 
     if ray.is_initialized():
         return
     if address is None:
-        # Ray read it when it was imported, which was before this.
-        ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, False)
-        ray.init(num_cpus=max(int(cpus) + 1, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+        say("ray: starting a cluster on this machine")
+        _begin(cpus)
     else:
-        ray.init(address=address, log_to_driver=False)
+        say(f"ray: joining the cluster at {address}")
+        _join(address, named, timeout)
+
+
+def _begin(cpus: float) -> None:
+    """Start a private cluster on this machine, next to any other clusters."""
+    import ray
+    from ray._private import ray_constants
+
+    has_token = (Path.home() / ".ray" / "auth_token").exists() or bool(os.environ.keys() & _TOKENS)
+    # The mode alone is no token: a program that uses Ray hands "token" on to those that it starts.
+    if not has_token and os.environ.get("RAY_AUTH_MODE") != "disabled":
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray writes one into the home directory
+    # Ray has read the variable at its import, which was earlier.
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, False)
+    try:
+        ray.init(
+            address="local",  # not the address in Ray's file, whose cluster may have ended or be another user's
+            num_cpus=max(int(cpus) + 1, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # on a busy machine Ray raises a plain Exception
+        raise ExecutionError(f"no cluster could be started on this machine: {_first_line(error)}") from error
+
+
+def _join(address: str, named: str, timeout: float) -> None:
+    """Join a cluster within ``timeout`` seconds. Ray itself would try a dead address for a quarter of an hour."""
+    import ray
+
+    shown = f"{named}={address}"
+    other = "start one there by 'ray start --head'; without this setting the run starts its own"
+    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", address)
+    if match:
+        try:
+            socket.create_connection((match[1], int(match[2])), min(timeout, _CONNECTING)).close()
+        except (OSError, OverflowError) as error:
+            raise ExecutionError(f"{shown}: no Ray cluster is there ({error}); {other}") from None
+    outcome: Future[None] = Future()
+
+    def init() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            outcome.set_result(None)
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # In another thread, so that this thread can react to Ctrl-C and to the timeout.
+    threading.Thread(target=init, daemon=True).start()
+    try:
+        outcome.result(timeout)
+    except TimeoutError:
+        raise ExecutionError(f"{shown}: expected an answer from Ray within {timeout:g} s, got none; {other}") from None
+    except Exception as error:
+        raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+
+
+def with_whole_paths(model: ModelConfig) -> ModelConfig:
+    """The config with absolute paths of local model folders: a worker may have another working directory."""
+
+    def whole(path: str) -> str:
+        return str(Path(path).absolute()) if Path(path).exists() else path
+
+    paths: dict[str, Any] = {
+        name: getattr(model, name) for name in ("path", "reference", "teacher", "critic", "reward")
+    }
+    changed = {
+        name: {role: whole(each) for role, each in path.items()} if isinstance(path, dict) else whole(path)
+        for name, path in paths.items()
+        if path is not None
+    }
+    return model.model_copy(update=changed)
 
 
 def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     """A placement group with a bundle for each worker.
 
     Raises:
-        ExecutionError: the cluster has no room for it; says what was asked for and what there is.
+        ExecutionError: the cluster has no room for it. The message has the requested and the available resources.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -62,19 +158,19 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
     group = placement_group([bundle] * pool.workers, strategy=pool.placement)
     try:
-        if not _placed(group, timeout):  # an impossible group waits forever and raises nothing
+        if not _placed(group, timeout):  # Ray waits forever for an impossible group and raises no error
             raise ExecutionError(
                 f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
                 f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
             )
-    except BaseException:  # also of who is tired of waiting: it would get its room yet, and keep it
+    except BaseException:  # also after Ctrl-C: the group could still be placed later, and keep its resources
         remove_placement_group(group)
         raise
     return group
 
 
 def _placed(group: Any, timeout: float) -> bool:
-    """Whether it has its room in time; a wait inside Ray would not hear a Ctrl-C until its end."""
+    """Whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait inside Ray."""
     end = time.monotonic() + timeout
     while not group.wait(min(1.0, timeout)):
         if time.monotonic() >= end:

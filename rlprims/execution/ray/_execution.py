@@ -1,8 +1,9 @@
 """The ``Execution`` of a Ray cluster: FSDP2 ranks that train and vLLM engines that sample."""
 
 import logging
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution._version import load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
-from rlprims.execution.ray._cluster import connect
+from rlprims.execution.ray._cluster import connect, with_whole_paths
+from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
@@ -32,14 +34,14 @@ from rlprims.types import merge_metrics
 log = logging.getLogger(__name__)
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
-"""How far the engine's log-probs of the probe may be from the trainer's, in nats; wrong weights are off by more."""
+"""Largest allowed difference between the engine's and the trainer's log-probs of the probe, in nats."""
 
 
 class RayExecution:
-    """The :class:`rlprims.execution.Execution` of a cluster.
+    """:class:`rlprims.execution.Execution` and :class:`rlprims.execution.Observable` of a cluster.
 
-    Training ranks hold the policy, its reference and its critic, in one pool or several; rollout workers hold an engine
-    each. The driver sends a batch's rows where they are needed, and weights by reference.
+    Training ranks have the policy, its reference and its critic, in one pool or several; each rollout worker has an
+    engine. The driver sends rows of a batch to the workers. The ranks send weights to the engines.
     """
 
     def __init__(
@@ -54,14 +56,18 @@ class RayExecution:
         updates: int,
         critic_optimizer: OptimizerConfig | None = None,
         critic_updates: int | None = None,
+        say: Callable[[str], None] = lambda progress: None,
     ) -> None:
+        begun = time.monotonic()
+        model = with_whole_paths(model)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
-        self.tolerance = _TOLERANCE[model.dtype]
+        self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]
         self.weights_version = 0
         self.roles = cluster.roles
         self.overlaps = not cluster.colocate
-        connect(cluster.address, cpus=sum(pool.workers * pool.cpus for pool in cluster.all_pools.values()))
+        cpus = sum(pool.workers * pool.cpus for pool in cluster.all_pools.values())
+        connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say)
         options = {
             "algorithm": algorithm,
             "temperature": temperature,
@@ -69,10 +75,11 @@ class RayExecution:
             "critic_optimizer": critic_optimizer,
             "critic_updates": critic_updates,
         }
-        with ExitStack() as held:  # given back, newest first, if what follows fails
-            self._start(cluster, model, optimizer, options, held)
+        with ExitStack() as held:  # resources are released, newest first, if a later step fails
+            self._start(cluster, model, optimizer, options, held, say)
             self._release = weakref.finalize(self, held.pop_all().close)
         self._release.atexit = False  # Ray ends its own processes
+        say(f"ray: ready after {time.monotonic() - begun:.0f} s")
 
     def _start(
         self,
@@ -81,38 +88,47 @@ class RayExecution:
         optimizer: OptimizerConfig,
         options: dict[str, Any],
         held: ExitStack,
+        say: Callable[[str], None],
     ) -> None:
         places = reserve_pools(cluster, model, held)
         engines = cluster.roles.rollout
         count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
+        say(f"ray: loading the models in {cluster.training_workers} ranks and {count} engines ({cluster.engine})")
         before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
 
         def process(rank: int) -> Any:
             return start_worker(RolloutWorker, before + rank, before + count, **places[engines])
 
-        # All processes at once, for each imports for seconds; ranks before engines, which take what memory is left.
+        # All processes start at once, because imports take seconds; ranks first, as engines use the remaining memory.
         begun = [process(rank) for rank in reversed(range(count))]
         groups, window = start_training(cluster, model, optimizer, options, places, held)
         self.pools, self.trainers, self.context_window = groups, groups["main"], window
         if cluster.colocate:
             self.trainers.call(TrainingWorker.offload).result()
-        tokenizer = self.tokenizer  # what is held until the end must not hold this object: it would never be collected
+        tokenizer = self.tokenizer  # the exit callbacks must not refer to self, or it would never be collected
 
         def start(rank: int) -> tuple[Any, Any]:
             worker = begun.pop() if begun else process(rank)
             return worker, worker.build.remote(cluster, model, tokenizer, window)
 
+        # The model's own forward keeps its dtype, for any dtype that the ranks compute in.
+        dtype = cluster.mixed_precision if cluster.engine == "vllm" else None
+        alone = model.engine_lora is not None
+        delivery: Delivery = (
+            Adapters(self.trainers) if alone else Wire(self.trainers, cluster.tensor_parallel_size, dtype)
+        )
         self.rollouts = Rollouts(
             start,
             count,
             timeout=cluster.call_timeout,
             start_timeout=cluster.start_timeout,
             max_replacements=cluster.max_replacements,
+            delivery=delivery,
         )
         held.callback(self.rollouts.stop)
         self.turns = Turns(self.trainers, self.rollouts, cluster.sleep_level if cluster.colocate else None)
         if cluster.colocate and not self.rollouts.frees_memory:
-            log.warning("ray.colocate: on this platform engines accept their sleep and free no memory by it")
+            log.warning("ray.colocate: on this platform engines free no memory when they sleep")
         self.sync_weights()
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
@@ -122,6 +138,19 @@ class RayExecution:
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         group = self.pools[self.roles.reference] if reference else self.trainers
         return self._measured(group, TrainingWorker.log_probs, batch, reference=reference)
+
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        return self._measured(self.pools[self.roles.teacher], TrainingWorker.teacher_log_probs, batch)
+
+    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
+        return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
+
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        group = self.pools[self.roles.teacher]
+        if group is self.trainers:
+            self.turns.of_ranks()
+        top: DataProto = group.call(TrainingWorker.teacher_top, batch, size=size).result()
+        return top
 
     def entropies(self, batch: DataProto) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.entropies, batch)
@@ -139,16 +168,14 @@ class RayExecution:
         return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, batch, algorithm)
 
     def sync_weights(self) -> None:
-        """The newest weights to every engine, and proof that they have arrived."""
+        """Send the newest weights to every engine, and verify that they have arrived."""
         self.turns.of_ranks()
-        pending = self.trainers.call(TrainingWorker.weights)
-        pending.result()
+        self.rollouts.delivery.take()
         probe = _probe(self.context_window, len(self.tokenizer))
         expected = self.trainers.call(TrainingWorker.probe, _probe_batch(probe)).result()[0][0]
         self.weights_version += 1
         self.turns.of_engines(resend=False)
-        # The driver owns the reference, so the weights outlive the rank that gathered them.
-        self.rollouts.sync(pending.refs[0], self.weights_version, probe, partial(_compare, expected, self.tolerance))
+        self.rollouts.sync(self.weights_version, probe, partial(_compare, expected, self.tolerance))
 
     def save(self, directory: Path) -> None:
         self.turns.of_ranks()
@@ -174,7 +201,7 @@ class RayExecution:
         return {name: profile for name, profile in self._ask_all("stop_profile").items() if profile is not None}
 
     def _ask_all(self, method: str, *args: Any) -> dict[str, Any]:
-        """By name, every worker's answer. A lost one has none: what it is needed for will say so."""
+        """The answers of all workers by name. A lost worker has none; the next call that needs it raises an error."""
         groups = {group.name: group for group in self.pools.values()} | {"rollout": self.rollouts}
         workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
         asked = {name: getattr(worker, method).remote(name, *args) for name, worker in workers.items()}
@@ -197,14 +224,15 @@ class RayExecution:
         if group is self.trainers:
             self.turns.of_ranks()
         whole, totals = with_counts(batch, algorithm)
-        reports: list[UpdateReport] = group.call(method, whole, algorithm, totals).result()
+        together = algorithm.together or "trajectory_ids"
+        reports: list[UpdateReport] = group.call(method, whole, algorithm, totals, together=together).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
         )
 
 
 def _probe(context_window: int, vocabulary: int) -> list[int]:
-    """Tokens that every engine can score: sixteen, spread over the vocabulary."""
+    """Up to sixteen tokens, spread over the vocabulary, that every engine can score."""
     return [token * vocabulary // 16 for token in range(min(16, context_window - 1))]
 
 
@@ -221,6 +249,6 @@ def _probe_batch(probe: Sequence[int]) -> DataProto:
 
 
 def _compare(expected: Tensor, tolerance: float, scores: Sequence[float]) -> str | None:
-    """What is wrong with an engine's scores of the probe, or None."""
+    """The error in an engine's scores of the probe, as text; None if they are right."""
     apart = float((torch.tensor(scores) - expected).abs().max())
     return None if apart <= tolerance else f"log-probs of the probe are {apart:.3g} nats from the trainer's"

@@ -2,14 +2,17 @@
 
 import json
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,13 +24,25 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._config import RayConfig
+from rlprims.execution._config import ModelConfig, RayConfig
 from rlprims.execution.hf import Ranks
 from rlprims.execution.hf._adapters import check_base, is_adapted
-from rlprims.execution.hf._models import adapter_of, save_model
+from rlprims.execution.hf._models import (
+    adapter_of,
+    empty_causal_lm,
+    load_causal_lm,
+    save_model,
+    usable_device,
+)
 from rlprims.execution.hf._train_state import TrainState
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -45,11 +60,12 @@ def join(
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
-def ranks(config: RayConfig, size: int, device: str) -> Ranks:
-    """How this process shares a model with the others that have joined."""
+def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:
+    """How this process shares a model with those that have joined; None computes in the dtype of the weights."""
     mesh = init_device_mesh(device, (size,))
-    mixed = getattr(torch, config.mixed_precision) if config.mixed_precision else None
-    precision = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32 if mixed else None)
+    name = config.mixed_precision or dtype
+    computes_in = getattr(torch, name) if name else None
+    precision = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32 if name else None)
     offload = CPUOffloadPolicy() if config.cpu_offload and device != "cpu" else OffloadPolicy()
 
     def shard(module: nn.Module) -> nn.Module:
@@ -60,14 +76,53 @@ def ranks(config: RayConfig, size: int, device: str) -> Ranks:
         for block in blocks:
             fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        module.within = _call  # type: ignore[assignment]
+        register_fsdp_forward_method(module, "within")
         return module
+
+    def load(path: str, model: ModelConfig) -> nn.Module:
+        empty = empty_causal_lm(path, model)
+        if empty is None:
+            return shard(load_causal_lm(path, model))
+        where = torch.device("cpu") if config.cpu_offload else usable_device(model)
+        return _filled(shard(empty), Path(path), where)
 
     def largest(number: int) -> int:
         numbers = torch.tensor([number], device=device)
         dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return int(numbers)
 
-    return Ranks(size, shard, largest)
+    def within(module: nn.Module, compute: Callable[[], Any]) -> Any:
+        # The head is whole inside the forward pass of the module alone: the base of the model must run there, too.
+        return module.within(compute)  # type: ignore[operator]
+
+    def reduce_next(module: Any, last: bool) -> None:
+        module.set_requires_gradient_sync(last or config.reduce_gradients == "every_micro_batch")
+        module.set_is_last_backward(last)
+
+    return Ranks(size, shard, load, largest, within, reduce_next)
+
+
+def _filled(module: nn.Module, folder: Path, device: torch.device) -> nn.Module:
+    """A module without data gets its shards, from the files of a Hugging Face model: a rank reads its own parts."""
+    names: dict[int, str] = {}
+    filled: dict[str, nn.Parameter] = {}
+    for name, empty in module.state_dict(keep_vars=True).items():
+        first = names.setdefault(id(empty), name)  # tied parameters stay one
+        filled[name] = (
+            filled[first]
+            if first != name
+            else nn.Parameter(torch.empty_like(empty, device=device), requires_grad=empty.requires_grad)
+        )
+    with torch.no_grad():
+        stored: Any = {name: filled[name].detach() for name in names.values()}
+        load_shards(stored, storage_reader=HuggingFaceStorageReader(str(folder)))
+    module.load_state_dict(filled, assign=True)
+    return module
+
+
+def _call(compute: Callable[[], Any]) -> Any:
+    return compute()
 
 
 def _block_names(module: nn.Module) -> set[str]:
@@ -82,8 +137,67 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
+class Shard(NamedTuple):
+    """A rank's part of a parameter as it was, on the CPU; of one that is not sharded the whole."""
+
+    local: Tensor
+    of: DTensor | None  # its layout, without its data
+    device: torch.device
+
+    def whole(self) -> Tensor:
+        """Of all ranks, on each of them: every rank must ask."""
+        if self.of is None:
+            return self.local
+        layout = self.of
+        sharded = DTensor.from_local(
+            self.local.to(self.device),
+            layout.device_mesh,
+            layout.placements,
+            run_check=False,
+            shape=layout.shape,
+            stride=layout.stride(),
+        )
+        return sharded.full_tensor().cpu()
+
+
+def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:
+    """A parameter as it is; without ``copy`` of one that nobody changes."""
+    if not isinstance(parameter, DTensor):
+        return Shard(parameter.detach().to("cpu", copy=copy), None, parameter.device)
+    local = parameter.to_local().detach()
+    layout = DTensor.from_local(
+        torch.empty_like(local, device="meta"),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return Shard(local.to("cpu", copy=copy), layout, local.device)
+
+
 def save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> None:
-    """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it."""
+    """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it.
+
+    Raises:
+        OSError: the disk of a rank is full, say; in one line, whichever library met it.
+    """
+    try:
+        _save(train_state, directory, name, rank=rank)
+    except CheckpointException as error:
+        failed, (cause, _) = next(iter(error.failures.items()))
+        if not isinstance(cause, OSError | SafetensorError):
+            raise
+        raise OSError(f"{directory}: rank {failed}: {_one_line(cause)}") from error
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{directory}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> None:
     _write(_weights(train_state), directory / f"{name}_shards")
     if train_state.optimizer.state:  # else there is nothing yet, and asking for it would begin it
         _write(_slots(train_state), directory / f"{name}_optimizer_shards")
@@ -95,7 +209,7 @@ def save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> N
 
 
 def load(train_state: TrainState, directory: Path, name: str) -> None:
-    """What :func:`save` wrote, on any number of ranks.
+    """Read what :func:`save` wrote, on any number of ranks.
 
     Raises:
         ValueError: it is of another model.

@@ -6,7 +6,7 @@ from rlprims.execution._profile import Profile, Profiler
 
 
 class Observed:
-    """A worker that says what it did, and can be profiled."""
+    """A worker with a report of its work and a profile."""
 
     def __init__(self) -> None:
         self.meter = Meter()

@@ -12,9 +12,10 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, RayConfig, Sampling
 from rlprims.execution._meter import metered
 from rlprims.execution.hf import Generation
-from rlprims.execution.hf._adapters import adapt, trained
+from rlprims.execution.hf._adapters import adapt, parameters, trained
 from rlprims.execution.hf._models import load_causal_lm
 from rlprims.execution.ray._observed import Observed
+from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums, differences
 from rlprims.execution.ray._worker_group import first
 
 Arrays = Mapping[str, tuple[str, np.ndarray]]
@@ -22,17 +23,27 @@ Arrays = Mapping[str, tuple[str, np.ndarray]]
 
 
 class Engine(Protocol):
-    """What samples in a worker's process."""
+    """The protocol of a sampler in a worker's process."""
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto: ...
 
     def score(self, tokens: list[int]) -> list[float]: ...
 
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None: ...
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """An adapter's tensors."""
+        ...
+
+    def receive(self, endpoint: Endpoint, version: int) -> Sums:
+        """The whole model's tensors, from the wire; their checksums as they came."""
+        ...
+
+    def unlike(self, sent: Sums) -> list[str]:
+        """Names of its tensors that differ from those that were sent."""
+        ...
 
     @property
     def frees_memory(self) -> bool:
-        """Whether sleep does what it is for."""
+        """Whether sleep releases memory."""
         ...
 
     def sleep(self, level: int) -> None: ...
@@ -54,7 +65,7 @@ class ModelEngine:
         return self.device.type != "cpu"
 
     def sleep(self, level: int) -> None:
-        """Level 2 keeps the weights as level 1 does: they are all that there is."""
+        """Level 2 keeps the weights like level 1, because there is no other copy of them."""
         self.module.to("cpu")
         if self.frees_memory:
             torch.cuda.empty_cache()
@@ -77,6 +88,20 @@ class ModelEngine:
         if missing:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
+    @torch.no_grad()
+    def receive(self, endpoint: Endpoint, version: int) -> Sums:
+        missing, received = parameters(self.module), Sums()
+        for part in Receiver(endpoint):
+            received |= checksums(part)
+            for name, tensor in part.items():
+                missing.pop(name).copy_(tensor)
+        if missing:
+            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+        return received
+
+    def unlike(self, sent: Sums) -> list[str]:
+        return differences(sent, [checksums(parameters(self.module))], {})
+
 
 class RolloutWorker(Observed):
     """An engine in a process, and the version of its weights."""
@@ -95,13 +120,7 @@ class RolloutWorker(Observed):
         else:
             from rlprims.execution.ray._vllm import VllmEngine
 
-            self.engine = VllmEngine(
-                model,
-                tokenizer,
-                context_window=context_window,
-                kv_cache_bytes=cluster.kv_cache_bytes,
-                sleeps=cluster.colocate,
-            )
+            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window)
         return self.engine.frees_memory
 
     @first
@@ -111,6 +130,19 @@ class RolloutWorker(Observed):
             warnings.simplefilter("ignore", UserWarning)  # arrays of the object store cannot be written to, and are not
             self.engine.load((name, _as_tensor(dtype, array)) for name, (dtype, array) in weights.items())
         self.version = version
+
+    @first
+    @metered
+    def receive(self, endpoint: Endpoint, version: int) -> Sums:
+        """New weights, from the wire; their checksums as they came."""
+        received = self.engine.receive(endpoint, version)
+        self.version = version
+        return received
+
+    @first
+    def unlike(self, sent: Sums) -> list[str]:
+        """Names of the engine's tensors that differ from those that were sent."""
+        return self.engine.unlike(sent)
 
     @first
     @metered

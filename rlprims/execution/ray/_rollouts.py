@@ -8,16 +8,18 @@ from typing import Any
 import ray
 
 from rlprims.data_proto import DataProto
+from rlprims.execution.ray._delivery import Delivery, Failures
+from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
 
 log = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Rollout workers that may die. The driver keeps the list of what is asked for, and the newest weights.
+    """Rollout workers that may die. The driver keeps the list of requests and the newest weights.
 
-    A worker that dies or hangs is replaced, gets the newest weights, and its prompts are run again: as a sample is a
-    function of (weights, seed, sample id), the batch is the one that would have been.
+    A worker that dies or hangs is replaced; the new one gets the newest weights and the prompts. A sample is a function
+    of (weights, seed, sample id), so the batch is the same as without the failure.
     """
 
     def __init__(
@@ -28,13 +30,16 @@ class Rollouts:
         timeout: float,
         start_timeout: float,
         max_replacements: int,
+        delivery: Delivery,
     ) -> None:
+        self.delivery = delivery
         self.start = start  # of a rank: a new worker, and the call that builds its engine
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.max_replacements = max_replacements
         self.replacements = 0
-        self.weights: tuple[Any, int] = (None, 0)
+        self.version = 0
+        self.sent: Sums = {}
         self.check: Callable[[Sequence[float]], str | None] = lambda scores: None
         self.probe: list[int] = []
         self.stopped = False
@@ -43,25 +48,32 @@ class Rollouts:
         built = [fetch(building, self._who(rank), start_timeout) for rank, (_, building) in enumerate(started)]
         self.frees_memory = all(built)  # when it sleeps
 
-    def sync(
-        self, weights: Any, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]
-    ) -> None:
-        """The same weights to every worker, each verified by its scores of the probe; one that fails is replaced.
+    def sync(self, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]) -> None:
+        """Send the newest weights to every worker, and verify them by its scores of the probe; replace one that fails.
 
         Raises:
-            WorkerLost: replacements fail as well.
+            WorkerLost: replacements fail too.
         """
-        self.weights, self.probe, self.check = (weights, version), probe, check
+        self.version, self.probe, self.check = version, probe, check
         self.send()
 
     def send(self) -> None:
-        """The newest weights again, as :meth:`sync` does."""
-        sent = [self._send(rank) for rank in range(len(self.workers))]
-        for rank, answers in enumerate(sent):
+        """Send the newest weights again, as :meth:`sync` does."""
+        everyone = dict(enumerate(self.workers))
+        failed = self._deliver(everyone)
+        # If a transfer fails for one worker it fails for all, so all living workers get the weights again.
+        again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
+        if again:
+            log.warning("weights did not reach %s; they are sent again", ", ".join(self._who(rank) for rank in again))
+            failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
+        checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
+        for rank, asked in checks.items():
             try:
-                self._verify(rank, *answers)
+                self._verify(rank, *asked)
             except (WorkerError, WorkerLost) as error:
-                self._replace(rank, str(error))
+                failed[rank] = error
+        for rank, reason in failed.items():
+            self._replace(rank, str(reason))
 
     def generate(self, prompts: DataProto, *args: Any) -> DataProto:
         """Every prompt's response, in the prompts' order."""
@@ -84,7 +96,7 @@ class Rollouts:
         return DataProto.concat([done[i] for i in range(len(chunks))])
 
     def sleep(self, level: int) -> None:
-        """Give memory back. A worker that is lost is replaced when it is to wake: until then its place is taken."""
+        """Free memory. A lost worker is replaced at :meth:`wake`, because until then its devices are in use."""
         for rank, ref in enumerate([worker.sleep.remote(level) for worker in self.workers]):
             with suppress(WorkerLost):
                 fetch(ref, self._who(rank), self.timeout)
@@ -97,24 +109,31 @@ class Rollouts:
                 self._replace(rank, str(error))
 
     def stop(self) -> None:
-        """Also of what another thread is sampling, which is told so."""
+        """Stop all workers. A thread that is sampling gets an error."""
         self.stopped = True
         for worker in self.workers:
             ray.kill(worker)
 
-    def _send(self, rank: int) -> tuple[Any, Any]:
-        """The newest weights and then the probe, without waiting: a worker does one after the other."""
-        worker = self.workers[rank]
-        return worker.load.remote(*self.weights), worker.score.remote(self.probe)
+    def _deliver(self, workers: dict[int, Any]) -> Failures:
+        failures, sent = self.delivery.deliver(workers, self.version, self.timeout)
+        self.sent = sent or self.sent
+        return failures
 
-    def _verify(self, rank: int, loading: Any, scoring: Any) -> None:
-        fetch(loading, self._who(rank), self.timeout)
+    def _ask(self, rank: int) -> tuple[Any, Any]:
+        """Ask a worker about its weights; returns without waiting for the answers."""
+        worker = self.workers[rank]
+        return worker.score.remote(self.probe), worker.unlike.remote(self.sent) if self.sent else None
+
+    def _verify(self, rank: int, scoring: Any, comparing: Any) -> None:
         wrong = self.check(fetch(scoring, self._who(rank), self.timeout))
+        unlike = fetch(comparing, self._who(rank), self.timeout) if comparing is not None else []
+        if unlike:
+            wrong = f"{len(unlike)} tensors differ, {unlike[0]} among them"
         if wrong is not None:
             raise WorkerError(f"{self._who(rank)} does not have the weights it was sent: {wrong}")
 
     def _replace(self, rank: int, reason: str) -> None:
-        """A new worker in the place of a lost one, ready only with the newest weights."""
+        """Replace a lost worker. The new one is used only after it has the newest weights."""
         if self.stopped:
             raise WorkerLost(f"{self._who(rank)}: stopped")
         if self.replacements == self.max_replacements:
@@ -124,7 +143,9 @@ class Rollouts:
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
         fetch(building, self._who(rank), self.start_timeout)
-        self._verify(rank, *self._send(rank))
+        for failure in self._deliver({rank: self.workers[rank]}).values():
+            raise failure
+        self._verify(rank, *self._ask(rank))
 
     def _who(self, rank: int) -> str:
         return f"rollout worker {rank} of {len(self.workers)}"

@@ -6,10 +6,10 @@ from rlprims.execution.ray._worker_group import WorkerGroup
 
 
 class Turns:
-    """Ranks and engines that share their places: before one side works the other gives its memory back.
+    """Ranks and engines on the same devices: before one side works, the other releases its memory.
 
     Ranks move their weights and optimizers to the CPU; engines sleep, and after level 2 are sent their weights again.
-    With ``level`` None they have places of their own, and there is nothing to do.
+    With ``level`` None they have devices of their own, and there is nothing to do.
     """
 
     def __init__(self, trainers: WorkerGroup, rollouts: Rollouts, level: int | None) -> None:
@@ -17,7 +17,7 @@ class Turns:
         self.engines_awake = True
 
     def of_engines(self, *, resend: bool = True) -> None:
-        """Theirs from here on; without ``resend`` new weights are about to come."""
+        """Give the devices to the engines; without ``resend`` the caller sends new weights next."""
         if self.level is None or self.engines_awake:
             return
         self.trainers.call(TrainingWorker.offload).result()
@@ -27,7 +27,7 @@ class Turns:
         self.engines_awake = True
 
     def of_ranks(self) -> None:
-        """Theirs from here on."""
+        """Give the devices to the training ranks."""
         if self.level is None or not self.engines_awake:
             return
         self.rollouts.sleep(self.level)

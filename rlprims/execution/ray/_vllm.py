@@ -1,58 +1,33 @@
-"""The vLLM engine, made to sample as everything here does: by the uniforms of (seed, sample id)."""
+"""The vLLM engine: its own sampler, with a seed for each request, and its log-probs of what that drew from."""
 
-import itertools
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from vllm import LLM, SamplingParams, TokensPrompt
+from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt
+from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
-from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
-from rlprims.execution._kept import ids_left
+from rlprims.execution._config import LoraConfig, ModelConfig, RayConfig, Sampling
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
-from rlprims.execution.hf._sampler import Responses, choose, processed, uniforms
+from rlprims.execution.hf._draw import sample_seeds
+from rlprims.execution.hf._sampler import Responses
+from rlprims.execution.ray._vllm_worker import BACKEND, WorkerExtension
+from rlprims.execution.ray._wire import Endpoint, Sums, differences
 
-
-class _Draw:
-    """One response: which logits become which distribution, its uniforms, what was drawn: its log-probs and sets."""
-
-    def __init__(self, sampling: Sampling, u: Tensor) -> None:
-        self.process = processed(sampling)
-        self.u = u if sampling.temperature > 0 else None
-        self.log_probs: list[float] = []
-        self.kept: list[Tensor] | None = [] if sampling.truncates else None
-
-    def __call__(self, output_ids: list[int], logits: Tensor) -> Tensor:
-        """Logits that leave one token: the one at this position's quantile."""
-        position = len(output_ids)
-        scores = self.process(logits.float()[None])
-        chosen = choose(scores, None if self.u is None else self.u[position : position + 1].to(logits.device))
-        # A preempted request is computed again from its first token.
-        del self.log_probs[position:]
-        self.log_probs.append(float(torch.log_softmax(scores, -1)[0, chosen[0]]))
-        if self.kept is not None:
-            del self.kept[position:]
-            self.kept.append(ids_left(scores)[0])
-        return torch.full_like(logits, -math.inf).index_fill_(0, chosen, 0.0)
-
-
-_DRAWS: dict[int, _Draw] = {}
-"""Of the requests that the engine of this process works on."""
-_NUMBERS = itertools.count()
 _ENDED = {
     "stop": Ended.STOP,
     "length": Ended.LENGTH,
@@ -60,33 +35,8 @@ _ENDED = {
     "repetition": Ended.ABORTED,
     "error": Ended.ERROR,
 }
-"""What vLLM calls the reasons."""
-
-
-class Quantiles(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Hands each request's logits to its draw."""
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def new_req_logits_processor(self, params: SamplingParams) -> Any:
-        return _DRAWS[params.extra_args["draw"]] if params.extra_args and "draw" in params.extra_args else None
-
-
-class WorkerExtension:
-    """Methods that vLLM's worker gains."""
-
-    model_runner: Any
-
-    def load_weights_in_place(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.model_runner.reload_weights(weights_iterator=iter(weights))
-        # Of tied weights only the embedding comes, and on a CPU the head keeps its own packed copy of the old one.
-        model = self.model_runner.get_model()
-        named = model.named_parameters(remove_duplicate=False)
-        embeddings = {id(parameter) for name, parameter in named if "embed" in name}
-        for module in model.modules():
-            if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
-                module.quant_method.process_weights_after_loading(module)
+"""vLLM's names of the reasons."""
+_TIES = 8
 
 
 class _Adapter:
@@ -106,7 +56,7 @@ class _Adapter:
 
     def renew(self, engine: Any, tensors: dict[str, Tensor]) -> None:
         old, number = self.request, self.request.lora_int_id + 1 if self.request else 1
-        # A number or name that was there before would bring back what was there before.
+        # For a known number or name vLLM would use the old adapter.
         path = Path(self.directory.name) / str(number)
         save_adapter(path, tensors, self.config, base=self.base)
         self.request = LoRARequest(f"adapter-{number}", number, str(path))
@@ -123,58 +73,70 @@ class VllmEngine:
         self,
         model: ModelConfig,
         tokenizer: Any,
+        cluster: RayConfig,
         *,
         context_window: int,
-        kv_cache_bytes: int | None,
-        sleeps: bool = False,
     ) -> None:
         settings = GenerationConfig.from_pretrained(model.path)
         self.pad_token_id, self.end_ids = special_ids(settings, tokenizer)
-        memory = {"kv_cache_memory_bytes": kv_cache_bytes} if kv_cache_bytes else {}
+        on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
-        self.llm = LLM(
-            model.path,
-            enable_sleep_mode=sleeps and self.frees_memory,  # a CPU refuses the option and takes the calls
-            dtype=model.dtype,
-            enforce_eager=True,
-            max_model_len=context_window,
-            max_num_seqs=model.max_rows_per_generation,
-            seed=0,
-            logits_processors=[Quantiles],
-            worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
-            disable_log_stats=True,
-            **memory,
-            **(self.adapter.options() if self.adapter else {}),
-        )
+        ours = {
+            "model": model.path,
+            "enable_sleep_mode": cluster.colocate and self.frees_memory,  # a CPU refuses it and takes the calls
+            "dtype": cluster.mixed_precision or model.dtype,
+            # On a CPU there are no graphs, and what takes their place is compiled by g++ for seconds.
+            "enforce_eager": on_cpu if cluster.enforce_eager is None else cluster.enforce_eager,
+            "tensor_parallel_size": cluster.tensor_parallel_size,
+            "max_model_len": context_window,
+            "max_num_seqs": model.max_rows_per_generation,
+            "seed": 0,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that is drawn from
+            "max_logprobs": -1,  # as many as are asked for
+            "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+            "disable_log_stats": True,
+        }
+        if cluster.kv_cache_bytes:
+            ours["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
+        if cluster.tensor_parallel_size > 1:
+            ours["distributed_executor_backend"] = "mp"  # its processes are this one's children, and end with it
+        if self.adapter:
+            ours |= self.adapter.options()
+        else:
+            ours["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+        if on_cpu:
+            # A seeded request whose prompt is read in parts ends V1 on a CPU: it rewinds its generator, which cannot.
+            ours["enable_chunked_prefill"] = False
+        self.llm = LLM(**ours, **checked_options(cluster.engine_options, ours))
+        if on_cpu:
+            self.llm.collective_rpc("draw_as_a_gpu")
+        self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         ids = prompt_ids(prompts, prompt_width)
-        u = uniforms(seed, prompts["sample_id"].tolist(), sampling.max_new_tokens)
-        draws = {next(_NUMBERS): _Draw(sampling, row) for row in u}
-        _DRAWS.update(draws)
-        try:
-            outputs = self.llm.generate(
-                [TokensPrompt(prompt_token_ids=prompt) for prompt in ids],
-                [
-                    SamplingParams(
-                        temperature=0.0,  # the draw leaves one token
-                        max_tokens=sampling.max_new_tokens,
-                        stop_token_ids=self.end_ids,
-                        ignore_eos=True,  # the ends are those of end_ids
-                        stop=list(sampling.stop) or None,
-                        include_stop_str_in_output=True,
-                        detokenize=bool(sampling.stop),
-                        extra_args={"draw": number},
-                    )
-                    for number in draws
-                ],
-                use_tqdm=False,
-                lora_request=self.adapter and self.adapter.request,
-            )
-        finally:
-            for number in draws:
-                del _DRAWS[number]
+        outputs = self.llm.generate(
+            [TokensPrompt(prompt_token_ids=prompt) for prompt in ids],
+            [
+                SamplingParams(
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                    min_p=sampling.min_p,
+                    seed=request_seed,
+                    logprobs=self._number_of_logprobs(sampling),
+                    max_tokens=sampling.max_new_tokens,
+                    stop_token_ids=self.end_ids,
+                    ignore_eos=True,  # the ends are those of end_ids
+                    stop=list(sampling.stop) or None,
+                    include_stop_str_in_output=True,
+                    detokenize=bool(sampling.stop),
+                )
+                for request_seed in sample_seeds(seed, prompts["sample_id"].tolist()).tolist()
+            ],
+            use_tqdm=False,
+            lora_request=self.adapter and self.adapter.request,
+        )
         rows, limit = len(ids), sampling.max_new_tokens
         tokens = torch.full((rows, limit), self.pad_token_id, dtype=torch.int64)
         mask = torch.zeros(rows, limit, dtype=torch.bool)
@@ -182,21 +144,35 @@ class VllmEngine:
         ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
         kept_ids = [torch.zeros(0, dtype=torch.int32)]
         kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
-        for i, (output, draw) in enumerate(zip(outputs, draws.values(), strict=True)):
+        for i, output in enumerate(outputs):
             response = output.outputs[0]
             length = len(response.token_ids)
             tokens[i, :length] = torch.tensor(response.token_ids, dtype=torch.int64)
             mask[i, :length] = True
-            log_probs[i, :length] = torch.tensor(draw.log_probs[:length])
+            found = list(zip(response.token_ids, response.logprobs, strict=True))
+            log_probs[i, :length] = torch.tensor([entry[token].logprob for token, entry in found])
             # The engine says "length" for a full window, too.
             full = response.finish_reason == "length" and length < limit
             ended[i] = Ended.CONTEXT if full else _ENDED.get(response.finish_reason, Ended.ERROR)
-            if draw.kept is not None:
-                kept_ids += draw.kept[:length]
-                kept_counts[i, :length] = torch.tensor([len(ids) for ids in draw.kept[:length]])
+            if sampling.truncates:
+                sets = [self._kept(entry) for _, entry in found]
+                kept_ids += [torch.tensor(left, dtype=torch.int32) for left in sets]
+                kept_counts[i, :length] = torch.tensor([len(left) for left in sets])
         kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
         responses = Responses(tokens, mask, log_probs, ended, *kept)
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+
+    def _number_of_logprobs(self, sampling: Sampling) -> int:
+        """Beside that of the drawn token: enough to see which tokens the sampler left."""
+        if not sampling.truncates:
+            return 0
+        # Tokens that are as likely as the k-th are left, too.
+        return min(self.vocabulary, sampling.top_k + _TIES) if sampling.top_k else self.vocabulary
+
+    def _kept(self, entry: Mapping[int, Any]) -> list[int]:
+        """The tokens that were left at a position, of its log-probs; none where that is the whole vocabulary."""
+        left = sorted(token for token, found in entry.items() if found.logprob > -math.inf)
+        return left if len(left) < self.vocabulary else []
 
     def sleep(self, level: int) -> None:
         # Level 2 forgets the model too, and an adapter alone does not bring it back.
@@ -217,8 +193,46 @@ class VllmEngine:
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        if self.adapter:
-            self.adapter.renew(self.llm.llm_engine, dict(weights))
-        else:
-            self.llm.collective_rpc("load_weights_in_place", args=(list(weights),))
+        if self.adapter is None:
+            raise ValueError("this engine receives whole weights: it has no adapter to load")
+        self.adapter.renew(self.llm.llm_engine, dict(weights))
         self.llm.reset_prefix_cache()
+
+    def receive(self, endpoint: Endpoint, version: int) -> Sums:
+        """Whole weights by vLLM's four calls; the checksums of what came."""
+        try:
+            self.llm.init_weight_transfer_engine({"init_info": endpoint._asdict()})
+            self.llm.start_weight_update()
+            self.llm.update_weights({"update_info": {}})
+            self.llm.finish_weight_update(str(version))
+        except BaseException:
+            self.llm.collective_rpc("abandon_weight_update")
+            raise
+        finally:
+            self.llm.shutdown_weight_transfer_engine()
+        self.llm.reset_prefix_cache()
+        received: Sums = self.llm.collective_rpc("received_sums")[0]
+        return received
+
+    def unlike(self, sent: Sums) -> list[str]:
+        """Names of its parameters that differ from these."""
+        fused = self.llm.collective_rpc("fused_names")[0]
+        return differences(sent, self.llm.collective_rpc("held_sums"), fused)
+
+
+def checked_options(options: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """``ray.engine_options`` for vLLM, which checks their values.
+
+    Raises:
+        ValueError: vLLM has no such option, or another setting decides it.
+    """
+    known = {field.name for field in fields(EngineArgs)}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 3)
+            raise ValueError(
+                f"ray.engine_options: vLLM has no option {name!r}; it has {', '.join(near) or sorted(known)}"
+            )
+        if name in ours:
+            raise ValueError(f"ray.engine_options: {name} is decided by other settings: {ours[name]!r}")
+    return dict(options)

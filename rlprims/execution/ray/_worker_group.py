@@ -1,11 +1,11 @@
-"""One controller, many workers: a method of the group is called once, and runs on the ranks that it names.
+"""One controller, many workers: one call of a group's method runs on several ranks.
 
-A worker's methods say how they are called: :func:`everywhere` with the same arguments, :func:`split` with a part of the
-batch for each rank, :func:`first` on rank 0. ``group.call(Worker.method, ...)`` gives a :class:`Pending` at once.
+A decorator of the worker's method defines how: :func:`everywhere` with the same arguments, :func:`split` with a part of
+the batch for each rank, :func:`first` on rank 0. ``group.call(Worker.method, ...)`` returns a :class:`Pending` at once.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,10 +15,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution._protocol import ExecutionError
-from rlprims.execution.hf import without_tokens
+from rlprims.execution.ray._division import columns_of, divided, padded
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,7 +28,7 @@ class WorkerError(ExecutionError):
 
 
 class WorkerRefused(WorkerError, ValueError):
-    """A worker was asked for what cannot be: the ValueError of one process."""
+    """A worker refused its arguments: the same as a ValueError in one process."""
 
 
 class WorkerLost(ExecutionError):
@@ -37,20 +36,35 @@ class WorkerLost(ExecutionError):
 
 
 def everywhere(method: Method) -> Method:
-    """The same arguments on every rank; the ranks' results in a list."""
+    """Call the method with the same arguments on every rank; the results are a list."""
     return _marked(method, "everywhere")
 
 
 def split(method: Method) -> Method:
-    """The first argument is a DataProto: each rank has some of its rows, balanced by tokens, rollouts whole.
+    """Split the first argument, a DataProto: each rank gets some rows, balanced by tokens, with whole rollouts.
 
-    Tensors and DataProtos come back as one, rows in their first order; other results in a list.
+    Tensors and DataProtos are joined, with the rows in their original order; other results are a list.
     """
     return _marked(method, "split")
 
 
+def split_by_prompt(method: Method) -> Method:
+    """Like :func:`split`, for a packed forward pass, which computes a prompt once for all rows that begin with it."""
+    return _marked(method, "split by prompt")
+
+
+def reads(columns: Collection[str] | None) -> Callable[[Method], Method]:
+    """Send only these columns of a batch that is split; None: all tensors, and no texts."""
+
+    def marked(method: Method) -> Method:
+        method.columns = columns  # type: ignore[attr-defined]
+        return method
+
+    return marked
+
+
 def first(method: Method) -> Method:
-    """On rank 0 alone."""
+    """Call the method on rank 0 only."""
     return _marked(method, "first")
 
 
@@ -60,7 +74,7 @@ def _marked(method: Method, how: str) -> Method:
 
 
 class Pending(Generic[R]):
-    """A call that is under way; the driver may go on meanwhile."""
+    """A running call. The driver can continue and get the result later."""
 
     def __init__(self, group: "WorkerGroup", refs: Sequence[Any], collect: Callable[[list[Any]], R]) -> None:
         self.group, self.refs, self.collect = group, refs, collect
@@ -69,11 +83,11 @@ class Pending(Generic[R]):
         """Wait for every rank.
 
         Raises:
-            WorkerError: one of them raised.
-            WorkerLost: one died or is silent.
+            WorkerError: a worker raised.
+            WorkerLost: a worker died or does not answer.
         """
         wait = self.group.timeout if timeout is None else timeout
-        # The first to fail is told, and not the one that waits for it.
+        # The error of the first rank that fails is raised, not that of a rank that waits for it.
         waiting, results = list(self.refs), dict[Any, Any]()
         while waiting:
             done, waiting = ray.wait(waiting, timeout=wait)
@@ -86,11 +100,13 @@ class Pending(Generic[R]):
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
-    """The result of one worker, or its error in words."""
+    """The result of one worker; its error is raised again with the name of the worker."""
     try:
         return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
-        # Ray's error is of its cause's class too.
+        if isinstance(error.cause, OSError):  # it has the path and the reason, so the traceback is left out
+            raise WorkerError(f"{who}: {error.cause}") from None
+        # The class of Ray's error is also a subclass of its cause's class.
         kind = WorkerRefused if isinstance(error, ValueError) else WorkerError
         raise kind(f"{who} raised:\n{error}") from None
     except RayActorError as error:
@@ -100,13 +116,13 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
 
 
 def reason_of(error: RayActorError) -> str:
-    """What Ray knows of a death: its first sentence, and the exception if one was the cause."""
+    """Ray's reason for the death of an actor: the first line, and the exception if one was the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 class WorkerGroup:
-    """Workers of one class, a rank each, in the bundles of a placement group."""
+    """Workers of one class, one per rank, in the bundles of a placement group."""
 
     def __init__(
         self,
@@ -123,34 +139,43 @@ class WorkerGroup:
         self.name = name
         self.timeout = timeout
         self.order = threading.Lock()
-        # A worker that restarts by itself would serve the weights of the beginning.
+        # Ray must not restart a worker, because it would have the initial weights.
         self.workers = [
             start_worker(worker, rank, count, placement_group, cpus=cpus, gpus=gpus, environment=environment)
             for rank in range(count)
         ]
 
-    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Start a method of the workers' class; calls from several threads reach all ranks in one order."""
-        with self.order:
-            return self._call(method, *args, **kwargs)
+    def call(
+        self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
+    ) -> Pending[Any]:
+        """Start a method of the workers' class. Calls from several threads reach all ranks in the same order.
 
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
+        A batch that is split keeps rows with the same id in the column ``together`` on one rank.
+        """
+        with self.order:
+            return self._call(method, *args, together=together, **kwargs)
+
+    def _call(self, method: Callable[..., Any], *args: Any, together: str, **kwargs: Any) -> Pending[Any]:
         how: str = method.dispatch  # type: ignore[attr-defined]
         name = method.__name__
-        if how == "split":
-            return self._split(name, *args, **kwargs)
+        if how.startswith("split"):
+            return self._split(method, *args, together=together, **kwargs)
         workers = self.workers[:1] if how == "first" else self.workers
         shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
         refs = [getattr(worker, name).remote(*shared, **kwargs) for worker in workers]
         return Pending(self, refs, (lambda results: results[0]) if how == "first" else (lambda results: results))
 
-    def _split(self, name: str, batch: DataProto, *args: Any, **kwargs: Any) -> Pending[Any]:
-        padded = _padded(batch, len(self.workers))
-        lengths = padded["attention_mask"].sum(-1).tolist()
-        rollouts = padded["trajectory_ids"].tolist() if "trajectory_ids" in padded else None
-        rows = balance(lengths, len(self.workers), rollouts) if lengths else [[] for _ in self.workers]
+    def _split(
+        self, method: Callable[..., Any], batch: DataProto, *args: Any, together: str, **kwargs: Any
+    ) -> Pending[Any]:
+        whole = padded(batch, len(self.workers), together=together)
+        how: str = method.dispatch  # type: ignore[attr-defined]
+        by_prompt = how == "split by prompt"
+        rows = divided(whole, len(self.workers), share_prompts=by_prompt, together=together)
+        # Each rank gets only the columns that it reads.
+        sent = columns_of(whole, method.columns) if hasattr(method, "columns") else whole
         refs = [
-            getattr(worker, name).remote(padded.select_idxs(np.array(part, dtype=np.int64)), *args, **kwargs)
+            getattr(worker, method.__name__).remote(sent.select_idxs(np.array(part, dtype=np.int64)), *args, **kwargs)
             for worker, part in zip(self.workers, rows, strict=True)
         ]
         return Pending(self, refs, lambda results: _joined(results, rows, len(batch)))
@@ -170,7 +195,7 @@ def start_worker(
     gpus: float,
     environment: dict[str, str],
 ) -> Any:
-    """The handle of a new actor in its bundle."""
+    """Start an actor in its bundle; returns its handle."""
     place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=rank)
     return (
         ray.remote(worker)
@@ -183,19 +208,6 @@ def start_worker(
         )
         .remote(rank, count)
     )
-
-
-def _padded(batch: DataProto, ranks: int) -> DataProto:
-    """At least a row, and a rollout, for each rank; a row that is added has no token that counts."""
-    missing = ranks - (len(batch["trajectory_ids"].unique()) if "trajectory_ids" in batch else len(batch))
-    if missing <= 0 or not len(batch):
-        return batch
-    spare = batch.select_idxs(np.zeros(missing, dtype=np.int64))
-    for name, mask in without_tokens(dict(spare.batch.items())).items():
-        spare[name] = mask
-    if "trajectory_ids" in batch:
-        spare["trajectory_ids"] = batch["trajectory_ids"].max() + 1 + torch.arange(missing)
-    return DataProto.concat([batch, spare])
 
 
 def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:

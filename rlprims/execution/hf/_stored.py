@@ -1,0 +1,181 @@
+"""Training on stored rows: demonstrations, or pairs of a chosen and a rejected response, in one process.
+
+:func:`rlprims.execution.kind_of` determines the kind from the loss's signature.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims import algorithms, diagnostics
+from rlprims.algorithms import Algorithm, Use
+from rlprims.data_proto import DataProto
+from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig
+from rlprims.execution._meter import Meter, WorkerReport, metered
+from rlprims.execution._profile import Profile
+from rlprims.execution._protocol import UpdateReport
+from rlprims.execution._stored import kind_of, reads_reference
+from rlprims.execution.hf._adapters import adapt
+from rlprims.execution.hf._flops import peak_flops, update_cost
+from rlprims.execution.hf._forward import last_token_scores
+from rlprims.execution.hf._models import load_new_classifier
+from rlprims.execution.hf._train_state import TrainState
+from rlprims.execution.hf._training import Training, with_counts
+from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.types import Mean, Metrics, merge_metrics
+
+_SCALES = ("beta", "tau", "odds_coef")
+"""The names of the factor of the rewards in losses on pairs."""
+
+
+class StoredTraining(Training):
+    """The model that is trained on stored rows: a policy, or for a loss on scores a reward model.
+
+    A batch has the columns of responses (:class:`rlprims.execution.Execution`) except those of the sampler. A batch of
+    pairs has the rows chosen, rejected, chosen, ... with ``pair_ids`` int64 and ``is_chosen`` bool (B,), and
+    ``ref_sequence_log_probs`` (B,) or ``score_margins`` (B,) if the loss needs them.
+
+    ``means``: compare pairs by means over their tokens instead of sums.
+
+    Raises:
+        ValueError: a model cannot be loaded, or stored rows do not have the data that the loss needs.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        *,
+        loss: Use,
+        aggregation: Use,
+        tokenizer: Any,
+        updates: int,
+        means: bool = False,
+    ) -> None:
+        self.kind, self.loss, self.means, self.tokenizer = kind_of(loss), loss, means, tokenizer
+        self.algorithm: Algorithm = algorithms.sft().replace(aggregation=aggregation)
+        if self.kind == "demonstrations":
+            self.algorithm = self.algorithm.replace(policy_loss=loss)
+        self.scorer: TrainState | None = None
+        roles = () if self.kind == "scores" else ("actor",)
+        super().__init__(model, optimizer, algorithm=self.algorithm, temperature=1.0, updates=updates, roles=roles)
+        if self.kind == "scores":
+            module = adapt(load_new_classifier(model.path, model), model.lora)
+            self.scorer = TrainState(module, optimizer, updates)
+        (state,) = self.train_states().values()
+        known, kind = model.peak_tflops, getattr(torch, model.dtype)
+        costs = {"update_rows": update_cost(state.module)}
+        self.meter = Meter(costs, lambda: known * 1e12 if known else peak_flops(self.device.type, kind))
+
+    def train_states(self) -> dict[str, TrainState]:
+        return super().train_states() | ({"reward": self.scorer} if self.scorer is not None else {})
+
+    @metered
+    def update_rows(self, batch: DataProto) -> UpdateReport:
+        """One optimizer step on the whole batch."""
+        (state,) = self.train_states().values()
+        whole, totals = with_counts(batch, self.algorithm)
+        forward = self._forward(len(batch) // 2)
+        return self._optimizer_step(state, whole, totals, forward, packing=self._packing, together=self._together)
+
+    @metered
+    @torch.no_grad()
+    def measure_rows(self, batch: DataProto) -> Metrics:
+        """The metrics of an update on the batch, without the update."""
+        whole, totals = with_counts(batch, self.algorithm)
+        forward, metrics = self._forward(len(batch) // 2, learns=False), Metrics()
+        for _, part, _ in self._parts(whole, packing=self._packing, together=self._together):
+            metrics = merge_metrics(metrics, forward({**part, **totals})[1])  # type: ignore[dict-item]
+        return metrics
+
+    @metered
+    def sequence_log_probs(self, batch: DataProto) -> Tensor:
+        """float (B,): the sequences' log-probs under the current policy, as a loss on pairs compares them."""
+        return self._of_responses(self.log_probs(batch), batch["response_mask"])
+
+    def reports(self) -> list[WorkerReport]:
+        return [self.meter.report("local")]
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """Does nothing: there is no other process."""
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return {}
+
+    def save(self, directory: Path) -> None:
+        """Write all state to an empty directory, with the model for Hugging Face in ``policy`` or ``reward``."""
+        for name, state in self.train_states().items():
+            state.save(directory, name)
+            self.tokenizer.save_pretrained(directory / name)
+
+    def load(self, directory: Path) -> None:
+        for name, state in self.train_states().items():
+            state.load(directory, name)
+
+    @property
+    def _packing(self) -> bool:
+        return self.model.packing and self.kind != "scores"
+
+    @property
+    def _together(self) -> str | None:
+        return None if self.kind == "demonstrations" else "pair_ids"
+
+    def _of_responses(self, log_probs: Tensor, mask: Tensor) -> Tensor:
+        sums = sequence_sum(log_probs, mask)
+        return sums / sequence_lengths(mask).clamp(min=1) if self.means else sums
+
+    def _forward(self, pairs: int, *, learns: bool = True) -> Callable[[dict[str, Tensor]], tuple[Tensor, Metrics]]:
+        """A function from a micro-batch to its share of the loss and its metrics; ``pairs`` counts the whole batch."""
+
+        def demonstrations(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+            mask = part["response_mask"]
+            if learns:
+                loss, scores = self._objective(part, self.algorithm)
+            else:
+                scores = self._token_scores(self.policy.module, part, self.temperature, ["log_probs", "entropies"])
+                loss = scores["log_probs"].new_zeros(())
+            return loss, {
+                "nll": diagnostics.token_mean(-scores["log_probs"], mask),
+                "entropy": diagnostics.token_mean(scores["entropies"], mask),
+            }
+
+        def of_pairs(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+            per_pair, chosen, rejected = self._pair_losses(part)
+            return per_pair.sum() / pairs, _described(per_pair, chosen, rejected)
+
+        return demonstrations if self.kind == "demonstrations" else of_pairs
+
+    def _pair_losses(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """float (P,) each: the losses, and the rewards of the chosen and of the rejected responses."""
+        chosen = part["is_chosen"]
+        if self.scorer is not None:
+            scores = last_token_scores(self.scorer.module, part)
+            data = {"chosen_scores": scores[chosen], "rejected_scores": scores[~chosen]}
+            if "score_margins" in part:
+                data["score_margins"] = part["score_margins"][chosen]
+            return self.loss(data), data["chosen_scores"], data["rejected_scores"]
+        per_token = self._token_scores(self.policy.module, part, self.temperature, ["log_probs"])["log_probs"]
+        x = self._of_responses(per_token, part["response_mask"])
+        ref = part.get("ref_sequence_log_probs", torch.zeros_like(x))
+        data = {"chosen_log_probs": x[chosen], "rejected_log_probs": x[~chosen]}
+        if reads_reference(self.loss):
+            data |= {"ref_chosen_log_probs": ref[chosen], "ref_rejected_log_probs": ref[~chosen]}
+        bound = self.loss.hyperparameters
+        rewards = next((bound[name] for name in _SCALES if name in bound), 1.0) * (x - ref)
+        return self.loss(data), rewards[chosen], rewards[~chosen]
+
+
+def _described(per_pair: Tensor, chosen: Tensor, rejected: Tensor) -> Metrics:
+    """Means over the pairs. A pair is correct if the chosen response has the larger reward."""
+    values = {
+        "loss": per_pair,
+        "accuracy": (chosen > rejected).float(),
+        "margin": chosen - rejected,
+        "chosen_reward": chosen,
+        "rejected_reward": rejected,
+    }
+    count = torch.tensor(len(per_pair), device=per_pair.device)
+    return {f"pairs/{name}": Mean(x.detach().sum(), count) for name, x in values.items()}

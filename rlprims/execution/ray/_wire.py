@@ -1,0 +1,222 @@
+"""Weights from rank 0 to every process of the engines: a layer at a time, packed in one buffer, by gloo.
+
+Each transfer has its own connection: a store that rank 0 keeps, and a process group of rank 0 and all receivers. If it
+breaks, some engines have a part of the weights, which the next transfer replaces; nothing else is left of it.
+"""
+
+import itertools
+import json
+import math
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+dist: Any = torch.distributed  # some of its names are not typed
+
+Sums = dict[str, tuple[int, int]]
+"""By a tensor's name how many numbers it has, and its checksum."""
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ALIGNED = 16
+
+
+class Info(NamedTuple):
+    """A tensor to come."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+    @property
+    def bytes(self) -> int:
+        size: int = math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        return size
+
+
+class Endpoint(NamedTuple):
+    """Where a receiver connects, and which of the group it is; rank 0 sends."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    timeout: float
+
+
+def layers(names: Sequence[str]) -> list[list[str]]:
+    """The names in their order, those of one decoder layer together, and those before and after the layers.
+
+    >>> layers(["embed.weight", "layers.0.q.weight", "layers.0.k.weight", "layers.1.q.weight", "norm.weight"])
+    [['embed.weight'], ['layers.0.q.weight', 'layers.0.k.weight'], ['layers.1.q.weight'], ['norm.weight']]
+    """
+
+    def layer(name: str) -> str:
+        found = re.match(r"(.*?\.\d+)\.", name)
+        return found[1] if found else ""
+
+    return [list(part) for _, part in itertools.groupby(names, key=layer)]
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of its bits as integers: the same in parts, whatever their order, and for zeros that are added."""
+    flat = tensor.detach().contiguous()
+    return int(flat.view(_BITS[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> Sums:
+    return {name: (tensor.numel(), checksum(tensor)) for name, tensor in tensors.items()}
+
+
+class Sender:
+    """Rank 0's end of a transfer."""
+
+    def __init__(self, host: str, timeout: float) -> None:
+        self.limit = timedelta(seconds=timeout)
+        listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self.store: Any = dist.TCPStore(
+            *self.address,
+            is_master=True,
+            master_listen_fd=listener.detach(),
+            wait_for_workers=False,
+            timeout=self.limit,
+        )
+        self.flying: Any = None
+        self.group: Any = None
+
+    def connect(self, receivers: int, parts: Sequence[Sequence[Info]]) -> None:
+        """Say what will come, and wait for all receivers."""
+        self.receivers = receivers
+        self.store.set("parts", json.dumps(parts))
+        self._wait_for("here")
+        self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), 0, receivers + 1, self.limit)
+
+    def send(self, part: Sequence[Info], tensors: Sequence[Tensor]) -> None:
+        """Begin to send a part when the one before it has arrived: this one was gathered meanwhile."""
+        flat = _packed(part, tensors)
+        self._land()
+        self.flying = self.group.broadcast(flat, 0)
+
+    def finish(self) -> None:
+        self._land()
+        self._wait_for("done")
+
+    def close(self) -> None:
+        """Close the connections; processes that still wait get an error."""
+        self.flying = self.group = self.store = None
+
+    def _land(self) -> None:
+        while self.flying is not None and not self.flying.is_completed():
+            self._heed()
+            time.sleep(2e-4)
+        if self.flying is not None:
+            self.flying.wait()
+
+    def _wait_for(self, what: str) -> None:
+        keys = [f"{what}/{rank}" for rank in range(1, self.receivers + 1)]
+        end = time.monotonic() + self.limit.total_seconds()
+        while not self.store.check(keys):
+            self._heed()
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.receivers} receivers of weights: not all were {what} in time")
+            time.sleep(1e-3)
+
+    def _heed(self) -> None:
+        if self.store.check(["cancelled"]):
+            raise ConnectionAbortedError(
+                f"the transfer of weights was cancelled: {self.store.get('cancelled').decode()}"
+            )
+
+
+def cancel(address: tuple[str, int], reason: str) -> None:
+    """End a transfer for which another process waits, if it has not ended."""
+    with suppress(RuntimeError, OSError):
+        dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=5)).set("cancelled", reason)
+
+
+class Receiver:
+    """An engine's end of a transfer, in one of its processes."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.rank, limit = endpoint.rank, timedelta(seconds=endpoint.timeout)
+        # The sender listens already: a receiver that cannot connect soon is too late for this transfer.
+        soon = min(limit, timedelta(seconds=30))
+        self.store = dist.TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=soon)
+        self.store.set_timeout(limit)
+        self.parts = [[Info(*info) for info in part] for part in json.loads(self.store.get("parts"))]
+        self.store.set(f"here/{self.rank}", "")
+        store = dist.PrefixStore("weights", self.store)
+        self.group = dist.ProcessGroupGloo(store, self.rank, endpoint.size, limit)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Each part's tensors by name, in a buffer that is used for no other part."""
+        for part in self.parts:
+            flat = torch.empty(sum(_room(info.bytes) for info in part), dtype=torch.uint8)
+            self.group.broadcast(flat, 0).wait()
+            pieces = torch.split(flat, [_room(info.bytes) for info in part])
+            yield {
+                info.name: piece[: info.bytes].view(getattr(torch, info.dtype)).view(info.shape)
+                for info, piece in zip(part, pieces, strict=True)
+            }
+        self.store.set(f"done/{self.rank}", "")
+
+
+def _room(size: int) -> int:
+    """A view of another dtype must be aligned."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _packed(part: Sequence[Info], tensors: Sequence[Tensor]) -> Tensor:
+    flat = torch.zeros(sum(_room(info.bytes) for info in part), dtype=torch.uint8)
+    pieces = torch.split(flat, [_room(info.bytes) for info in part])
+    for info, piece, tensor in zip(part, pieces, tensors, strict=True):
+        raw = tensor.detach().to("cpu", getattr(torch, info.dtype)).contiguous().view(-1).view(torch.uint8)
+        piece[: info.bytes].copy_(raw)
+    return flat
+
+
+def differences(sent: Sums, held: Sequence[Sums], fused: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of an engine's tensors that differ from those that were sent.
+
+    Args:
+        sent: of whole tensors.
+        held: of each of the engine's processes, under the engine's names. A tensor is whole in all of them or in
+            shards; one that was packed into another layout is empty, and not compared.
+        fused: the parts of a name that stands for several, such as qkv_proj.
+    """
+    wrong = []
+    for name in held[0]:
+        ends = [part for part in name.split(".") if part in fused]
+        names = [name.replace(ends[0], one) for one in fused[ends[0]]] if ends else [name]
+        if any(one not in sent for one in names):
+            continue
+        if not _same([sent[one] for one in names], [sums[name] for sums in held]):
+            wrong.append(name)
+    return wrong
+
+
+def _same(parts: Sequence[tuple[int, int]], held: Sequence[tuple[int, int]]) -> bool:
+    """Whether the processes' pieces are these whole tensors, one after the other in one parameter."""
+    numbers, totals = ([part[i] for part in parts] for i in range(2))
+    if all(total == sum(totals) for _, total in held):  # whole in each; rows of zeros may have been added
+        return True
+    have = sum(n for n, _ in held)
+    if have < sum(numbers):
+        return True  # packed into another layout: not compared
+    # In shards. Where a model has fewer key heads than processes, each head is in several of them.
+    times, rest = divmod(have - numbers[0], sum(numbers[1:])) if len(parts) > 1 else (1, 0)
+    several = times if times > 1 and rest == 0 else 1
+    return _wrapped(sum(total for _, total in held)) == _wrapped(totals[0] + several * sum(totals[1:]))
+
+
+def _wrapped(number: int) -> int:
+    """As a sum of 64 bits overflows."""
+    return number & (2**64 - 1)
