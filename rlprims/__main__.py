@@ -13,6 +13,8 @@ def main() -> int:
     except ModuleNotFoundError as error:
         sys.stderr.write(f"rlprims: {error.name} is not installed: pip install . in the clone of rlprims\n")
         return 2
+    except KeyboardInterrupt:
+        return 130
     return command()
 
 

@@ -22,30 +22,40 @@ from rlprims.data_proto import DataProto
 from rlprims.trainer.writing import writing
 
 _MANIFEST = "manifest.json"
-_FORMAT = 2  # 1 had neither the state of the collection nor the version of the weights
+_FORMAT = 3  # 2 had the state of the KL controller alone, 1 neither the collection's nor the version of the weights
 
 
-def save_checkpoint(directory: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """``write`` fills an empty directory, which becomes ``directory/step_000123``; older ones beyond ``keep`` go.
+def save_checkpoint(
+    directory: Path, step: int, write: Callable[[Path], None], *, keep: int, best: int | None = None
+) -> Path:
+    """``write`` fills an empty directory, which becomes ``directory/step_000123``; ``keep`` newest stay.
+
+    Older ones are removed, except that of step ``best``. A damaged one of this step is written again. Of later steps
+    there are only damaged ones, which a resume passed over; they are removed.
 
     Raises:
-        CannotWrite: the disk is full, say; what was written of this one is removed, and the others are as they were.
+        CannotWrite: for example on a full disk; the incomplete checkpoint is removed, the others are unchanged.
     """
     final, aside = directory / f"step_{step:06d}", directory / f".writing-{step}"
     with writing(final):
         directory.mkdir(parents=True, exist_ok=True)
         for unfinished in directory.glob(".writing-*"):
             shutil.rmtree(unfinished)
-        if not final.exists():
+        if not final.exists() or damage_of(final) is not None:
             try:
                 _fill(aside, step, write)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
+            if final.exists():
+                shutil.rmtree(final)
             aside.rename(final)
             _flush(directory)
-            for old in sorted(directory.glob("step_*"))[:-keep]:
-                shutil.rmtree(old)
+            later = [path for path in directory.glob("step_*") if path.name > final.name]
+            older = sorted(path for path in directory.glob("step_*") if path.name <= final.name)[:-keep]
+            for old in (*later, *older):
+                if best is None or old.name != f"step_{best:06d}":
+                    shutil.rmtree(old)
     return final
 
 
@@ -62,7 +72,7 @@ def _fill(aside: Path, step: int, write: Callable[[Path], None]) -> None:
 
 
 def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
-    """The newest whole checkpoint; damaged ones are named to ``warn`` and passed over.
+    """The newest complete checkpoint; damaged ones are reported by ``warn`` and skipped.
 
     Raises:
         ValueError: there is none.
@@ -96,7 +106,7 @@ def damage_of(checkpoint: Path) -> str | None:
 
 
 def save_groups(groups: Sequence[DataProto], directory: Path) -> None:
-    """Groups of any sizes into a new directory; neighbours with the same columns lie together."""
+    """Write groups of any sizes into a new directory; neighbours with the same columns share a file."""
     sizes = []
     for number, (_, same) in enumerate(itertools.groupby(groups, key=_columns)):
         together = list(same)
@@ -107,7 +117,7 @@ def save_groups(groups: Sequence[DataProto], directory: Path) -> None:
 
 
 def load_groups(directory: Path) -> list[DataProto]:
-    """What :func:`save_groups` wrote."""
+    """Read the groups that :func:`save_groups` wrote."""
     groups = []
     for number, sizes in enumerate(json.loads((directory / "groups.json").read_text())):
         rows = DataProto.load(directory / str(number))
@@ -115,8 +125,9 @@ def load_groups(directory: Path) -> list[DataProto]:
     return groups
 
 
-def _columns(group: DataProto) -> list[tuple[str, Any]]:
-    tensors = [(name, column.dtype) for name, column in group.batch.items()]
+def _columns(group: DataProto) -> list[tuple[Any, ...]]:
+    batch = group.batch.items()
+    tensors = [(name, column.dtype, () if column.is_nested else tuple(column.shape[1:])) for name, column in batch]
     return sorted([*tensors, *((name, object) for name in group.non_tensor_batch)], key=str)
 
 

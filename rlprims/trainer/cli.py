@@ -1,4 +1,4 @@
-"""The command line: ``rlprims train | resume | eval | plot | rollouts | algorithms | doctor``."""
+"""The command line: ``rlprims train | fit | resume | eval | plan | plot | rollouts | algorithms | doctor``."""
 
 import argparse
 import inspect
@@ -10,17 +10,18 @@ from typing import Any
 from rlprims import algorithms
 from rlprims._extras import hint
 from rlprims.algorithms import PRESETS, Algorithm
-from rlprims.trainer.terminal import make_table, open_console
+from rlprims.reports.terminal import make_table, open_console
 
-_RESUMABLE = ("steps", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts", "num_examine", "optimizer",
-              "profile", "algorithm.filter", "model.max_", "ray")  # fmt: skip
-"""What may change on resume: the rest would make another run of it."""
+_RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
+              "compress_rollouts", "num_examine", "optimizer", "profile", "algorithm.filter", "model.max_",
+              "ray")  # fmt: skip
+"""Settings that may change on resume. A change of any other would make it a different run."""
 _OF_TRAIN = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
-"""Modules of the extra ``train``. Only the commands that need one ask for it."""
+"""Modules of the extra ``train``. Only the commands that need them import them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code. Errors of the user's making are one message, not a traceback."""
+    """Run a command; the exit code. An error of the user prints one message and no traceback."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options, open_console())
@@ -56,7 +57,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("config", type=Path, metavar="CONFIG.yaml")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="such as seed=1 algorithm.group_size=8")
+    train.add_argument(
+        "--resume-if-exists",
+        action="store_true",
+        help="continue the run that is in run_dir, with the config that it has; start it if there is none: the same "
+        "command begins a job and restarts it",
+    )
     train.set_defaults(run=_train)
+
+    fit = commands.add_parser(
+        "fit",
+        help="train on stored rows: SFT, preference pairs, a reward model",
+        description="Train on a JSON lines file, as a YAML file says. Its loss decides what the rows are. loss: sft, "
+        "the default, is supervised fine-tuning on rows with prompt and response, or messages of a chat. loss: dpo, or "
+        "another on pairs, is on rows with prompt, chosen and rejected. loss: bradley_terry trains a reward model on "
+        "such rows. The result is a Hugging Face directory, for model.path or model.reward of another run. rlprims "
+        "resume continues a run.",
+    )
+    fit.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    fit.add_argument("overrides", nargs="*", metavar="key=value", help="such as epochs=3 loss=dpo loss.beta=0.2")
+    fit.add_argument(
+        "--resume-if-exists", action="store_true", help="continue the run that is in run_dir; start it if there is none"
+    )
+    fit.set_defaults(run=_fit)
 
     resume = commands.add_parser("resume", help="continue a run", description="Continue from the newest checkpoint.")
     resume.add_argument("run_directory", type=Path, metavar="RUN")
@@ -69,6 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("what", type=Path, metavar="RUN|CONFIG.yaml")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as evaluation.samples=16")
     evaluate.set_defaults(run=_evaluate)
+
+    plan = commands.add_parser(
+        "plan",
+        help="the memory that a run will take",
+        description="Print the memory of a config, line by line, and which setting lowers it. Of the model only the "
+        "config is read.",
+    )
+    plan.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    plan.add_argument("overrides", nargs="*", metavar="key=value", help="such as model.fused_head=true")
+    plan.add_argument("--prompt-tokens", type=int, help="of every prompt, where the data are not here yet")
+    plan.set_defaults(run=_plan)
 
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw runs in one picture.")
     plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
@@ -92,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", help="what is installed and works", description="Try what is installed; say what mends the rest."
     )
+    doctor.add_argument(
+        "model", nargs="?", metavar="MODEL|CONFIG.yaml", help="do its tokenizer and settings agree about the end?"
+    )
     doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -99,9 +136,46 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.config import load_config
-    from rlprims.trainer.session import start
+    from rlprims.trainer.run_directory import RunDirectory
+    from rlprims.trainer.session import resume, start
 
-    return start(load_config(options.config, options.overrides), console)
+    config = load_config(options.config, options.overrides)
+    if not (options.resume_if_exists and (config.run_dir / "config.yaml").exists()):
+        return start(config, console)
+    run = RunDirectory.open(config.run_dir)
+    recorded = run.config()
+    _note_changes(run.path, recorded, config, console)
+    return resume(run, recorded, console)
+
+
+def _fit(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.trainer.config import load_as
+    from rlprims.trainer.fit_config import FitConfig
+    from rlprims.trainer.fit_session import fit, resume_fit
+    from rlprims.trainer.run_directory import RunDirectory
+
+    config = load_as(FitConfig, options.config, options.overrides)
+    if not (options.resume_if_exists and (config.run_dir / "config.yaml").exists()):
+        return fit(config, console)
+    run = RunDirectory.open(config.run_dir)
+    recorded = run.fit_config()
+    _note_changes(run.path, recorded, config, console)
+    return resume_fit(run, recorded, console)
+
+
+def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
+    """Say which settings of the file a run does not take on, as it keeps those that it began with."""
+    if changed := _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json")):
+        note = f"note: the run keeps its own {', '.join(changed)}; rlprims resume {path} key=value changes some"
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _changed(old: Any, new: Any, place: str = "") -> list[str]:
+    """The settings that differ, by their dotted names."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [place] if old != new else []
+    keys = sorted(old.keys() | new.keys())
+    return [name for key in keys for name in _changed(old.get(key), new.get(key), f"{place}.{key}".lstrip("."))]
 
 
 def _resume(options: argparse.Namespace, console: Any) -> int:
@@ -109,10 +183,19 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.session import resume
 
     for override in options.overrides:
+        if override.startswith("execution="):
+            raise ValueError(
+                f"{override}: one process and ranks save optimizers differently, so that a run goes on as it began; "
+                f"start a new run from its weights: model.path={options.run_directory}/checkpoints/step_.../policy"
+            )
         if not override.startswith(_RESUMABLE):
             raise ValueError(f"{override}: on resume only {', '.join(_RESUMABLE)} may change; start a new run for this")
     run = RunDirectory.open(options.run_directory)
-    return resume(run, run.config(options.overrides), console)
+    if run.is_of_stored_rows:
+        from rlprims.trainer.fit_session import resume_fit
+
+        return resume_fit(run, run.fit_config(options.overrides), console, overrides=options.overrides)
+    return resume(run, run.config(options.overrides), console, overrides=options.overrides)
 
 
 def _evaluate(options: argparse.Namespace, console: Any) -> int:
@@ -123,13 +206,18 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
     if options.what.is_dir():
         run = RunDirectory.open(options.what)
+        if run.is_of_stored_rows:
+            raise ValueError(
+                f"{run.path} is a run on stored rows, which asks no questions: evaluate its model with the config of a "
+                f"run of samples, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
+            )
         config = run.config(options.overrides)
         checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
         weights = str(checkpoint / "policy")
     else:
         config = load_config(options.what, options.overrides)
         weights = config.model.path
-    # The policy alone: no reward model, and an algorithm that asks for no reference and no critic.
+    # The policy alone: no reward model, and an algorithm without reference and critic.
     needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
     parts = build(config.model_copy(update=needed), console, weights=weights)
     with closing(parts.execution):
@@ -139,8 +227,17 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
     return 0
 
 
+def _plan(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.trainer.config import load_config
+    from rlprims.trainer.plan import lengths_of, plan, table
+
+    config = load_config(options.config, options.overrides)
+    console.print(table(plan(config, lengths_of(config, options.prompt_tokens))))
+    return 0
+
+
 def _plot(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer.curves import draw_curves, summary_table
+    from rlprims.reports.curves import draw_curves, summary_table
 
     console.print(f"plot: {draw_curves(options.runs, options.out or options.runs[0] / 'curves.png')}", highlight=False)
     console.print(summary_table(options.runs))
@@ -150,12 +247,12 @@ def _plot(options: argparse.Namespace, console: Any) -> int:
 def _rollouts(options: argparse.Namespace, console: Any) -> int:
     chosen = {"step": options.step, "source": options.source}
     if options.html:
-        from rlprims.trainer._rollout_page import write_page
+        from rlprims.reports._rollout_page import write_page
 
         page = write_page(options.run_directory, options.html, **chosen)
         console.print(f"page: {page}", highlight=False, soft_wrap=True)
     else:
-        from rlprims.trainer.rollouts import print_rollouts
+        from rlprims.reports.rollouts import print_rollouts
 
         print_rollouts(options.run_directory, count=options.count, **chosen)
     return 0
@@ -182,7 +279,15 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
 def _doctor(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.doctor import examine, kernel_table, table
 
-    console.print(kernel_table() if options.kernels else table(examine()))
+    if options.kernels:
+        console.print(kernel_table())
+        return 0
+    model = options.model
+    if model is not None and model.endswith((".yaml", ".yml")):
+        from rlprims.trainer.config import load_config
+
+        model = load_config(Path(model)).model.path
+    console.print(table(examine(model)))
     return 0
 
 

@@ -6,34 +6,37 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlprims.data_proto import DataProto
+from rlprims.environments import Episode
 from rlprims.execution import Execution
-from rlprims.filters import DynamicSampling, SamplingExhausted
+from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
-from rlprims.trainer.episodes import Player, first_rows
+from rlprims.trainer.episodes import Group, Player, first_rows
 from rlprims.trainer.measures import Clock
 from rlprims.trainer.rewarding import causes
 from rlprims.trainer.rollout import prompt_rows, respond, score, split_groups, with_baseline
+from rlprims.trainer.schedule import Schedule
 
 _COUNTERS = ("samples", "groups", "generated_tokens")
 
 
 @dataclass
 class Collected:
-    """A full batch, and what became of all else that was sampled for it."""
+    """A full batch, and the other groups that were sampled for it."""
 
     groups: list[DataProto]
     dropped: list[tuple[DataProto, str]]
-    """The groups that were not kept, each with the reason; greedy baselines have theirs too."""
+    """The groups that were not kept, each with the reason (of a greedy baseline: "greedy baseline")."""
     surplus: list[DataProto]
     """The groups that were sampled now and wait for the next batch."""
     metrics: dict[str, float]
 
 
 class Collector:
-    """Full batches, one after another. ``state_dict`` and the surplus groups are all of its state."""
+    """Collects full batches, one after another. Its state is ``state_dict`` and the surplus groups."""
 
     def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
@@ -44,6 +47,8 @@ class Collector:
         self.player = Player.of(config, execution, tokenizer)
         self.prompt_width = max(len(example.prompt_ids) for example in examples)
         self.order = PromptOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
+        self.pools = DifficultyPools(config.data.pools) if config.data.pools else None
+        self.by_key = {example.key: i for i, example in enumerate(examples)} if self.pools else {}
         self.sampling = self._accumulator()
         self.samples = 0
         self.groups = 0
@@ -64,9 +69,9 @@ class Collector:
         try:
             return self._collect()
         except SamplingExhausted as error:
-            told = self._with_failures(str(error))
+            message = self._with_failures(str(error))
             self.load_state_dict(before, surplus)
-            raise SamplingExhausted(told) from None
+            raise SamplingExhausted(message) from None
         except BaseException:
             self.load_state_dict(before, surplus)
             raise
@@ -78,6 +83,8 @@ class Collector:
         self.failures.clear()
         self.sampled_rows = self.unscored_rows = 0
         self.causes.clear()
+        if self.config.stream:
+            self._stream(clock, dropped)
         while not self.sampling.full:
             self._sample(clock, dropped)
         metrics = self._metrics(self.generated_tokens - before) | clock.seconds()
@@ -88,12 +95,58 @@ class Collector:
     def _sample(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
         """One generation batch: its groups go to the accumulator, or to ``dropped`` with the reason."""
         config, size = self.config, self.algorithm.group_size
-        examples = [self.examples[i] for i in self.order.take(config.prompts_per_generation or config.prompts_per_step)]
+        examples = self._draw(config.prompts_per_generation or config.prompts_per_step)
         groups = range(self.groups, self.groups + len(examples))
         self.groups += len(examples)
 
         rows = self._scored(clock, examples, groups, copies=size)
-        sampled = first_rows(rows)
+        self._count(rows)
+        if "baseline_scores" in self.algorithm.needs:
+            greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
+            rows = with_baseline(rows, greedy)
+            dropped.append((greedy, "greedy baseline"))
+        self._add(rows, dropped)
+
+    def _stream(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
+        """Sample groups independently: each is filtered when its last episode ends, and another one begins if it is
+        dropped. So the batch is full exactly when no group is being sampled, and there is no surplus."""
+        config, size, limits, begun = self.config, self.algorithm.group_size, self.algorithm.filter, 0
+        at_once = config.prompts_per_generation or config.prompts_per_step
+        batches = limits.max_generation_batches if limits else 10
+        schedule = Schedule(groups=max(1, config.prompts_per_step - len(self.surplus)), window=None)
+        offset = self.groups
+
+        def begin() -> list[Group]:
+            nonlocal begun
+            count = len(schedule.begin())
+            allowed = count if batches is None else min(count, batches * at_once - begun)
+            begun += allowed
+            examples = self._draw(allowed) if allowed else []
+            groups = range(self.groups, self.groups + allowed)
+            first, self.groups, self.samples = self.samples, self.groups + allowed, self.samples + allowed * size
+            return Group.numbered(examples, groups, copies=size, first_sample=first)
+
+        def admit(group: Group, rows: DataProto, episodes: list[Episode]) -> list[Group]:
+            self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
+            self.generated_tokens += int(rows["response_mask"].sum())
+            self._count(rows)
+            (reason,) = self._add(rows, dropped)
+            schedule.finish(group.number - offset, kept=reason is None)
+            schedule.take()
+            return begin()
+
+        assert self.player is not None
+        self.sampling.max_generation_batches = None  # which would count every group
+        if not self.sampling.full:
+            with clock("generate"):
+                self.player.stream(begin(), config.sampling, seed=config.seed, admit=admit)
+        self.sampling.surplus.sort(key=lambda rows: int(rows["group"][0]))
+        self.sampling.generation_batches, self.sampling.max_generation_batches = -(-begun // at_once), batches
+
+    def _count(self, rows: DataProto) -> None:
+        """Count the sampled rows, for the metrics and for the pools of prompts."""
+        config, sampled = self.config, first_rows(rows)
+        self._observe(sampled)
         failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
         self.failures.update(cause for failure in failures for cause in causes(failure))
@@ -102,16 +155,39 @@ class Collector:
         for name in {"scores", "turns", "tool_calls", *config.score_parts} & rows.batch.keys():
             metric = "score" if name == "scores" else f"score/{name}" if name in config.score_parts else name
             self.scores[metric] += sampled[name][sampled[name].isfinite()].tolist()
-        if "baseline_scores" in self.algorithm.needs:
-            greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
-            rows = with_baseline(rows, greedy)
-            dropped.append((greedy, "greedy baseline"))
-        kept, reasons = split_groups(self.algorithm, rows, leave_out=config.unscored == "leave_out")
+
+    def _add(self, rows: DataProto, dropped: list[tuple[DataProto, str]]) -> list[str | None]:
+        """The groups go to the accumulator, or to ``dropped`` with the reason, which is returned, or None."""
+        kept, reasons = split_groups(self.algorithm, rows, leave_out=self.config.unscored == "leave_out")
         self.sampling.add(kept, reasons)
         dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
+        return reasons
+
+    def _draw(self, count: int) -> list[Example]:
+        """The next prompts: of the epoch's order, or by the weights of their pools."""
+        begun = self.order.position
+        taken = self.order.take(count)
+        if self.pools is not None:
+            bits = np.random.Philox(key=np.array([self.config.seed, 2**61 + begun], dtype=np.uint64))
+            generator = torch.Generator().manual_seed(int(bits.random_raw()) >> 1)
+            try:
+                keys = self.pools.draw(list(self.by_key), count, generator=generator)
+            except ValueError as error:
+                raise SamplingExhausted(f"data.pools: {error}. Give a pool more weight, or sample fewer") from None
+            taken = [self.by_key[key] for key in keys]
+        return [self.examples[i] for i in taken]
+
+    def _observe(self, sampled: DataProto) -> None:
+        """Update the pools with the rate at which each prompt was solved: the mean of ``acc``, or of the score."""
+        if self.pools is None:
+            return
+        right, keys = sampled["acc"] if "acc" in sampled else sampled["scores"], sampled["example"]
+        rates = {key: right[torch.tensor((keys == key).tolist())] for key in dict.fromkeys(keys.tolist())}
+        finite = {key: rate[rate.isfinite()] for key, rate in rates.items()}
+        self.pools.observe({key: float(rate.mean()) for key, rate in finite.items() if len(rate)})
 
     def _with_failures(self, exhausted: str) -> str:
-        """Why there is no batch: the prompts are not to blame where no response could be scored."""
+        """The reason why there is no batch: failures of the verifier, if there were any."""
         if not self.failures:
             return exhausted
         counted = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
@@ -160,6 +236,9 @@ class Collector:
             "generated_tokens": generated,
             "generated_tokens_total": self.generated_tokens,
         }
+        if self.pools is not None:
+            pool_of = Counter(self.pools.pool(key) or "unseen" for key in self.by_key)
+            metrics |= {f"pools/{name}": pool_of[name] for name in (*self.pools.pools, "unseen")}
         metrics |= {f"failures/{cause}": count for cause, count in self.failures.items()}
         metrics |= {f"causes/{cause}": count for cause, count in sorted(self.causes.items())}
         return metrics | {name: float(np.mean(values)) for name, values in self.scores.items() if values}
@@ -171,12 +250,15 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All but the surplus groups, as JSON values."""
-        return {**{name: getattr(self, name) for name in _COUNTERS}, "prompt_position": self.order.position}
+        pools = {"pools": self.pools.state_dict()} if self.pools else {}
+        return {**{name: getattr(self, name) for name in _COUNTERS}, "prompt_position": self.order.position, **pools}
 
     def load_state_dict(self, state: dict[str, Any], surplus: list[DataProto]) -> None:
         for name in _COUNTERS:
             setattr(self, name, state[name])
         self.order.position = state["prompt_position"]
+        if self.pools is not None:
+            self.pools.load_state_dict(state["pools"])
         self.sampling = self._accumulator()
         self.sampling.surplus = surplus
 

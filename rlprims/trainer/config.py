@@ -1,11 +1,11 @@
-"""What a run is told: one YAML file, dotted overrides, and errors that say what to write."""
+"""The settings of a run: one YAML file, dotted overrides, and errors that name the setting and the fix."""
 
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,11 +14,13 @@ from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.environments import CallStyle, Limits
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.filters import DifficultyPools
 from rlprims.rewards.several import Reward
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
+    *("teacher_log_probs", "teacher_topk_log_probs", "topk_log_probs", "teacher_mask"),
     *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
@@ -28,44 +30,68 @@ _PRODUCED_BY_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_id
 _SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A section of settings: frozen, and unknown names are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DataConfig(_Section):
-    """Where prompts come from: JSON lines with a question and an answer."""
+Settings = TypeVar("Settings", bound=Section)
+
+
+class DataConfig(Section):
+    """The prompts: JSON lines with a question and an answer."""
 
     train: Path
     eval: Path | None = Field(default=None, description="null: no evaluation")
     question: str = Field(default="question", description="field that holds the question")
     answer: str = Field(default="answer", description="field that holds the answer")
-    source: str = Field(default="data_source", description="field to report by; rows without it are of the file's name")
+    source: str = Field(default="data_source", description="field to report by; rows without it: the file's name")
     template: str = Field(
         default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
     )
     system: str | None = Field(default=None, description="system message of the chat template")
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: what the window leaves")
+    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
         default="filter", description="truncate keeps the end"
     )
     shuffle: bool = True
+    teacher: str | None = Field(default=None, description="field that names the row's teacher, of several")
+    teacher_template: str | None = Field(
+        default=None,
+        description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
+        "and {sibling}, another correct response of the group; null: the same prompt",
+    )
+    teacher_success: float = Field(default=1.0, description="the least score of a sibling that is shown")
     environment: Use | None = Field(
         default=None, description="class of an environment: its arguments are the row's fields; null: one response"
+    )
+    pools: dict[str, tuple[float, float]] | None = Field(
+        default=None,
+        description="pools of prompts by solve rate, filters.DifficultyPools: name to (least solve rate, weight "
+        "when prompts are drawn); null: every prompt once per epoch",
     )
     calls: CallStyle | None = Field(
         default=None, description="how tool calls are written; null: json with the chat template, else tags"
     )
 
+    @field_validator("pools")
+    @classmethod
+    def _makes_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
+        if pools is not None:
+            DifficultyPools(pools)
+        return pools
+
     @field_validator("template")
     @classmethod
     def _names_the_question(cls, template: str) -> str:
         if template != "chat" and "{question}" not in template:
-            raise ValueError("write text with {question} in it, or chat")
+            raise ValueError("expected text with {question} in it, or chat")
         return template
 
 
-class ScoringConfig(_Section):
-    """Where and within what limits the verifier runs; the limits hold in worker processes."""
+class ScoringConfig(Section):
+    """Processes and limits of the verifier. The limits hold in worker processes only."""
 
     workers: int = Field(default=0, ge=0, description="processes; 0: the trainer's own, without limits")
     seconds: float = Field(default=10.0, gt=0, description="wall time of one response")
@@ -90,24 +116,24 @@ class ScoringConfig(_Section):
     def _name_modules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not all(part.isidentifier() for part in name.split(".")):
-                raise ValueError(f"{name!r} is no module: write it as package.module")
+                raise ValueError(f"{name!r} is not a module name: write it as package.module")
         return names
 
 
-class RewardConfig(_Section):
-    """One of several reward functions: of this process or of workers (``fn``), or at a server (``url``)."""
+class RewardConfig(Section):
+    """One of several reward functions: a function in this process or in workers (``fn``), or a server (``url``)."""
 
     fn: Use | None = Field(default=None, description="(response, answer, columns by name) to a score; may be async")
-    url: str | None = Field(default=None, description="of a server that scores, as rewards.remote asks it")
+    url: str | None = Field(default=None, description="address of a server that scores, as in rewards.remote")
     name: str = Field(default="", description="its column; empty: the function's name")
-    weight: float = Field(default=1.0, description="in the sum; score_weights goes before; 0: only watched")
+    weight: float = Field(default=1.0, description="in the sum; score_weights overrides it; 0: only logged")
     per: Literal["answer", "group", "batch"] = Field(default="answer", description="what one call scores")
-    skips: bool = Field(default=False, description="None says that it does not apply to that response")
+    skips: bool = Field(default=False, description="a result of None means that it does not apply to the response")
     workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
     concurrency: int | None = Field(
         default=None, ge=1, description="calls at once; null: 64 if async, 8 of a server, else one by one"
     )
-    seconds: float | None = Field(default=None, gt=0, description="of one call of an async function, or of an attempt")
+    seconds: float | None = Field(default=None, gt=0, description="of one async call, or of one attempt at a server")
     requests_per_minute: float | None = Field(default=None, gt=0)
     tokens_per_minute: float | None = Field(default=None, gt=0, description="of responses, about 4 bytes each")
     rows_per_request: int = Field(default=16, ge=1, description="of a server")
@@ -122,7 +148,7 @@ class RewardConfig(_Section):
         if self.url is not None and not self.name:
             raise ValueError("a server's column needs a name: write name: ...")
         if self.url is not None and (self.workers or self.per != "answer"):
-            raise ValueError("workers and per are of functions; a server is sent rows_per_request at once")
+            raise ValueError("workers and per are for functions; a request to a server has rows_per_request rows")
         if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
             raise ValueError("workers score response by response, within the limits of scoring: leave out the others")
         if self.fn is not None:
@@ -130,7 +156,7 @@ class RewardConfig(_Section):
             limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
             reward = Reward(self.fn.fn, **called, **limits)  # type: ignore[arg-type]
             if self.workers and (reward.is_async or any(limits.values())):
-                raise ValueError("workers call no async functions and keep no rates: leave workers out")
+                raise ValueError("workers do not support async functions and rates: leave workers out")
         return self
 
     @property
@@ -139,36 +165,52 @@ class RewardConfig(_Section):
 
     @property
     def path(self) -> str:
-        """Where it is: an import path, or a server's address."""
+        """The import path of the function, or the address of the server."""
         return self.fn.path if self.fn is not None else str(self.url)
 
 
-class CriticConfig(_Section):
-    """The critic's own training, where the algorithm has one."""
+class CriticConfig(Section):
+    """Settings of the critic's training, if the algorithm has a critic."""
 
     optimizer: OptimizerConfig | None = Field(default=None, description="null: as the policy's")
-    warmup_steps: int = Field(default=0, ge=0, description="first steps in which the critic alone is trained")
+    warmup_steps: int = Field(default=0, ge=0, description="first steps, in which only the critic is trained")
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     every: int = Field(default=50, ge=1, description="steps")
     before_training: bool = True
-    samples: int = Field(default=4, ge=1, description="sampled responses per question, beside the greedy one")
+    samples: int = Field(default=4, ge=1, description="sampled responses per question, in addition to the greedy one")
     limit: int | None = Field(default=None, ge=1, description="questions; null: all")
     num_examine: int = Field(default=0, ge=0, description="greedy responses printed of each data source")
+    vote: Literal["boxed", "number", "tag", "text"] | None = Field(
+        default=None,
+        description="function that extracts the answer of a response, for maj@k, the majority of k; null: no maj@k",
+    )
+    best: str | None = Field(
+        default=None,
+        description="metric of an evaluation, such as sampled/acc: the checkpoint in which it is largest is kept",
+    )
+    stop_at: float | None = Field(default=None, description="value of best at which the run ends")
+    patience: int | None = Field(default=None, ge=1, description="evaluations without a larger best that end the run")
+
+    @model_validator(mode="after")
+    def _best_is_named(self) -> "EvaluationConfig":
+        if self.best is None and (self.stop_at is not None or self.patience is not None):
+            raise ValueError("stop_at and patience need a metric: write best: sampled/acc")
+        return self
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
     keep: int = Field(default=2, ge=1, description="how many")
 
 
-class Config(_Section):
-    """A run."""
+class Config(Section):
+    """All settings of a run."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
     modules: Path | None = Field(
-        default=None, description="folder of modules that settings name; of a YAML file: the folder that it is in"
+        default=None, description="folder of modules that settings name; default for a YAML file: its own folder"
     )
     seed: int = Field(default=0, ge=0, lt=2**32)
     steps: int = Field(default=100, ge=1)
@@ -176,19 +218,25 @@ class Config(_Section):
     prompts_per_generation: int | None = Field(
         default=None, ge=1, description="groups sampled at once; null: prompts_per_step"
     )
+    stream: bool = Field(
+        default=False,
+        description="with an environment: filter a group when its last episode ends, and replace a dropped group at "
+        "once; false: finish a whole generation batch first",
+    )
     staleness: Literal[0, 1] = Field(default=0, description="1: sample the next batch while this one is trained")
     recompute_log_probs: int = Field(
         default=1,
         ge=1,
-        description="steps; between, old_log_probs are the sampler's own, which each such step, the first too, checks",
+        description="recompute old_log_probs every this many steps, and compare them with the sampler's; other steps "
+        "use the sampler's",
     )
     algorithm: Algorithm
     model: ModelConfig
     data: DataConfig
     verifier: Use | None = Field(
         default=use(rewards.verifiers.gsm8k),
-        description="(response, answer) to a score, which evaluation asks too; null, as it is where rewards are "
-        "listed and it is not written: the first of them",
+        description="(response, answer) to a score, also for evaluation; null: the first of rewards is used there. "
+        "Default if rewards are listed: null",
     )
     rewards: tuple[RewardConfig, ...] = Field(default=(), description="reward functions, each with a weight")
     scoring: ScoringConfig = ScoringConfig()
@@ -199,7 +247,7 @@ class Config(_Section):
         "or any of the verifier's; null: all of the first three, each 1 or its own weight",
     )
     unscored: Literal["drop_group", "leave_out"] = Field(
-        default="drop_group", description="a response without a score: leave_out keeps the others of its group"
+        default="drop_group", description="for a response without a score: leave_out keeps the rest of its group"
     )
     sampling: Sampling = Sampling()
     limits: Limits = Field(default=Limits(), description="of an environment's episodes")
@@ -207,15 +255,17 @@ class Config(_Section):
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    execution: Literal["local", "ray"] = Field(default="local", description="ray: a cluster, by the extra [ray]")
+    execution: Literal["local", "ray"] = Field(default="local", description="ray: a cluster; needs the extra [ray]")
     ray: RayConfig = RayConfig()
     record_rollouts: bool = Field(default=True, description="write every sample to rollouts/")
+    record_rollouts_every: int = Field(default=1, ge=1, description="steps; a replay needs every one")
+    compress_rollouts: bool = Field(default=False, description="rollouts/*.jsonl.gz, read by the same commands")
     num_examine: int = Field(default=0, ge=0, description="samples printed of each data source in each step")
     replay: Path | None = Field(default=None, description="a run whose rollouts are used instead of sampling")
-    replay_scores: bool = Field(default=False, description="take the recorded scores too; rows without one are scored")
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="beside metrics.jsonl")
+    replay_scores: bool = Field(default=False, description="use the recorded scores too; rows without one are scored")
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
     profile: ProfileConfig = ProfileConfig()
-    threads: int = Field(default=1, ge=1, description="of torch on the CPU")
+    threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
 
     @field_validator("log_to", mode="before")
     @classmethod
@@ -238,17 +288,17 @@ class Config(_Section):
         if self.prompts_per_step % self.algorithm.mini_batches:
             raise ValueError(
                 f"prompts_per_step={self.prompts_per_step} is not divisible by "
-                f"algorithm.mini_batches={self.algorithm.mini_batches}: every optimizer step has whole groups"
+                f"algorithm.mini_batches={self.algorithm.mini_batches}: every optimizer step needs whole groups"
             )
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature=0 is greedy, and nothing is learned from a single response: use 1.0")
+            raise ValueError("sampling.temperature=0 is greedy, so all responses of a group are equal: use 1.0")
         names = [reward.column for reward in self.rewards]
         if self.verifier is None and not names:
             raise ValueError("verifier: null needs rewards: list a function or a server")
         if repeated := sorted({n for n in names if names.count(n) > 1 or n in _SOURCES or n in _PRODUCED}):
-            raise ValueError(f"rewards: {repeated} are taken or there twice: give each a name of its own")
+            raise ValueError(f"rewards: {repeated} are taken or occur twice: give each a different name")
         if not self.weights:
-            raise ValueError("rewards: every weight is 0, so that there is no score: give one a weight")
+            raise ValueError("rewards: every weight is 0, expected at least one other weight")
         if self.verifier is None and "verifier_scores" in self.weights:
             raise ValueError("score_weights names verifier_scores, and there is no verifier: write verifier: ...")
         if self.model.reward is None and "reward_model_scores" in self.weights:
@@ -256,9 +306,11 @@ class Config(_Section):
         differ = self.execution != "local" or self.staleness or self.replay is not None
         if self.recompute_log_probs > 1 and differ:
             raise ValueError(
-                f"recompute_log_probs={self.recompute_log_probs} takes the sampler's log-probs for the trainer's: it "
+                f"recompute_log_probs={self.recompute_log_probs} uses the sampler's log-probs as the trainer's: it "
                 "needs execution: local, staleness: 0 and no replay; use 1"
             )
+        self._check_teacher()
+        self._check_optimizers()
         self._check_environment()
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
@@ -272,28 +324,57 @@ class Config(_Section):
             raise ValueError("; ".join(errors))
         return self
 
+    def _check_optimizers(self) -> None:
+        used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
+        if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
+            raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
+
+    def _check_teacher(self) -> None:
+        several = isinstance(self.model.teacher, dict)
+        if several != (self.data.teacher is not None):
+            raise ValueError(
+                "model.teacher with several models and data.teacher, the field that names a row's, need each other: "
+                f"got model.teacher={self.model.teacher!r} and data.teacher={self.data.teacher!r}"
+            )
+        if self.execution != "local" and (self.model.teacher_follows or self.model.reference_follows):
+            raise ValueError("model.teacher_follows and reference_follows need execution: local")
+        if "teacher_topk_log_probs" in self.algorithm.needs and self.sampling.truncates:
+            raise ValueError(
+                "the algorithm compares the whole softmax of teacher and student, but sampling truncates it: "
+                "leave top_k, top_p and min_p out"
+            )
+
     def _check_environment(self) -> None:
         if self.data.environment is None:
+            if self.stream:
+                raise ValueError("stream: true needs data.environment: leave it out")
             return
+        if self.stream and "baseline_scores" in self.algorithm.needs:
+            raise ValueError(
+                f"stream: true plays no greedy episodes, but {self.algorithm.advantage.path} needs their "
+                "scores: leave it out, or set algorithm.baseline"
+            )
         if self.data.environment.unbound:
             wanted = ", ".join(sorted(self.data.environment.unbound))
             raise ValueError(f"data.environment: {self.data.environment.path} needs a value for {wanted}")
         if self.data.template not in ("chat", "{question}"):
             raise ValueError(
                 f"data.template={self.data.template!r} with data.environment: the environment writes the prompt; "
-                "use chat, or leave the template out: then contents are put end to end"
+                "use chat, or leave the template out: then contents are concatenated"
             )
         for name, setting in (
             ("model.reward", self.model.reward),
             ("score_weights", self.score_weights),
             ("replay", self.replay),
+            ("data.teacher", self.data.teacher),
+            ("data.teacher_template", self.data.teacher_template),
         ):
             if setting is not None:
-                raise ValueError(f"{name} is of single responses, and data.environment plays episodes: leave it out")
+                raise ValueError(f"{name} is for single responses, but data.environment plays episodes: leave it out")
 
     @property
     def weights(self) -> dict[str, float]:
-        """Columns that make the score."""
+        """The columns whose weighted sum is the score."""
         if self.score_weights is not None:
             return self.score_weights
         listed = {reward.column: reward.weight for reward in self.rewards}
@@ -301,7 +382,7 @@ class Config(_Section):
 
     @property
     def score_sources(self) -> list[str]:
-        """The columns of who scores: the verifier, the reward model, the rewards."""
+        """The score columns of the verifier, the reward model and the rewards."""
         first = ["verifier_scores"] * (self.verifier is not None) + ["reward_model_scores"] * bool(self.model.reward)
         return [*first, *(reward.column for reward in self.rewards)]
 
@@ -319,13 +400,13 @@ class Config(_Section):
 
     @property
     def score_parts(self) -> list[str]:
-        """Columns that are logged beside the score; none if it is what the verifier says."""
+        """Columns that are logged in addition to the score; none if the score is the verifier's."""
         if self.model.reward is None and self.score_weights is None and not self.rewards:
             return []
         return list(dict.fromkeys([*self.score_sources, *self.weights]))
 
     def warnings(self) -> list[str]:
-        """What runs and may not mean what it seems to."""
+        """Settings that are legal but probably not intended."""
         found = [message for severity, message in algorithms.check(self.algorithm) if severity == "warning"]
         for part in self.algorithm.score_shaping:
             length = dict(part.bound).get("max_length", self.sampling.max_new_tokens)
@@ -337,19 +418,27 @@ class Config(_Section):
         episodes = self.data.environment is not None
         unknown = sorted(self.algorithm.needs - _PRODUCED - (_PRODUCED_BY_EPISODES if episodes else set()))
         if unknown:
-            who = "the environment must put them into Step.columns" if episodes else "the verifier must return them"
+            source = "the environment must put them into Step.columns" if episodes else "the verifier must return them"
             found.append(
-                f"the algorithm needs {unknown}, which the trainer does not make: {who}, one number for each response"
+                f"the algorithm needs {unknown}, which the trainer does not make: {source}, one number per response"
             )
         if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
             found.append(
-                "staleness: 1 trains on samples of the weights before the last update, and nothing in "
-                f"{self.algorithm.name} knows it: add corrections: [rlprims.corrections.tis], or take a loss that "
+                "staleness: 1 trains on samples from the weights before the last update, and nothing in "
+                f"{self.algorithm.name} corrects it: add corrections: [rlprims.corrections.tis], or use a loss that "
                 "reads rollout_log_probs"
             )
+        taught = self.algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}
+        if taught and self.model.teacher in (None, self.model.path) and self.data.teacher_template is None:
+            found.append(
+                "the teacher is the model itself with the same prompt, so teacher and student are equal at the start: "
+                "set model.teacher, or data.teacher_template"
+            )
+        if not taught and (self.model.teacher is not None or self.model.teacher_follows is not None):
+            found.append(f"model.teacher is set, but nothing in {self.algorithm.name} uses a teacher: it is not loaded")
         in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
         if not episodes and rewards.verifiers.math in in_this_process:
-            found.append("verifiers.math may compute without end on what a model writes: set scoring.workers")
+            found.append("verifiers.math may never finish on a model's response: set scoring.workers")
         return found
 
     def to_yaml(self) -> str:
@@ -357,11 +446,11 @@ class Config(_Section):
 
 
 def algorithm_from(value: Any) -> Algorithm:
-    """An algorithm of a preset's name, of ``{preset: name, ...}`` with its parameters and changed knobs, or in full."""
+    """An algorithm from a preset's name, from ``{preset: name, ...}`` with changed settings, or from all its fields."""
     if isinstance(value, str):
         value = {"preset": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"write a preset ({', '.join(sorted(PRESETS))}) or a mapping, not {value!r}")
+        raise ValueError(f"expected a preset ({', '.join(sorted(PRESETS))}) or a mapping, got {value!r}")
     if "preset" not in value:
         return algorithms.parse(value)
     name = value["preset"]
@@ -374,28 +463,42 @@ def algorithm_from(value: Any) -> Algorithm:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The run of a YAML file, with ``key.subkey=value`` over it.
+    """The settings of a YAML file, with overrides ``key.subkey=value``.
 
-    A file may begin with ``extends: other.yaml``, a path beside it, whose settings it changes; its ``algorithm`` is
-    taken whole. A module beside the file can be named in it: its folder, which ``modules`` keeps for a resume, is
-    searched after all that is installed, so that no file in it takes the place of a package.
+    A file may begin with ``extends: other.yaml``, a path relative to it, and changes the settings of that file; its
+    ``algorithm`` replaces the other's as a whole. The file can name modules in its own folder. This folder is searched
+    after all installed packages, so that no file in it replaces a package, and ``modules`` stores it for a resume.
 
     Raises:
-        ValueError: the file or an override is wrong; one line for each thing to mend, before anything runs.
+        ValueError: the file or an override is wrong. The message has one line per mistake. Nothing has run yet.
     """
-    values = _read(path)
+    return load_as(Config, path, overrides)
+
+
+def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """The same as :func:`load_config`, for the settings of any kind of run.
+
+    Raises:
+        ValueError: the file or an override is wrong. The message has one line per mistake. Nothing has run yet.
+    """
+    values = read_yaml(path)
     for override in overrides:
         _set(values, override)
     modules = str(values.setdefault("modules", str(path.parent.resolve())))
     if modules not in sys.path:
         sys.path.append(modules)
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error))) from None
+        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error, kind))) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings of a file and of those that it extends.
+
+    Raises:
+        ValueError: there is no such file, or it is not a YAML mapping.
+    """
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -403,15 +506,16 @@ def _read(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: needs a mapping of settings, such as 'steps: 100'")
+        raise ValueError(f"{path}: expected a mapping of settings, such as 'steps: 100'")
     base = values.pop("extends", None)
     if base is None:
         return values
     if (path.parent / base).resolve() == path.resolve():
         raise ValueError(f"{path}: extends itself")
-    changes = {key: value for key, value in values.items() if key != "algorithm"}
-    merged: dict[str, Any] = algorithms.merge(_read(path.parent / base), changes)
-    return merged | {key: values[key] for key in ("algorithm",) if key in values}
+    whole = {key: values[key] for key in ("algorithm", "loss") if key in values}
+    changes = {key: value for key, value in values.items() if key not in whole}
+    merged: dict[str, Any] = algorithms.merge(read_yaml(path.parent / base), changes)
+    return merged | whole
 
 
 def _set(values: dict[str, Any], override: str) -> None:
@@ -428,13 +532,13 @@ def _set(values: dict[str, Any], override: str) -> None:
     values[last] = yaml.safe_load(text)
 
 
-def _lines(error: ValidationError) -> list[str]:
+def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines = []
     for e in error.errors():
         place = ".".join(str(part) for part in e["loc"])
         message = e["msg"].removeprefix("Value error, ")
         if e["type"] == "extra_forbidden":
-            message = f"unknown; {_suggest(str(e['loc'][-1]), _fields(e['loc'][:-1]))}"
+            message = f"unknown; {_suggest(str(e['loc'][-1]), _fields(e['loc'][:-1], kind))}"
         elif e["type"] == "missing":
             message = f"is missing: write {e['loc'][-1]}: ..."
         elif "input" in e and not isinstance(e["input"], dict):
@@ -443,8 +547,8 @@ def _lines(error: ValidationError) -> list[str]:
     return lines
 
 
-def _fields(location: tuple[int | str, ...]) -> list[str]:
-    section: Any = Config
+def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
+    section: Any = kind
     for name in location:
         if isinstance(name, int):  # of a list, whose section is found already
             continue

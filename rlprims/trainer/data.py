@@ -1,6 +1,8 @@
-"""Prompts: JSON lines to token ids, and the order in which a run sees them."""
+"""Prompts: JSON lines to token ids, and the order in which a run uses them."""
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +18,22 @@ class Example(NamedTuple):
     prompt: str
     prompt_ids: list[int]
     answer: Any
-    """Text; or what else JSON has: a list, a mapping, a truth value."""
+    """A text, or another JSON value: a list, a mapping, a bool."""
     data_source: str
     question: str = ""
-    """Without the template."""
+    """The question without the template."""
     fields: Mapping[str, Any] = {}
-    """The row as it was read, for verifiers that name its fields, and for environments, which make the prompt."""
+    """The row as it was read, for verifiers with its fields as parameters, and for environments."""
+
+    @property
+    def key(self) -> str:
+        """An identifier in the state of a run: the same for equal rows, wherever they are in the file."""
+        text = json.dumps([self.prompt, dict(self.fields)], sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 class Examples(NamedTuple):
-    """The questions of a file, and how many were left out or cut."""
+    """The questions of a file, and the numbers of those that were left out or cut."""
 
     rows: list[Example]
     filtered: int
@@ -48,7 +56,7 @@ def load_examples(
     """
     rows: list[Example] = []
     filtered = truncated = 0
-    for number, row in _read(path):
+    for number, row in read_rows(path):
         place = f"{path}:{number}"
         source = str(row.get(config.source, path.stem))
         if config.environment is not None:
@@ -65,7 +73,8 @@ def load_examples(
             check(answer, source, row)
         except ValueError as error:
             raise ValueError(f"{place}: the answer cannot be scored: {error}") from None
-        prompt = _prompt(question, config, tokenizer)
+        _check_teacher(row, config, place)
+        prompt = filled_prompt(question, config, tokenizer)
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=config.template != "chat")
         if not ids:
             raise ValueError(f"{place}: the prompt is empty")
@@ -84,9 +93,14 @@ def load_examples(
     return Examples(rows, filtered, truncated)
 
 
-def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON lines file, each with the number of its line.
+
+    Raises:
+        ValueError: there is no such file, or a line is not a JSON object. The message has file and line.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a string may contain U+2028
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -99,7 +113,7 @@ def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: needs an object with fields, got {type(row).__name__}")
+            raise ValueError(f"{path}:{number}: expected an object with fields, got {type(row).__name__}")
         yield number, row
 
 
@@ -107,17 +121,27 @@ def _text(row: dict[str, Any], field: str, place: str) -> str:
     value = row.get(field)
     if isinstance(value, bool | dict | list) or value is None or value == "":
         what = f"is {value!r}" if field in row else f"is missing; the row has {sorted(row)}"
-        raise ValueError(f"{place}: field {field!r} {what}: it must be text or a number")
+        raise ValueError(f"{place}: field {field!r} {what}: expected text or a number")
     return str(value)
 
 
 def _answer(row: dict[str, Any], field: str, place: str) -> Any:
-    """As it is, but for a number, which verifiers read as text."""
+    """The answer, with a number as text, because verifiers expect text."""
     value = row.get(field)
     return value if isinstance(value, bool | dict | list) and value != [] and value != {} else _text(row, field, place)
 
 
-def _prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
+def _check_teacher(row: dict[str, Any], config: DataConfig, place: str) -> None:
+    """Raise a ValueError if the row lacks the teacher's name, or a field of the teacher's prompt."""
+    if config.teacher is not None:
+        _text(row, config.teacher, place)
+    names = re.findall(r"\{(\w+)\}", config.teacher_template or "")
+    if missing := sorted({*names} - row.keys() - {"question", "sibling"}):
+        raise ValueError(f"{place}: data.teacher_template needs {missing}; the row has {sorted(row)}: add the fields")
+
+
+def filled_prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
+    """The text of a prompt: the question in its template."""
     if config.template != "chat":
         return config.template.replace("{question}", question)
     messages = [{"role": "system", "content": config.system}] if config.system else []
@@ -127,9 +151,9 @@ def _prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
 
 
 class PromptOrder:
-    """Which example comes next: every epoch in an order of its own, a function of (seed, epoch).
+    """The order of examples: every epoch has another order, which depends on (seed, epoch) only.
 
-    ``position`` is all its state.
+    Its whole state is ``position``.
 
     >>> order = PromptOrder(3, seed=0, shuffle=True)
     >>> sorted(order.take(3)), order.position

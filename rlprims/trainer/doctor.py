@@ -1,4 +1,4 @@
-"""What is installed, what works here, and the command that mends what does not."""
+"""What is installed, what works here, and the command that repairs what does not."""
 
 import importlib
 import importlib.util
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlprims._extras import hint
-from rlprims.trainer.terminal import make_table
+from rlprims.reports.terminal import make_table
 
 
 class Finding(NamedTuple):
@@ -38,11 +38,15 @@ _PACKAGES = (
     ("wandb", "log_to: [wandb]", hint("track")),
 )
 _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
-"""vLLM's CPU build pulls them in; they are linked against CUDA, and then transformers cannot be imported."""
+"""vLLM's CPU build installs them. They are linked against CUDA, so transformers cannot be imported."""
 
 
-def examine() -> list[Finding]:
-    """Every check, each by trying it."""
+def examine(model: str | None = None) -> list[Finding]:
+    """Run every check; with a model's folder also the checks of its files.
+
+    Raises:
+        ValueError: there is no such model.
+    """
     checks: list[Callable[[], Finding]] = [
         *(
             lambda name=name, purpose=purpose, mend=mend: _package(name, purpose, mend)
@@ -54,7 +58,7 @@ def examine() -> list[Finding]:
         _sleep,
         _memory,
     ]
-    return [check() for check in checks]
+    return [check() for check in checks] + ([] if model is None else [ends(model)])
 
 
 def table(findings: list[Finding]) -> Any:
@@ -65,7 +69,7 @@ def table(findings: list[Finding]) -> Any:
 
 
 def kernel_table() -> Any:
-    """Each kernel beside its formula on the devices at hand: does it compute the same, how fast, and is it on?"""
+    """Each kernel beside its formula on this machine: whether the numbers agree, the speed, and whether it is on."""
     import torch
 
     import rlprims.logprobs
@@ -107,6 +111,17 @@ def _package(name: str, purpose: str, mend: str) -> Finding:
     except Exception as error:  # whatever its own imports raise
         return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", mend)
     return Finding(what, True, str(getattr(module, "__version__", "installed")), mend)
+
+
+def ends(model: str) -> Finding:
+    """Whether tokenizer, chat template and generation config of a model use the same end token."""
+    from rlprims.trainer.ends import disagreement, ends_of
+
+    tokenizer, ids = ends_of(model)
+    wrong = disagreement(tokenizer, ids)
+    agreed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(ids)))
+    mend = "set eos_token in tokenizer_config.json and eos_token_id in generation_config.json to what ends a message"
+    return Finding(f"{model}: the end of a response", wrong is None, wrong or agreed, mend)
 
 
 def _accelerator() -> Finding:

@@ -1,16 +1,11 @@
-"""Episodes of an environment in the place of responses: many at once, as rows of a batch."""
+"""Episodes of an environment instead of responses: many at the same time, as rows of a batch."""
 
-import asyncio
 import math
-import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +17,7 @@ from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
+from rlprims.trainer.rounds import Begun, Request, play_rounds
 from rlprims.turns import Turn, to_batch
 
 _TURN = 2**40
@@ -30,17 +26,25 @@ _TURN = 2**40
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
 
-class _Request(NamedTuple):
-    """A turn that an episode waits for."""
+class Group(NamedTuple):
+    """The episodes of one example."""
 
-    sample_id: int
-    turn: int
-    prompt_ids: Sequence[int]
-    future: "asyncio.Future[Completion]"
+    number: int
+    example: Example
+    samples: range
+
+    @classmethod
+    def numbered(
+        cls, examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int
+    ) -> list["Group"]:
+        """One after another, ``copies`` samples each."""
+        each = enumerate(zip(examples, groups, strict=True))
+        starts = [(first_sample + i * copies, example, group) for i, (example, group) in each]
+        return [cls(group, example, range(start, start + copies)) for start, example, group in starts]
 
 
 class _Made:
-    """An environment that is made of a row when its episode begins: in the episode's thread, and within its time."""
+    """An environment that is created from a row when its episode begins: in the episode's thread, within its time."""
 
     def __init__(self, make: Use, row: Mapping[str, Any]) -> None:
         self.make, self.row = make, row
@@ -60,7 +64,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class Player:
-    """Plays episodes with an execution: the next turns of all that go on are one call of ``generate``."""
+    """Runs episodes with an execution: one call of ``generate`` samples the next turns of all active episodes."""
 
     environment: Use
     renderer: Renderer
@@ -68,11 +72,13 @@ class Player:
     execution: Execution
     tokenizer: Any
     names: tuple[str, ...] = ()
-    """Columns that the algorithm reads, and the environment must give."""
+    """Columns that the algorithm reads and the environment must return."""
+    optional: str = ""
+    """One of them in the place of which there are scores."""
 
     @classmethod
     def of(cls, config: Config, execution: Execution, tokenizer: Any) -> "Player | None":
-        """That of a config; None if it has no environment."""
+        """The player of a config; None if it has no environment."""
         data = config.data
         if data.environment is None:
             return None
@@ -84,7 +90,8 @@ class Player:
         if config.algorithm.filter is not None and "scores" in config.algorithm.filter.keep.needs:
             names.append(config.algorithm.filter.metric)
         asked = tuple(name for name in names if name not in ("scores", "shaped_scores"))
-        return cls(data.environment, renderer, limits, execution, tokenizer, asked)
+        optional = "acc" if "acc" in asked and "acc" not in config.algorithm.components else ""
+        return cls(data.environment, renderer, limits, execution, tokenizer, asked, optional)
 
     def play(
         self,
@@ -97,103 +104,104 @@ class Player:
         seed: int,
     ) -> tuple[DataProto, list[Episode]]:
         """Each example's episodes, ``copies`` of them, side by side; samples are numbered from ``first_sample``."""
-        played = [(example, group) for example, group in zip(examples, groups, strict=True) for _ in range(copies)]
-        environments = [_Made(self.environment, example.fields) for example, _ in played]
-        episodes = self._run(environments, first_sample, lambda asked: self._complete(asked, sampling, seed))
+        first = Group.numbered(examples, groups, copies=copies, first_sample=first_sample)
+        found = dict[int, Episode]()
+
+        def ended(episodes: list[Episode]) -> Begun:
+            found.update({episode.sample_id: episode for episode in episodes})
+            return ()
+
+        self._play_rounds(first, sampling, seed, ended)
+        episodes = [found[first_sample + i] for i in range(len(found))]
+        return self._rows(first, episodes), episodes
+
+    def stream(
+        self,
+        first: Sequence["Group"],
+        sampling: Sampling,
+        *,
+        seed: int,
+        admit: Callable[["Group", DataProto, list[Episode]], Sequence["Group"]],
+    ) -> None:
+        """Sample groups; ``admit`` gets each when its last episode ended, and returns the groups that begin next."""
+        open_groups = list(first)
+        parts = dict[int, list[Episode]]()
+
+        def ended(episodes: list[Episode]) -> Begun:
+            begun = list[Group]()
+            for episode in episodes:
+                group = next(group for group in open_groups if episode.sample_id in group.samples)
+                parts.setdefault(group.number, []).append(episode)
+                if len(parts[group.number]) == len(group.samples):
+                    open_groups.remove(group)
+                    own = sorted(parts.pop(group.number), key=lambda each: each.sample_id)
+                    begun += admit(group, self._rows([group], own), own)
+            open_groups.extend(begun)
+            return self._begun(begun)
+
+        self._play_rounds(first, sampling, seed, ended)
+
+    def _play_rounds(
+        self, first: Sequence["Group"], sampling: Sampling, seed: int, ended: Callable[[list[Episode]], Begun]
+    ) -> None:
+        play_rounds(
+            self._begun(first),
+            play=lambda environment, sample, sample_id: rollout(
+                environment, sample, self.renderer, self.limits, sample_id=sample_id
+            ),
+            complete=lambda asked: self._complete(asked, sampling, seed),
+            ended=ended,
+        )
+
+    def _begun(self, groups: Sequence["Group"]) -> Begun:
+        samples = [(group.example.fields, sample_id) for group in groups for sample_id in group.samples]
+        return [(_Made(self.environment, fields), sample_id) for fields, sample_id in samples]
+
+    def _rows(self, groups: Sequence["Group"], episodes: list[Episode]) -> DataProto:
+        names = self._given(episodes)
         for episode in episodes:
             _report(self.environment.path, episode)
-            if episode.is_done and (missing := sorted(set(self.names) - episode.columns.keys())):
+            if episode.is_done and (missing := sorted(set(names) - episode.columns.keys())):
                 raise ValueError(
                     f"{self.environment.path} gave no column {missing}, which the algorithm reads (filter.metric or "
                     f"components): return Step(..., done=True, columns={{{missing[0]!r}: ...}}), or set "
                     "filter.metric: scores"
                 )
-        rows = episode_rows(
+        return episode_rows(
             episodes,
-            [example for example, _ in played],
-            [group for _, group in played],
+            [group.example for group in groups for _ in group.samples],
+            [group.number for group in groups for _ in group.samples],
             tokenizer=self.tokenizer,
             pad_token_id=self.execution.pad_token_id,
             version=self.execution.weights_version,
-            names=self.names,
+            names=names,
         )
-        return rows, episodes
 
-    def _run(
-        self,
-        environments: Sequence[Environment],
-        first_sample: int,
-        complete: Callable[[list[_Request]], list[Completion]],
-    ) -> list[Episode]:
-        """Environments run in the event loop of a thread; this thread samples what all episodes that go on wait for.
+    def _given(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
+        """The columns of the episodes. Without ``acc`` the filter reads scores, as with a verifier."""
+        done = [episode for episode in episodes if episode.is_done]
+        if not done or not self.optional or any(self.optional in episode.columns for episode in done):
+            return self.names
+        if (self.environment.path, self.optional) not in _REPORTED:
+            _REPORTED.add((self.environment.path, self.optional))
+            warnings.warn(f"{self.environment.path} gives no column acc: the filter looks at scores", stacklevel=3)
+        return tuple(name for name in self.names if name != self.optional)
 
-        So the batches of turns do not depend on who answers first.
-        """
-        loop, live, waiting = _event_loop(), len(environments), list[_Request]()
-        batches: SimpleQueue[list[_Request] | None] = SimpleQueue()
-
-        def send_if_all_wait() -> None:
-            if waiting and len(waiting) == live:
-                batches.put(sorted(waiting, key=lambda request: request.sample_id))
-                waiting.clear()
-
-        async def sample(prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
-            waiting.append(_Request(sample_id, turn, prompt_ids, loop.create_future()))
-            answer = waiting[-1].future
-            send_if_all_wait()
-            return await answer
-
-        async def one(environment: Environment, sample_id: int) -> Episode:
-            nonlocal live
-            try:
-                return await rollout(environment, sample, self.renderer, self.limits, sample_id=sample_id)
-            finally:
-                live -= 1
-                send_if_all_wait()
-
-        async def every() -> list[Episode | BaseException]:
-            try:
-                playing = (one(environment, first_sample + i) for i, environment in enumerate(environments))
-                return await asyncio.gather(*playing, return_exceptions=True)
-            finally:
-                batches.put(None)
-
-        playing = asyncio.run_coroutine_threadsafe(every(), loop)
-        failure: Exception | None = None
-        try:
-            while (asked := batches.get()) is not None:
-                try:
-                    if failure is not None:
-                        raise failure
-                    answers: list[Completion] | Exception = complete(asked)
-                except Exception as error:  # the execution's: every episode ends with it
-                    failure = answers = error
-                loop.call_soon_threadsafe(_give, asked, answers)
-            if failure is not None:
-                raise failure
-            found = playing.result()
-        finally:
-            playing.cancel()
-        for episode in found:
-            if isinstance(episode, BaseException):
-                raise episode
-        return [episode for episode in found if isinstance(episode, Episode)]
-
-    def _complete(self, asked: list[_Request], sampling: Sampling, seed: int) -> list[Completion]:
-        """One call of the execution, and one more for each number of tokens that a nearly full window leaves."""
+    def _complete(self, asked: list[Request], sampling: Sampling, seed: int) -> list[Completion]:
+        """One call of the execution, and one more for each smaller token limit that a nearly full window sets."""
         window, most = self.limits.tokens, sampling.max_new_tokens
-        rooms = [most if window is None else min(most, window - len(each.prompt_ids)) for each in asked]
+        allowed = [most if window is None else min(most, window - len(each.prompt_ids)) for each in asked]
         completions = dict[int, Completion]()
-        for room in sorted(set(rooms), reverse=True):
-            chosen = [i for i, left in enumerate(rooms) if left == room]
+        for tokens in sorted(set(allowed), reverse=True):
+            these = [i for i, own in enumerate(allowed) if own == tokens]
             prompts = DataProto.from_dict(
-                tensors={"sample_id": torch.tensor([asked[i].sample_id + _TURN * asked[i].turn for i in chosen])},
-                non_tensors={"prompt_ids": _column([list(asked[i].prompt_ids) for i in chosen])},
+                tensors={"sample_id": torch.tensor([asked[i].sample_id + _TURN * asked[i].turn for i in these])},
+                non_tensors={"prompt_ids": [list(asked[i].prompt_ids) for i in these]},
             )
-            width = max(len(asked[i].prompt_ids) for i in chosen)
-            how = sampling.model_copy(update={"max_new_tokens": room})
+            width = max(len(asked[i].prompt_ids) for i in these)
+            how = sampling.model_copy(update={"max_new_tokens": tokens})
             rows = self.execution.generate(prompts, how, seed=seed, prompt_width=width)
-            completions |= zip(chosen, _completions(rows), strict=True)
+            completions |= zip(these, _completions(rows), strict=True)
         return [completions[i] for i in range(len(asked))]
 
 
@@ -206,24 +214,6 @@ def _report(path: str, episode: Episode) -> None:
     if episode.failure is not None and (path, cause) not in _REPORTED:
         _REPORTED.add((path, cause))
         warnings.warn(f"{path}: {episode.failure}. Such episodes have no score; later ones are counted", stacklevel=3)
-
-
-@cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for the process, in a thread of its own: environments may keep connections from episode to episode."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
-    return loop
-
-
-def _give(asked: list[_Request], answers: list[Completion] | Exception) -> None:
-    for i, request in enumerate(asked):
-        if request.future.done():
-            continue
-        if isinstance(answers, Exception):
-            request.future.set_exception(answers)
-        else:
-            request.future.set_result(answers[i])
 
 
 def _completions(rows: DataProto) -> list[Completion]:
@@ -300,9 +290,11 @@ def episode_rows(
         "question": [examples[i].question for i in which],
         "answer": [examples[i].answer for i in which],
         "data_source": [examples[i].data_source for i in which],
+        "fields": [examples[i].fields for i in which],
+        "example": [examples[i].key for i in which],
         "failure": [episodes[i].failure for i in which],
     }
-    return DataProto.from_dict(tensors=columns, non_tensors={name: _column(column) for name, column in texts.items()})
+    return DataProto.from_dict(tensors=columns, non_tensors=texts)
 
 
 def _with_states(episode: Episode, numbers: dict[Hashable, int], pad_token_id: int) -> list[Turn]:
@@ -334,13 +326,13 @@ def rollout_ids(rows: DataProto) -> dict[str, Tensor]:
 
 
 def outcome_scores(shaped_scores: Tensor, turn_rewards: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """(B,): the scores without what their turns earned, so with what shaping added."""
+    """(B,): the scores minus the rewards of their turns; shaping terms stay in."""
     earned = torch.zeros_like(shaped_scores).index_add(0, trajectory_ids, turn_rewards.sum(-1))
     return shaped_scores - earned[trajectory_ids]
 
 
 def same_widths(groups: Sequence[DataProto], *, pad_token_id: int) -> list[DataProto]:
-    """The groups with prompts, and responses, as wide as the widest."""
+    """The groups, with prompts and responses padded to the widest."""
     prompts = max(group["prompts"].shape[1] for group in groups)
     responses = max(group["responses"].shape[1] for group in groups)
     wide = list[DataProto]()
@@ -354,7 +346,7 @@ def same_widths(groups: Sequence[DataProto], *, pad_token_id: int) -> list[DataP
 
 
 def widened(columns: Mapping[str, Tensor], *, prompts: int, responses: int, pad_token_id: int) -> dict[str, Tensor]:
-    """Prompts with more columns on the left, responses and what is like them on the right."""
+    """Pad prompts on the left, and responses and columns of their shape on the right."""
     width = columns["responses"].shape[1]
 
     def pad(name: str, x: Tensor) -> Tensor:
@@ -367,9 +359,3 @@ def widened(columns: Mapping[str, Tensor], *, prompts: int, responses: int, pad_
         return torch.cat([parts[0], x, parts[1]], 1)
 
     return {name: pad(name, x) for name, x in columns.items()}
-
-
-def _column(values: Sequence[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column

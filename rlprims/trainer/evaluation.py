@@ -1,5 +1,6 @@
 """How well the policy answers: one greedy response and several sampled ones to each question."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
 from rlprims.trainer.episodes import Player, first_rows
 from rlprims.trainer.rollout import prompt_rows, respond, verify
+from rlprims.trainer.voting import Vote, answer_of, majority_at
 
 _SEED_OFFSET = 2**32
-"""Evaluation has random numbers of its own: looking more often does not change the training."""
+"""Evaluation has random numbers of its own, so more evaluations do not change the training."""
 
 
 def evaluate(
@@ -31,8 +33,14 @@ def evaluate(
     seed: int,
     look: Callable[[DataProto], None] = lambda rows: None,
     player: Player | None = None,
+    vote: Vote | None = None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
+
+    ``pass@k`` is Chen et al. 2021's unbiased estimate (arXiv:2107.03374), for k of 2, 4, 8, ... below ``samples``. With
+    ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`~rlprims.trainer.voting.majority_at`. Each of
+    these and ``acc`` has the normal 95 % interval of the mean over questions, whose samples belong together:
+    ``acc_low``, ``acc_high``.
 
     The accuracy is the verifier's column ``acc``, or its score, whatever else the training weighs. A response that
     could not be scored counts as wrong. ``look`` is shown the greedy responses. With a ``player`` responses are
@@ -51,13 +59,13 @@ def evaluate(
     greedy_rows = respond_to_all(1, sampling.greedy())
     look(greedy_rows)
     greedy = _describe(greedy_rows, 1)
-    sampled = _describe(respond_to_all(samples, sampling), samples)
+    sampled = _describe(respond_to_all(samples, sampling), samples, vote)
     return {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")} | {
         f"sampled/{k}": v for k, v in sampled.items()
     }
 
 
-def _describe(rows: DataProto, samples: int) -> dict[str, float]:
+def _describe(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[str, float]:
     lengths = torch.zeros(len(rows)).index_add(0, dense_ids(rows["sample_id"]), rows["response_mask"].sum(-1).float())
     rows = first_rows(rows)
     right = rows["acc"] if "acc" in rows else rows["scores"]
@@ -66,13 +74,42 @@ def _describe(rows: DataProto, samples: int) -> dict[str, float]:
     for source, row in zip(rows["data_source"][::samples], right, strict=True):
         by_source[source].append(row)
     metrics = {
-        "acc": float(right.mean()),
         "unscored": float((~rows["scores"].isfinite()).float().mean()),
         "pass": float((right.amax(1) > 0).float().mean()),
         "length": float(lengths[: len(rows)].mean()),
         "truncated": float((rows["ended"] == Ended.LENGTH).float().mean()),
     }
+    by_question = {"acc": right.mean(1).double()}
+    by_question |= {f"pass@{k}": _pass_at(right > 0, k) for k in _powers_of_two(below=samples)}
+    if vote is not None and samples > 1:
+        answers = [answer_of(text, vote) for text in rows["response"]]
+        for k in [*_powers_of_two(below=samples), samples]:
+            chosen = [
+                majority_at(answers[i * samples : (i + 1) * samples], row.tolist(), k) for i, row in enumerate(right)
+            ]
+            by_question[f"maj@{k}"] = torch.tensor(chosen, dtype=torch.float64)
+    for name, of_each in by_question.items():
+        metrics |= {name: float(of_each.mean())} | _interval(name, of_each)
     metrics |= {name: float(rows[name].mean()) for name in ("turns", "tool_calls") if name in rows}
     if len(by_source) > 1:
         metrics |= {f"acc/{source}": float(torch.stack(part).mean()) for source, part in sorted(by_source.items())}
     return metrics
+
+
+def _powers_of_two(*, below: int) -> list[int]:
+    return [2**i for i in range(1, below.bit_length()) if 2**i < below]
+
+
+def _interval(name: str, of_each: torch.Tensor) -> dict[str, float]:
+    """The normal 95 % interval of a mean over questions, within 0 and 1; nothing for a single one."""
+    if len(of_each) < 2:
+        return {}
+    mean, margin = of_each.mean(), 1.96 * of_each.std() / len(of_each) ** 0.5
+    return {f"{name}_low": float((mean - margin).clamp(0)), f"{name}_high": float((mean + margin).clamp(max=1))}
+
+
+def _pass_at(right: torch.Tensor, k: int) -> torch.Tensor:
+    """For each question 1 − C(n − c, k) / C(n, k), where c of n samples are right."""
+    n = right.shape[1]
+    shares = [1 - math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()]
+    return torch.tensor(shares, dtype=torch.float64)

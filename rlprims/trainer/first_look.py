@@ -1,6 +1,4 @@
-"""What the filter will see, found by scoring one response before anything is evaluated or trained."""
-
-import numpy as np
+"""The columns that the filter will get, found by scoring one response before any evaluation or training."""
 
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
@@ -10,7 +8,7 @@ from rlprims.trainer.rollout import prompt_rows, verify
 
 
 def filter_note(config: Config, example: Example) -> str | None:
-    """What a user should know of the column that the filter reads; None: it is the one that the config names.
+    """A note about the column that the filter reads; None if it is the one in the config.
 
     The verifier is given the answer as the response.
 
@@ -25,8 +23,7 @@ def filter_note(config: Config, example: Example) -> str | None:
         return None  # an environment cannot be tried without a model, and several rewards are weighed to one score
     verifier = config.asked_in_evaluation
     rows = prompt_rows([example], [0], copies=1, first_sample=0)
-    response = np.array([str(example.answer)], dtype=object)
-    rows = rows.union(DataProto.from_dict(tensors={}, non_tensors={"response": response}))
+    rows = rows.union(DataProto.from_dict(non_tensors={"response": [str(example.answer)]}))
     scored = verify(verifier, rows, config.scoring)
     if not scored["scores"].isfinite().all():
         return None

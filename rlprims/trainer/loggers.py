@@ -1,4 +1,4 @@
-"""Metrics to where a team looks, beside ``metrics.jsonl``. Each package is imported only if it is named."""
+"""Loggers beside ``metrics.jsonl``: TensorBoard and W&B. Each package is imported only if ``log_to`` names it."""
 
 import importlib
 import os
@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from rlprims._extras import hint
 from rlprims.trainer.config import Config
+from rlprims.trainer.fit_config import FitConfig
 
 Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
-def check_loggers(config: Config) -> None:
-    """Before anything is loaded or written.
+def check_loggers(config: Config | FitConfig) -> None:
+    """Check the packages before anything is loaded or written.
 
     Raises:
         ValueError: a package of ``log_to`` is not installed.
@@ -26,13 +27,13 @@ def check_loggers(config: Config) -> None:
             raise ValueError(f"log_to: {name}: {error}: {hint('track')}, or leave it out of log_to") from None
 
 
-def open_loggers(config: Config, run: Path) -> list[Log]:
+def open_loggers(config: Config | FitConfig, run: Path) -> list[Log]:
     """One function of (step, metrics) for each of ``log_to``."""
     openers = {"tensorboard": _tensorboard, "wandb": _wandb}
     return [openers[name](config, run) for name in config.log_to]
 
 
-def _tensorboard(config: Config, run: Path) -> Log:
+def _tensorboard(config: Config | FitConfig, run: Path) -> Log:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(log_dir=str(run / "tensorboard"))
@@ -45,10 +46,10 @@ def _tensorboard(config: Config, run: Path) -> Log:
     return log
 
 
-def _wandb(config: Config, run: Path) -> Log:
+def _wandb(config: Config | FitConfig, run: Path) -> Log:
     import wandb
 
-    os.environ.setdefault("WANDB_MODE", "offline")  # nothing leaves the machine unless told
+    os.environ.setdefault("WANDB_MODE", "offline")  # offline unless the environment variable says otherwise
     session = wandb.init(
         project="rlprims",
         name=run.name,

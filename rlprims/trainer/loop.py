@@ -6,7 +6,7 @@ The first four are :class:`rlprims.trainer.collect.Collector`'s, the rest is her
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from rlprims.trainer.collect import Collector
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.episodes import outcome_scores, rollout_ids
-from rlprims.trainer.measures import Clock, responses, summarize
+from rlprims.trainer.measures import Clock, largest_mismatch, responses, summarize
 from rlprims.trainer.old_log_probs import old_log_probs
 from rlprims.trainer.pipeline import Pipeline
 from rlprims.trainer.rollout import join
+from rlprims.trainer.states import States
+from rlprims.trainer.teaching import TAUGHT, lessons
 
 
 @dataclass
@@ -38,25 +40,48 @@ class Step:
     batch: DataProto
     """The rows that were trained on, with their advantages."""
     dropped: list[tuple[DataProto, str]]
-    """The groups that were not, each with the reason; greedy baselines have theirs too."""
+    """The groups that were not trained on, each with the reason (of a greedy baseline: "greedy baseline")."""
     surplus: list[DataProto]
     """The groups that were sampled with this batch and wait for the next."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class Stepper(Protocol):
+    """What a run repeats: a :class:`Trainer`, or that of stored rows."""
+
+    step_number: int
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        ...
+
+    def step(self) -> Step: ...
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
+        """JSON values, and groups of rows by name; to be asked for between two steps."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None: ...
+
+
 class Trainer:
-    """The state of a run and its step. ``state_dict`` is all that a resume needs beside the execution's own."""
+    """The state of a run, and its step. A resume needs ``state_dict`` and the state of the execution."""
 
     def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution
+        self.tokenizer = tokenizer
         self.collector = Collector(config, execution, tokenizer, examples)
         self.pipeline = Pipeline(self.collector, staleness=config.staleness, overlaps=execution.overlaps)
-        kl = self.algorithm.kl_in_reward
-        self.kl_controller: KLController | None = kl.controller({}) if kl else None
+        self.states = States(self.algorithm)
         self.step_number = 0
         self.generated_tokens = 0
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
 
     def step(self) -> Step:
         """One step: a full batch of kept groups, and the updates on it."""
@@ -79,7 +104,7 @@ class Trainer:
         return Step(self.step_number, batch, collected.dropped, collected.surplus, metrics)
 
     def _measure(self, batch: DataProto, clock: Clock) -> DataProto:
-        """Log-probs and values before the update: those that some signature asks for, and what shows staleness."""
+        """Log-probs and values before the update: those that the algorithm and the staleness metrics need."""
         needs, columns = self.algorithm.needs, rollout_ids(batch)
         with clock("log_probs"):
             if "old_log_probs" in needs or self.config.staleness:
@@ -87,14 +112,18 @@ class Trainer:
                 columns["old_log_probs"] = old_log_probs(self.execution, batch, step=self.step_number, every=every)
             if "ref_log_probs" in needs:
                 columns["ref_log_probs"] = self.execution.log_probs(batch, reference=True)
+            if needs & TAUGHT:
+                columns |= lessons(self.execution, self.config, self.tokenizer, batch)
             if "values" in needs:
                 columns["values"] = self.execution.values(batch)
+            columns |= self.states.kl(self.execution, batch.union(DataProto.from_dict(tensors=columns)))
         return batch.union(DataProto.from_dict(tensors=columns))
 
     def _estimate(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
         """Rewards, advantages and returns; the KL controller reads the batch after its coefficient was used."""
-        controller, metrics = self.kl_controller, dict[str, float]()
-        data = dict(batch.batch.items())
+        controller: KLController | None = self.states.objects.get("kl_in_reward")
+        metrics, baseline = dict[str, float](), self.states.baseline(batch)
+        data = dict(batch.batch.items()) | baseline
         turns_earn = "turn_rewards" in data  # estimators of turns get these apart from the outcome
         if turns_earn:
             data["shaped_scores"] = outcome_scores(
@@ -106,6 +135,8 @@ class Trainer:
             metrics["kl_coef"] = controller.value
             drift = estimate_kl(batch["old_log_probs"] - batch["ref_log_probs"], "k1")
             controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
+        self.states.learn(batch)
+        estimated |= baseline
         estimated |= {
             name: column
             for name, column in mask_turns(self.algorithm, {**data, **estimated}).items()
@@ -117,18 +148,20 @@ class Trainer:
         """Epochs of mini-batches of whole groups; during the critic's warm-up the critic alone."""
         policy: list[UpdateReport] = []
         critic: list[UpdateReport] = []
-        batch = batch[:]
+        batch, algorithm = batch[:], self.states.of_this_step
         for name, column in mask_turns(self.algorithm, dict(batch.batch.items())).items():
             batch[name] = column
         with clock("update"):
             for epoch in range(self.algorithm.epochs):
                 for mini in self._mini_batches(batch, epoch):
                     if self.algorithm.value_loss is not None:
-                        critic.append(self.execution.update_critic(mini, self.algorithm))
+                        critic.append(self.execution.update_critic(mini, algorithm))
                     if self.step_number > self.config.critic.warmup_steps or not critic:
                         weighed = self._weigh(mini, update=len(policy))
-                        policy.append(self.execution.update(weighed, self.algorithm))
-        metrics = summarize(policy) | {f"critic/{name}": value for name, value in summarize(critic).items()}
+                        policy.append(self.execution.update(weighed, algorithm))
+        metrics = self.states.metrics() | summarize(policy)
+        self.states.measured(metrics)
+        metrics |= {f"critic/{name}": value for name, value in summarize(critic).items()}
         return metrics | {"skipped_updates": float(sum(report.skipped for report in policy + critic))}
 
     def _weigh(self, batch: DataProto, *, update: int) -> DataProto:
@@ -138,7 +171,9 @@ class Trainer:
             data["log_probs"] = self.execution.log_probs(batch) if update else batch["old_log_probs"]
         if "entropies" in needs:
             data["entropies"] = self.execution.entropies(batch)
-        draw = 2**62 + self.step_number * self.algorithm.updates_per_batch + update  # a quarter that is nobody else's
+        draw = (
+            2**62 + self.step_number * self.algorithm.updates_per_batch + update
+        )  # a range of numbers that only this uses
         generator = torch.Generator().manual_seed(int(self._random_bits(draw).random_raw()) >> 1)
         return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
 
@@ -170,6 +205,12 @@ class Trainer:
         metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
         if "old_log_probs" in batch:
             metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
+            metrics |= largest_mismatch(batch)
+        if "teacher_log_probs" in batch:  # an estimate of KL(student || teacher), before the update
+            gap = batch["rollout_log_probs"] - batch["teacher_log_probs"]
+            metrics["teacher_kl"] = diagnostics.token_mean(gap, mask)
+        if "teacher_mask" in batch:
+            metrics["taught"] = diagnostics.share(batch["teacher_mask"].any(-1))
         if "returns" in batch:
             metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
         age = self.execution.weights_version - batch["weights_version"]
@@ -177,25 +218,25 @@ class Trainer:
         return described | {"staleness": float(age.float().mean()), "staleness_max": float(age.max())}
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        """JSON values, and the groups that wait, by name; to be asked for between two steps."""
+        """JSON values, and the groups that wait, by name; call it between two steps."""
         state, held = self.pipeline.state_dict()
         counters = {"step_number": self.step_number, "generated_tokens": self.generated_tokens}
-        controller = self.kl_controller.state_dict() if self.kl_controller else None
-        return {**counters, **state, "kl_controller": controller}, held
+        held = {**held, "answers": list(self.states.answers.values())}
+        return {**counters, **state, "states": self.states.state_dict()}, held
 
     def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
         self.step_number, self.generated_tokens = state["step_number"], state["generated_tokens"]
         self.pipeline.load_state_dict(state, held)
-        if self.kl_controller is not None:
-            self.kl_controller.load_state_dict(state["kl_controller"])
+        self.states.load_state_dict(state["states"], held.get("answers", []))
 
 
-Hook: TypeAlias = Callable[[Trainer, Step], None]
+Hook: TypeAlias = Callable[[Any, Step], None]
+"""Called with the trainer after each step."""
 
 
-def train(trainer: Trainer, hooks: Sequence[Hook], *, stop: Callable[[], bool] = lambda: False) -> None:
-    """Steps until the configured number is done, or ``stop`` says so between two of them."""
-    while trainer.step_number < trainer.config.steps and not stop():
+def train(trainer: Stepper, hooks: Sequence[Hook], *, stop: Callable[[], bool] = lambda: False) -> None:
+    """Run steps until the configured number is done, or ``stop`` returns True between two steps."""
+    while trainer.step_number < trainer.steps and not stop():
         step = trainer.step()
         for hook in hooks:
             hook(trainer, step)

@@ -40,6 +40,19 @@ def responses(batch: DataProto) -> Metrics:
     return diagnostics.responses(joined.rows(scores)[:count], joined.tokens(mask), cu_seqlens)
 
 
+def largest_mismatch(batch: DataProto) -> Metrics:
+    """Of the newest weights' rows, where it is a fault; of older rows, the surplus, it is the updates', too."""
+    columns, versions = (batch["old_log_probs"], batch["rollout_log_probs"]), batch["weights_version"]
+    older = (versions < versions.max())[:, None] & batch["response_mask"]
+    newest = diagnostics.sampler_mismatch(*columns, batch["response_mask"] & ~older)["mismatch_max"]
+    if not older.any():
+        return {"mismatch_max": newest}
+    return {
+        "mismatch_max": newest,
+        "mismatch_max_stale": diagnostics.sampler_mismatch(*columns, older)["mismatch_max"],
+    }
+
+
 def worker_metrics(reports: list[WorkerReport]) -> dict[str, float]:
     """Tokens per second of each worker and verb, its memory, and how much of the devices the updates made use of."""
     metrics, done, possible = dict[str, float](), 0.0, 0.0

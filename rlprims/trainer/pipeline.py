@@ -37,7 +37,7 @@ class Pipeline:
             wait([self._ahead])
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        """JSON values, and groups by name; to be asked for between two steps."""
+        """JSON values, and groups by name; call it between two steps."""
         state, held = {"collector": self.collector.state_dict()}, {"surplus": self.collector.surplus}
         if self._ahead is not None and self._ahead.exception() is None:
             ahead = self._ahead.result()

@@ -1,4 +1,4 @@
-"""Recorded rollouts in the place of the sampler, to try an algorithm on the same samples."""
+"""Recorded rollouts instead of a sampler, to try an algorithm on the same samples."""
 
 import json
 import math
@@ -11,22 +11,15 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import (
-    Execution,
-    Profile,
-    ProfileConfig,
-    Sampling,
-    UpdateReport,
-    WorkerReport,
-    kept_columns,
-)
+from rlprims.execution import Execution, Sampling, UpdateReport, kept_columns
+from rlprims.reports._rollout_rows import open_rollouts
 
 
 class Replay:
-    """An execution that answers ``generate`` for the run's own seed from a recording, and passes all else on.
+    """An execution whose ``generate`` returns recorded samples for the run's own seed; the rest is passed on.
 
     Samples are found by their ids, so the run must ask in the recorded order: same data, seed and group size.
-    Evaluation has another seed and samples as ever. With ``scores`` the recorded ones come along, as ``rm_scores``.
+    Evaluation has another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
     """
 
     def __init__(self, execution: Execution, run: Path, *, seed: int, scores: bool = False) -> None:
@@ -91,6 +84,15 @@ class Replay:
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         return self.execution.log_probs(batch, reference=reference)
 
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        return self.execution.teacher_log_probs(batch)
+
+    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
+        return self.execution.top_tokens(batch, size)
+
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        return self.execution.teacher_top(batch, size)
+
     def entropies(self, batch: DataProto) -> Tensor:
         return self.execution.entropies(batch)
 
@@ -108,15 +110,6 @@ class Replay:
 
     def sync_weights(self) -> None:
         self.execution.sync_weights()
-
-    def reports(self) -> list[WorkerReport]:
-        return self.execution.reports()
-
-    def start_profile(self, config: ProfileConfig) -> None:
-        self.execution.start_profile(config)
-
-    def stop_profile(self) -> dict[str, Profile]:
-        return self.execution.stop_profile()
 
     def close(self) -> None:
         self.execution.close()
@@ -146,14 +139,16 @@ def _score(row: dict[str, Any]) -> float:
 
 
 def _read(run: Path) -> dict[int, dict[str, Any]]:
-    files = sorted((run / "rollouts").glob("step_*.jsonl"))
+    files = sorted((run / "rollouts").glob("step_*.jsonl*"))
     if not files:
         raise ValueError(
             f"{run} has no recorded rollouts: it needs rollouts/step_*.jsonl, of a run with record_rollouts"
         )
     samples = {}
     for file in files:
-        for number, line in enumerate(file.read_text().split("\n"), 1):
+        with open_rollouts(file) as opened:
+            lines = opened.read().decode().split("\n")
+        for number, line in enumerate(lines, 1):
             if not line:
                 continue
             try:

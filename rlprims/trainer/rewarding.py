@@ -17,13 +17,13 @@ from rlprims.rewards.several import Reward, Several, several
 from rlprims.rewards.verifiers import check_answer, without_thinking
 from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
 
-_INTERNAL = {"prompt_ids", "fields", "failure", "response"}
+_INTERNAL = {"prompt_ids", "fields", "failure", "response", "example"}
 _REPORTED: set[tuple[str, str]] = set()
 _POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
 
 
 def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig) -> Several:
-    """What each says of every row. A failure costs that row's score; the first of each cause is shown as a warning."""
+    """The scores of each reward for every row. A row that fails has no score; the first of each cause is a warning."""
     columns = data_columns(rows)
     responses = rows["response"].tolist()
     if scoring.thinking is not None:
@@ -32,15 +32,15 @@ def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig
         responses = [without_thinking(text, **how) for text in responses]
     group_ids = rows["group"].tolist() if "group" in rows else None
     answers = columns.pop("answer")
-    said = several([_reward(reward, scoring) for reward in rewards], responses, answers, columns, group_ids=group_ids)
-    for name, part in said.parts.items():
+    scored = several([_reward(reward, scoring) for reward in rewards], responses, answers, columns, group_ids=group_ids)
+    for name, part in scored.parts.items():
         for cause, example in part.causes.items():
             if (name, cause) not in _REPORTED and (name, cause) not in _silent(rewards):
                 _REPORTED.add((name, cause))
                 text = rows["response"][example.first][:200]
                 path = next(reward.path for reward in rewards if reward.column == name)
                 warnings.warn(f"{path} {cause}: {example.detail}; of {text!r}. Later ones are counted", stacklevel=2)
-    return said
+    return scored
 
 
 def _silent(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
@@ -48,7 +48,7 @@ def _silent(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
 
 
 def data_columns(rows: DataProto) -> dict[str, list[Any]]:
-    """What a verifier may name: the data's own fields, None in rows without one, and the trainer's texts."""
+    """The columns for a verifier: the data's own fields, None in rows without one, and the trainer's texts."""
     fields = rows["fields"].tolist() if "fields" in rows else [{}] * len(rows)
     names = dict.fromkeys(name for row in fields for name in row)
     columns = {name: [row.get(name) for row in fields] for name in names}
@@ -62,7 +62,7 @@ def lines(failures: Sequence[Any]) -> str | None:
 
 
 def causes(failure: str | None) -> list[str]:
-    """What is counted of it."""
+    """The causes to count of a row's failure."""
     return [line.partition(": ")[0] for line in (failure or "").splitlines()]
 
 
@@ -118,7 +118,7 @@ def _server(reward: RewardConfig, url: str) -> Callable[..., Any]:
 
 
 def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
-    """One for each function and its limits, for the life of the process: starting one costs seconds."""
+    """One pool for each function and its limits, kept for the life of the process: a start takes seconds."""
     assert reward.fn is not None
     scoring = scoring.model_copy(update={"workers": reward.workers})
     key = (reward.fn.model_dump_json(), scoring)
@@ -128,10 +128,10 @@ def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
     return _POOLS[key]
 
 
-def as_columns(said: Several, *, flat: str | None) -> dict[str, Tensor]:
+def as_columns(scored: Several, *, flat: str | None) -> dict[str, Tensor]:
     """The columns of a batch: those of the function ``flat`` go by their own names, without its name before them."""
-    columns = dict(said.columns)
-    if flat is not None and flat in said.parts:
+    columns = dict(scored.columns)
+    if flat is not None and flat in scored.parts:
         prefix = f"{flat}/"
         columns = {name.removeprefix(prefix): column for name, column in columns.items()}
     return {name: column.to(torch.float32) for name, column in columns.items()}

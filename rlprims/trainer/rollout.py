@@ -37,20 +37,15 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
             "group": torch.tensor([group for _, group in rows], dtype=torch.int64),
         },
         non_tensors={
-            "prompt": _column([example.prompt for example, _ in rows]),
-            "question": _column([example.question for example, _ in rows]),
-            "prompt_ids": _column([example.prompt_ids for example, _ in rows]),
-            "answer": _column([example.answer for example, _ in rows]),
-            "data_source": _column([example.data_source for example, _ in rows]),
-            "fields": _column([example.fields for example, _ in rows]),
+            "prompt": [example.prompt for example, _ in rows],
+            "question": [example.question for example, _ in rows],
+            "prompt_ids": [example.prompt_ids for example, _ in rows],
+            "answer": [example.answer for example, _ in rows],
+            "data_source": [example.data_source for example, _ in rows],
+            "fields": [example.fields for example, _ in rows],
+            "example": [example.key for example, _ in rows],
         },
     )
-
-
-def _column(values: Sequence[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
 
 
 def respond(
@@ -60,13 +55,13 @@ def respond(
     sampled = execution.generate(rows, sampling, seed=seed, prompt_width=prompt_width)
     tokens, mask = sampled["responses"], sampled["response_mask"]
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(tokens, mask, strict=True)]
-    return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": _column(texts)}))
+    return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))
 
 
 def score(execution: Execution, config: Config, rows: DataProto) -> DataProto:
-    """The rows with what :func:`verify` adds, and ``scores`` weighed of that and of the reward model's.
+    """The rows with the columns of :func:`verify`, and ``scores``, the weighted sum of verifier and reward model.
 
-    Rows that came with ``rm_scores``, (B,) or (B, T), that are numbers have their score: nothing is run on them.
+    Rows with ``rm_scores``, (B,) or (B, T), that are not NaN have their score already: no verifier runs on them.
     """
     known = _known_scores(rows)
     unknown = known.isnan()
@@ -89,18 +84,18 @@ def _known_scores(rows: DataProto) -> Tensor:
 
 
 def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto:
-    """A row that a weighed source could not score has none; a column that the verifier left out of a row counts 0."""
+    """A row that a source with a weight could not score has none; a column that the verifier left out counts as 0."""
     if not config.score_parts:
         return verify(config.asked_in_evaluation, rows, config.scoring)
     asked = config.verifiers()
-    said = ask(asked, rows, config.scoring)
-    columns = as_columns(said, flat="verifier_scores")
-    failed = {name: ~part.scores.isfinite() for name, part in said.parts.items()}
+    by_reward = ask(asked, rows, config.scoring)
+    columns = as_columns(by_reward, flat="verifier_scores")
+    failed = {name: ~part.scores.isfinite() for name, part in by_reward.parts.items()}
     for reward in asked:
         if reward.skips:  # None is no failure: the row has no share of this one
-            applies = [f is None or f.cause != "returned None" for f in said.parts[reward.column].failures]
+            applies = [f is None or f.cause != "returned None" for f in by_reward.parts[reward.column].failures]
             failed[reward.column] &= torch.tensor(applies, dtype=torch.bool)
-    failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in said.failures]
+    failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in by_reward.failures]
     if config.model.reward is not None:
         columns["reward_model_scores"] = read = execution.reward_scores(rows)
         failed["reward_model_scores"] = ~read.isfinite()
@@ -113,21 +108,21 @@ def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto
     scores = combine(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
     for name in failed.keys() & weights.keys():
         scores = torch.where(failed[name], torch.nan, scores)
-    texts = {"failure": _column([lines(row) for row in failures])}
+    texts = {"failure": [lines(row) for row in failures]}
     return rows.union(DataProto.from_dict(tensors={**columns, "scores": scores}, non_tensors=texts))
 
 
 def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> DataProto:
     """The rows with ``scores`` and every number that the verifier returned, as columns.
 
-    A verifier that raises, or whose score is not a number, or that a limit ended, costs that sample its score: it
-    becomes NaN, and the column ``failure`` says why.
+    If the verifier raises, or its score is not a number, or a limit ended it, the score of that sample is NaN, and the
+    column ``failure`` says why.
     """
-    said = ask([verifier], rows, scoring)
-    columns = as_columns(said, flat=verifier.column)
-    part = said.parts[verifier.column]
+    by_reward = ask([verifier], rows, scoring)
+    columns = as_columns(by_reward, flat=verifier.column)
+    part = by_reward.parts[verifier.column]
     columns = {name: column for name, column in columns.items() if name != verifier.column} | {"scores": part.scores}
-    texts = {"failure": _column([failure and lines([failure]) for failure in part.failures])}
+    texts = {"failure": [failure and lines([failure]) for failure in part.failures]}
     return rows.union(DataProto.from_dict(tensors=columns, non_tensors=texts))
 
 
@@ -140,10 +135,10 @@ def with_baseline(rows: DataProto, greedy: DataProto) -> DataProto:
 def split_groups(
     algorithm: Algorithm, rows: DataProto, *, leave_out: bool = False
 ) -> tuple[list[DataProto], list[str | None]]:
-    """The rows with shaped scores, as whole groups, and for each why it is dropped or None.
+    """The rows with shaped scores, as whole groups, and for each group the reason why it is dropped, or None.
 
-    With ``leave_out`` a row without a score leaves its group in: it is False in ``valid_rows``, as are those that
-    ``algorithm.ended`` leaves out, and the filter sees the others' mean in its place.
+    With ``leave_out`` a row without a score does not drop its group: it is False in ``valid_rows``, like the rows that
+    ``algorithm.ended`` leaves out, and the filter reads the mean of the others for it.
     """
     columns = {name: column for name, column in rows.batch.items() if name != "kept_ids"}  # which is ragged
     columns |= rollout_ids(rows)
@@ -163,9 +158,9 @@ def split_groups(
 
 
 def join(groups: Sequence[DataProto], *, pad_token_id: int = 0) -> DataProto:
-    """Groups as one batch; a column of the verifier that some do not have is NaN there. Narrower ones are padded.
+    """Groups as one batch. A verifier's column that a group lacks is NaN there. Narrower groups are padded.
 
-    A group without kept sets was sampled before truncation was set, or after, so it gets sets of the whole vocabulary.
+    A group without kept sets was sampled when truncation was off, so its sets are the whole vocabulary.
     """
     if any("turn_rewards" in group for group in groups):
         groups = same_widths(groups, pad_token_id=pad_token_id)

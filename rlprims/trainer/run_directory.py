@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.trainer.config import Config, load_config
+from rlprims.reports._rollout_rows import open_rollouts
+from rlprims.trainer.config import Config, load_as, load_config, read_yaml
+from rlprims.trainer.fit_config import FitConfig
 from rlprims.trainer.loop import Step
 from rlprims.trainer.writing import writing
 
@@ -31,18 +34,30 @@ class RunDirectory:
         self.rollouts = path / "rollouts"
         self._lock: TextIO | None = None
 
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Check that a run can begin there, before minutes go into its start.
+
+        Raises:
+            ValueError: something is there already, or nothing can be written there.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(
+                f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
+            )
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
+
     @classmethod
-    def create(cls, config: Config) -> "RunDirectory":
+    def create(cls, config: Config | FitConfig) -> "RunDirectory":
         """A new directory.
 
         Raises:
             ValueError: something is there already.
         """
         path = config.run_dir
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(
-                f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
-            )
+        cls.check_free(path)
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
@@ -65,6 +80,23 @@ class RunDirectory:
 
     def config(self, overrides: Iterable[str] = ()) -> Config:
         return load_config(self.path / "config.yaml", list(overrides))
+
+    @property
+    def is_of_stored_rows(self) -> bool:
+        """Whether ``rlprims fit`` made it."""
+        return "algorithm" not in read_yaml(self.path / "config.yaml")
+
+    def fit_config(self, overrides: Iterable[str] = ()) -> FitConfig:
+        return load_as(FitConfig, self.path / "config.yaml", list(overrides))
+
+    def record(self, config: Config | FitConfig, step: int, overrides: Iterable[str]) -> None:
+        """Use this config from this step on; ``changes.jsonl`` records the changes and the step."""
+        aside = self.path / ".config.writing"
+        with writing(self.path / "config.yaml"):
+            aside.write_text(config.to_yaml())
+            aside.replace(self.path / "config.yaml")
+            with (self.path / "changes.jsonl").open("a") as file:
+                file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
 
     def lock(self) -> None:
         """Held until this process ends, however it ends.
@@ -90,7 +122,7 @@ class RunDirectory:
             file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Remove what a later part of the run wrote: it is done again from the checkpoint of ``step``."""
+        """Remove the lines and files of later steps: they are repeated from the checkpoint of ``step``."""
         path = self.path / "metrics.jsonl"
         kept = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -103,8 +135,8 @@ class RunDirectory:
         with writing(path):
             aside.write_text("".join(kept))
             aside.replace(path)
-        for rollout in self.rollouts.glob("step_*.jsonl"):
-            if int(rollout.stem.removeprefix("step_")) > step:
+        for rollout in self.rollouts.glob("step_*.jsonl*"):
+            if int(rollout.name.removeprefix("step_").partition(".")[0]) > step:
                 rollout.unlink()
 
     def write_json(self, name: str, value: Any) -> None:
@@ -113,14 +145,18 @@ class RunDirectory:
             aside.write_text(json.dumps(value, indent=1))
             aside.replace(path)
 
-    def write_rollouts(self, step: Step, tokenizer: Any) -> None:
-        """Every sample that the step trained on, dropped or put by, a line each: for reading, and for replay."""
-        path, aside = self.rollouts / f"step_{step.number:06d}.jsonl", self.rollouts / ".writing"
+    def write_rollouts(self, step: Step, tokenizer: Any, *, compress: bool = False) -> None:
+        """Write every sample that the step trained on, dropped or kept as surplus, one in a line."""
+        name, end = f"step_{step.number:06d}.jsonl", ".gz" if compress else ""
+        path, aside = self.rollouts / (name + end), self.rollouts / f".writing{end}"
+        text_of = cache(lambda token: tokenizer.decode([token]))  # few of a step's tokens are different ones
         with writing(path):
-            with aside.open("w") as file:
+            with open_rollouts(aside, "wb") as file:
                 surplus = [(rows, "surplus") for rows in step.surplus]
                 for rows, fate in [(step.batch, "trained"), *step.dropped, *surplus]:
-                    file.writelines(json.dumps(line) + "\n" for line in _lines(step.number, rows, fate, tokenizer))
+                    file.writelines(
+                        json.dumps(line).encode() + b"\n" for line in _lines(step.number, rows, fate, text_of)
+                    )
             aside.replace(path)
 
 
@@ -128,7 +164,7 @@ _TEXTS = ("prompt", "response", "answer", "data_source", "failure")
 _INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
 
 
-def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[dict[str, Any]]:
+def _lines(step: int, rows: DataProto, fate: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
     numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
     for i in range(len(rows)):
         mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # of an episode also what it read
@@ -152,7 +188,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
             "ended": Ended(int(rows["ended"][i])).label,
             "prompt_ids": list(rows["prompt_ids"][i]),
             "response_ids": ids,
-            "response_tokens": [tokenizer.decode([token]) for token in ids],
+            "response_tokens": [text_of(token) for token in ids],
             "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
             **old,
             "advantages": advantages,
@@ -162,7 +198,7 @@ def _lines(step: int, rows: DataProto, fate: str, tokenizer: Any) -> Iterable[di
 
 
 def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
-    """Which turn brought each token, which tokens were read, and what each turn earned, the outcome with the last."""
+    """The turn of each token, the tokens that were read, and the reward of each turn (the last with the outcome)."""
     turns, sampled = rows["turn_ids"][i][mask], rows["response_mask"][i][mask]
     rewards = torch.zeros(int(turns.max()) + 1 if len(turns) else 0)
     rewards = rewards.index_add(0, turns, rows["turn_rewards"][i][mask])
@@ -180,7 +216,7 @@ def _sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
 
 
 def environment() -> dict[str, Any]:
-    """What the run ran with."""
+    """The versions and the command of the run."""
     packages = ("rlprims", "torch", "tensordict", "numpy", "pydantic", "transformers", "tokenizers", "safetensors")
     versions = {}
     for package in packages:

@@ -15,7 +15,7 @@ class CannotWrite(OSError, ValueError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses in here becomes a :class:`CannotWrite` of ``path``, also if a rank's disk did."""
+    """Raise :class:`CannotWrite` with ``path`` for an error of the disk in this block, also of a rank's disk."""
     try:
         yield
     except CannotWrite:

@@ -1,4 +1,4 @@
-"""What the command line prints on: rich, or plain lines where the extra ``train`` is not installed."""
+"""The console of the command line: rich, or plain lines if the extra ``train`` is not installed."""
 
 import os
 import sys

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rlprims.trainer._curve_panels import FAINT, INK, PANELS, draw, dress, has_data, number, palette, series
+from rlprims.reports._curve_panels import FAINT, INK, PANELS, draw, dress, has_data, number, palette, series
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -87,7 +87,9 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
 
 
 def summary_table(runs: Sequence[Path]) -> Table:
-    """What training changed, a row per run: accuracy and length at the first evaluation and the last, and the cost.
+    """A table with a row per run: accuracy and length at the first and the last evaluation, and the cost.
+
+    If responses could not be scored, also their number by cause.
 
     Raises:
         ValueError: a path is no run directory.
@@ -97,8 +99,11 @@ def summary_table(runs: Sequence[Path]) -> Table:
         table.add_column(name)
     for name in ("sampled %", "greedy %", "gain", "length", "tokens", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for run in map(Path, runs):
-        rows = read_metrics(run)
+    metrics = [read_metrics(Path(run)) for run in runs]
+    causes = [_unscored(rows) for rows in metrics]
+    if any(causes):
+        table.add_column("unscored")
+    for run, rows, unscored in zip(map(Path, runs), metrics, causes, strict=True):
         sampled, greedy = (_values(rows, "eval", key) for key in ("sampled/acc", "greedy/acc"))
         accuracy = sampled or greedy
         length = _values(rows, "eval", "sampled/length") or _values(rows, "train", "length")
@@ -111,8 +116,18 @@ def summary_table(runs: Sequence[Path]) -> Table:
             f"{max(map(max, filter(None, tokens))) / 1000:,.0f}k" if any(tokens) else "–",
             _seconds(run, rows),
         )
-        table.add_row(*map(Text, (run.resolve().name, *_identity(run), *cells)))
+        last = [unscored or "–"] if any(causes) else []
+        table.add_row(*map(Text, (run.resolve().name, *_identity(run), *cells, *last)))
     return table
+
+
+def _unscored(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many sampled responses had no score, by cause, the most frequent first; empty if all had one."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        if row.get("kind") == "train":
+            counts.update({key.removeprefix("failures/"): n for key, n in row.items() if key.startswith("failures/")})
+    return ", ".join(f"{n:.0f} {cause}" for cause, n in counts.most_common() if n)
 
 
 def _values(rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> list[float]:
@@ -132,7 +147,7 @@ def _name_runs(figure: Any, labels: Sequence[str], colours: Sequence[Any]) -> No
 
 
 def _identity(run: Path) -> tuple[str, str]:
-    """The algorithm and the seed, as far as the run's config names them."""
+    """The algorithm, or the loss on stored rows, and the seed, as far as the run's config names them."""
     import yaml
 
     try:
@@ -140,13 +155,15 @@ def _identity(run: Path) -> tuple[str, str]:
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     config = config if isinstance(config, dict) else {}
-    algorithm = config.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    algorithm = config.get("algorithm", config.get("loss"))
+    if isinstance(algorithm, dict):
+        algorithm = algorithm.get("name", algorithm.get("fn"))
+    name = algorithm.rpartition(".")[2] if isinstance(algorithm, str) else algorithm
     return str(name or "–"), str(config.get("seed", "–"))
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Algorithm and seed; runs that share them are told apart by their directories."""
+    """Algorithm and seed; runs with the same ones also have their directories."""
     names = []
     for run in runs:
         name, seed = _identity(run)
@@ -165,11 +182,11 @@ def _change(values: Sequence[float], *, percent: bool = False) -> str:
 
 
 def _seconds(run: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Wall time: the summary's, or the steps' where that is more, for a resumed run's summary counts from there."""
+    """Wall time: the larger of the summary's and the steps', because a resumed run's summary counts from the resume."""
     try:
         summary = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):
         summary = None
-    told = number(summary.get("seconds")) if isinstance(summary, dict) else None
-    seconds = max(told or 0.0, sum(_values(rows, "train", "time/step")))
+    recorded = number(summary.get("seconds")) if isinstance(summary, dict) else None
+    seconds = max(recorded or 0.0, sum(_values(rows, "train", "time/step")))
     return f"{seconds:,.0f}" if seconds else "–"

@@ -1,14 +1,15 @@
 """Recorded rollouts, read back from a run directory."""
 
+import gzip
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-_FILE = re.compile(r"step_(\d+)\.jsonl")
+_FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 # Named, so that a response can neither steer a terminal nor turn the text around it.
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)
@@ -17,7 +18,7 @@ _NAMES = {code: f"⟨U+{code:04X}⟩" for code in (*_CONTROLS, *_SURROGATES) if 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One recorded response; what its line lacks is empty or None.
+    """One recorded response; fields that its line does not have are empty or None.
 
     Attributes:
         tokens: the response token by token, as text; the whole response in one where tokens were not recorded.
@@ -60,7 +61,7 @@ class Row:
 
     @property
     def outcome(self) -> str:
-        """The fate as a reader without context needs it."""
+        """The fate in words."""
         bare = self.is_left_out and not self.fate.startswith("dropped")
         return f"not trained: {self.fate}" if bare else self.fate
 
@@ -71,7 +72,7 @@ def recorded_steps(run: Path) -> dict[int, Path]:
     Raises:
         ValueError: the run has none.
     """
-    found = ((_FILE.fullmatch(path.name), path) for path in (Path(run) / "rollouts").glob("step_*.jsonl"))
+    found = ((_FILE.fullmatch(path.name), path) for path in (Path(run) / "rollouts").glob("step_*"))
     steps = {int(match[1]): path for match, path in found if match}
     if not steps:
         raise ValueError(
@@ -109,9 +110,14 @@ def file_of(run: Path, step: int) -> Path:
     return steps[step]
 
 
+def open_rollouts(path: Path, mode: str = "rb") -> IO[bytes]:
+    """A file of recorded rollouts, compressed if its name ends in ``.gz``."""
+    return cast("IO[bytes]", gzip.open(path, mode, compresslevel=3) if path.suffix == ".gz" else path.open(mode))
+
+
 def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
-    """Each line's number and its row, or what is wrong with it."""
-    with path.open("rb") as lines:
+    """Each line's number and its row, or the error in it."""
+    with open_rollouts(path) as lines:
         for at, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -155,7 +161,7 @@ def _row(record: Any, step: int) -> Row:
     earned = record.pop("turn_rewards", None) or {}
     if not isinstance(earned, dict):
         raise ValueError("turn_rewards is no object")
-    record.pop("kept", None)  # for a replay; nobody reads thousands of ids
+    record.pop("kept", None)  # for a replay: too many ids to show
     advantages = per_token["advantages"]
     return Row(
         **text,

@@ -1,4 +1,4 @@
-"""What the model wrote, to read: as rows, in the terminal, as one page of HTML."""
+"""The recorded responses of a run, to read: as rows, in the terminal, as one page of HTML."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from rich.rule import Rule
 from rich.style import Style
 from rich.text import Text
 
-from rlprims.trainer._rollout_page import write_page
-from rlprims.trainer._rollout_rows import Row, by_group, read_rollouts, visible
+from rlprims.reports._rollout_page import write_page
+from rlprims.reports._rollout_rows import Row, by_group, read_rollouts, visible
 
 __all__ = ["Row", "print_rollouts", "read_rollouts", "write_page"]
 
@@ -30,7 +30,7 @@ def print_rollouts(
     """Print a step's samples by group: the prompt, and responses with every token in the colour of its advantage.
 
     Green tokens were made likelier, red ones less likely; the stronger the colour the larger the advantage, against the
-    largest of the step. What was not trained on is dim, and comes after what was.
+    largest of the step. Rows that were not trained on are dim, and come last.
 
     Args:
         run: a run directory.
@@ -53,8 +53,8 @@ def print_rollouts(
     console = console or Console()
     groups = by_group(rows)
     fates = Counter(row.outcome or "no fate recorded" for row in rows)
-    told = ", ".join(f"{number} {visible(fate)}" for fate, number in fates.most_common())
-    console.print(Text(f"step {rows[0].step}: {len(groups)} groups, {len(rows)} responses ({told})"))
+    counts = ", ".join(f"{number} {visible(fate)}" for fate, number in fates.most_common())
+    console.print(Text(f"step {rows[0].step}: {len(groups)} groups, {len(rows)} responses ({counts})"))
     left = count
     for group in sorted(groups, key=lambda group: all(row.is_left_out for row in group)):
         if left > 0:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlprims.trainer._rollout_rows import Row, file_of, parsed, recorded_steps, visible
+from rlprims.reports._rollout_rows import Row, file_of, parsed, recorded_steps, visible
 
 _MOST_BYTES = 64_000_000
 
@@ -19,7 +19,7 @@ def write_page(
     """Write the run's rollouts as one self-contained HTML page: no network, no other file.
 
     The page has all recorded steps, and shows one at a time. Rows are embedded from the newest step back until
-    ``most_bytes`` are full; the page says what it leaves out, and which lines were damaged. Whatever the model wrote is
+    ``most_bytes`` are used; the page says which rows it leaves out, and which lines were damaged. The model's text is
     data: it is shown, never run.
 
     Args:
@@ -35,7 +35,7 @@ def write_page(
     run = Path(run)
     files = recorded_steps(run) if step is None else {step: file_of(run, step)}
     data = _embedded(run, files, source, most_bytes)
-    template = resources.files("rlprims.trainer").joinpath("rollouts.html").read_text(encoding="utf-8")
+    template = resources.files("rlprims.reports").joinpath("rollouts.html").read_text(encoding="utf-8")
     script = template.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     before, after = template.replace("SCRIPT_DIGEST", digest).split("ROLLOUT_DATA")
@@ -114,7 +114,7 @@ def _response(row: Row) -> dict[str, Any]:
 
 
 def _turns(row: Row) -> list[dict[str, Any]]:
-    """Of an episode where each turn begins and ends, how many tokens it read first, and what it earned."""
+    """The turns of an episode: where each begins and ends, how many tokens it read first, and its reward."""
     turns: list[dict[str, Any]] = []
     for at, turn in enumerate(row.turn_ids):
         if not turns or turns[-1]["turn"] != turn:

@@ -1,4 +1,4 @@
-"""The panels of :func:`rlprims.trainer.curves.draw_curves`: what each shows, and how it is drawn on its axes."""
+"""The panels of :func:`rlprims.reports.curves.draw_curves`: the metrics of each, and how they are drawn."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 @dataclass(frozen=True)
 class Panel:
     title: str
-    lines: Mapping[str, str]  # metric: what to call it where the panel has two; the first is drawn strong
+    lines: Mapping[str, str]  # metric: its name in a panel with two; the first is drawn strong
     kind: str = "train"
     x: str = "step"
     share: bool = False
@@ -23,6 +23,13 @@ _ACCURACY = {"sampled/acc": "sampled", "greedy/acc": "greedy"}
 PANELS = (
     Panel("Evaluation accuracy", _ACCURACY, kind="eval", share=True),
     Panel("Evaluation accuracy by tokens generated", _ACCURACY, kind="eval", x="generated_tokens_total", share=True),
+    Panel("Negative log-likelihood, nats per token", {"nll": ""}),
+    Panel("The same of held-out rows", {"nll": ""}, kind="eval"),
+    Panel("Loss on pairs", {"pairs/loss": ""}),
+    Panel("Loss on held-out pairs", {"pairs/loss": ""}, kind="eval"),
+    Panel("Pairs in the right order", {"pairs/accuracy": ""}, share=True),
+    Panel("Held-out pairs in the right order", {"pairs/accuracy": ""}, kind="eval", share=True),
+    Panel("Rewards of pairs", {"pairs/chosen_reward": "chosen", "pairs/rejected_reward": "rejected"}),
     Panel("Training score", {"score": ""}),
     Panel("Response length, tokens", {"length": ""}),
     Panel("Turns and tool calls by episode", {"tool_calls": "calls", "turns": "turns"}),
@@ -51,7 +58,7 @@ def has_data(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def palette(count: int) -> list[Any]:
-    """Colours that stay apart for the colour-blind; beyond seven runs a ramp of even lightness steps."""
+    """Colours that the colour-blind can distinguish; for more than seven runs even steps of lightness."""
     if count <= len(_COLOURS):
         return list(_COLOURS[:count])
     from matplotlib import colormaps
@@ -60,7 +67,7 @@ def palette(count: int) -> list[Any]:
 
 
 def draw(axes: Any, panel: Panel, rows: Sequence[Mapping[str, Any]], colour: Any, *, faint: float) -> bool:
-    """One run's lines of the panel; says whether any is smoothed."""
+    """Draw one run's lines of the panel; returns whether any is smoothed."""
     smoothed = False
     for rank, key in enumerate(panel.lines):
         x, y = series(rows, panel.kind, key, panel.x)

@@ -1,4 +1,4 @@
-"""A look at what is being sampled, while a run goes on."""
+"""Print samples during a run."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rlprims.data_proto import DataProto
-from rlprims.trainer._rollout_rows import visible
+from rlprims.reports._rollout_rows import visible
 
 _INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended", "valid_rows", "rm_scores"}
 

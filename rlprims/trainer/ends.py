@@ -1,0 +1,60 @@
+"""Whether the files of a model's folder agree about the tokens that end a response."""
+
+from typing import Any
+
+
+def ends_of(model: str) -> tuple[Any, list[int]]:
+    """The tokenizer of a model's folder, and the tokens that end a response according to its generation config.
+
+    Raises:
+        ValueError: there is no such folder, or nothing in it ends a response.
+    """
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from None
+    try:
+        settings = GenerationConfig.from_pretrained(model)
+    except OSError:  # a folder without the file: transformers makes one of the model's config
+        settings = GenerationConfig.from_model_config(config)
+    ends = settings.eos_token_id
+    return tokenizer, [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
+
+
+def disagreement(tokenizer: Any, ends: list[int]) -> str | None:
+    """How the tokenizer and the tokens that end a response disagree; None if they agree.
+
+    Responses end by the generation config. Code that asks the tokenizer, as many trainers and data scripts do, then
+    never sees an end, or ends elsewhere; and a chat template that closes a message by another token than those that end
+    a response makes every response as long as it may be.
+    """
+    if not ends:
+        return "nothing ends a response: set eos_token_id in generation_config.json"
+
+    def name(ids: list[int]) -> str:
+        return ", ".join(f"{tokenizer.convert_ids_to_tokens(number)} ({number})" for number in ids)
+
+    if tokenizer.eos_token_id is None:
+        return f"the tokenizer has no end of sequence, and responses end at {name(ends)}"
+    if tokenizer.eos_token_id not in ends:
+        message = f"the tokenizer says that {name([tokenizer.eos_token_id])} ends a sequence, and the generation config"
+        return f"{message} that {name(ends)} does"
+    closing = closing_ids(tokenizer)
+    if closing and not set(closing) & set(ends):
+        return f"the chat template closes a message with {name(closing)}, and responses end at {name(ends)}"
+    return None
+
+
+def closing_ids(tokenizer: Any) -> list[int]:
+    """The special tokens that the chat template writes after what an assistant says; none without a template."""
+    if not tokenizer.chat_template:
+        return []
+    answer = "ANSWER"
+    messages = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": answer}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    after = tokenizer.encode(text[text.rindex(answer) + len(answer) :], add_special_tokens=False)
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    return list(dict.fromkeys(token for token in after if token in special))

@@ -1,0 +1,302 @@
+"""The memory that a run will take, by its config: arithmetic that can be checked by hand, before anything is loaded.
+
+Every line is one product. The model's sizes are read from its ``config.json`` alone; the weights need not be there.
+Bytes are those of a process that trains, or of an engine; a peak is the larger of sampling and updating.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from rlprims.execution import ModelConfig
+from rlprims.trainer.config import Config
+from rlprims.trainer.data import load_examples
+
+_PROCESS = 0.42 * 2**30
+"""Python, torch and transformers before a model, as a CPU process has them; a GPU's memory holds none of it."""
+
+_COPIES_OF_LOGITS = 4
+"""Logits, their softmax for the entropies, and in the backward pass the gradient and what makes it."""
+
+_TILE = 2**26
+"""What a fused head holds at once, roughly."""
+
+_SAMPLER_COPIES = 4
+"""float32 arrays of rows x vocabulary in a step of the sampler: two logits; a softmax and its sums in float64 are more,
+but the logits are gone by then."""
+
+
+class Line(NamedTuple):
+    """One product of the table."""
+
+    what: str
+    bytes: float
+    how: str
+    lower: str
+    """The setting that lowers it."""
+
+
+class Plan(NamedTuple):
+    """The memory that is always used, that of sampling, that of an update, and that of an engine."""
+
+    rank: list[Line]
+    sampling: list[Line]
+    update: list[Line]
+    engine: list[Line]
+    sync: list[Line]
+
+    @property
+    def peak(self) -> float:
+        """Of a process that trains, and in ``execution: local`` samples too."""
+        return total(self.rank) + max(total(self.sampling), total(self.update))
+
+
+class Prompts(NamedTuple):
+    """Tokens of the mean prompt and of the longest, and how many responses an evaluation samples."""
+
+    mean: int
+    longest: int
+    evaluated: int = 0
+
+
+class Shape(NamedTuple):
+    """Numbers of a model."""
+
+    parameters: int
+    trained: int
+    layers: int
+    hidden: int
+    queries: int
+    """Heads x their width."""
+    keys: int
+    """Key-value heads x their width."""
+    inner: int
+    vocabulary: int
+
+
+def total(lines: list[Line]) -> float:
+    return sum(line.bytes for line in lines)
+
+
+def shape_of(model: ModelConfig) -> Shape:
+    """Built without memory, so that ties and adapters are counted as they will be.
+
+    Raises:
+        ValueError: there is no config.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rlprims.execution.hf._adapters import adapt
+
+    try:
+        config = AutoConfig.from_pretrained(model.path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path: cannot load {model.path!r}: {str(error).splitlines()[0]}") from None
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    parameters = sum(p.numel() for p in module.parameters())
+    with torch.device("meta"):
+        adapted = adapt(module, model.lora)
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return Shape(
+        parameters=parameters,
+        trained=trained,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        queries=heads * width,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * width,
+        inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        vocabulary=text.vocab_size,
+    )
+
+
+def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
+    """The prompts of a config's data, or of so many tokens each.
+
+    Raises:
+        ValueError: the data or the tokenizer cannot be read, or the prompts are an environment's.
+    """
+    if prompt_tokens is not None:
+        return Prompts(prompt_tokens, prompt_tokens, 0)
+    if config.data.environment is not None:
+        raise ValueError("data.environment writes the prompts: say how long they are, --prompt-tokens 512")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        rows = load_examples(config.data.train, config.data, tokenizer, max_prompt_length=2**31).rows
+        asked = (
+            config.data.eval and load_examples(config.data.eval, config.data, tokenizer, max_prompt_length=2**31).rows
+        )
+    except (OSError, ValueError) as error:
+        what = str(error).splitlines()[0]
+        raise ValueError(f"{what}; without the data say how long prompts are: --prompt-tokens 512") from None
+    lengths = [len(row.prompt_ids) for row in rows]
+    questions = len(asked[: config.evaluation.limit]) if asked else 0
+    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), questions * config.evaluation.samples)
+
+
+def plan(config: Config, prompts: Prompts) -> Plan:
+    """The arithmetic of a config; it assumes that all responses have the maximum length.
+
+    Raises:
+        ValueError: there is no model config.
+    """
+    model, shape = config.model, shape_of(config.model)
+    prompt, longest, _ = prompts
+    width, response = getattr(torch, model.dtype).itemsize, config.sampling.max_new_tokens
+    is_ray = config.execution == "ray"
+    ranks = config.ray.training_workers if is_ray else 1
+    half = is_ray and config.ray.mixed_precision is not None
+    computed = 2 if half else width  # bytes of a number in forward and backward
+    trained_width = 4 if model.lora else width
+    on_cpu = model.device == "cpu" or (model.device == "auto" and not torch.cuda.is_available())
+
+    frozen, over = (
+        shape.parameters + (shape.trained if model.lora else 0) - shape.trained,
+        f" / {ranks} ranks" * (ranks > 1),
+    )
+    rank = [Line("process", _PROCESS, "Python, torch, transformers", "")] if on_cpu else []
+    if frozen:
+        rank.append(
+            Line("frozen weights", frozen * width / ranks, f"{frozen / 1e6:.1f} M x {width}{over}", "model.dtype")
+        )
+    more = ", ray.training_workers, ray.cpu_offload" if is_ray else ""
+    for what, copies, lower in (
+        ("trained weights", 1, "model.lora"),
+        ("gradients", 1, "model.lora"),
+        ("optimizer", 2, "model.lora"),
+    ):
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x {copies}{over}"
+        rank.append(Line(what, shape.trained * trained_width * copies / ranks, how, f"{lower}{more}"))
+    needs = config.algorithm.needs
+    if "ref_log_probs" in needs and (model.reference or model.lora is None):
+        how = f"{shape.parameters / 1e6:.1f} M x {width}{over}"
+        rank.append(Line("reference", shape.parameters * width / ranks, how, "kl_coef: 0, model.lora"))
+    if "values" in needs:
+        size = shape.trained * trained_width * 4 + frozen * width
+        rank.append(Line("critic with its optimizer", size / ranks, f"as the policy{over}", "another preset"))
+
+    # One micro-batch: as many rows as there are, or as the budget lets in.
+    rows = config.prompts_per_step * config.algorithm.group_size / config.algorithm.mini_batches / ranks
+    groups = max(1.0, rows / config.algorithm.group_size)
+    tokens = rows * response + (groups if model.packing else rows) * prompt
+    budget = max(model.max_tokens_per_micro_batch or 16384, longest + response)
+    share = min(1.0, budget / tokens)
+    tokens, answers, slots = share * tokens, share * rows * response, share * rows * (prompt + response)
+    checkpointed = is_ray and config.ray.activation_checkpointing
+    update = [
+        *([_gathered(shape, computed)] if ranks > 1 else []),
+        *_activations(shape, tokens, slots if model.packing else tokens, computed, checkpointed),
+        _logits(config, shape, answers),
+    ]
+
+    sampling: list[Line] = []
+    engine: list[Line] = []
+    sync: list[Line] = []
+    per_token = 2 * shape.layers * shape.keys * width
+    if not is_ray:
+        drawn = min(model.max_rows_per_generation, max(_rows_sampled(config), prompts.evaluated))
+        cache = drawn * (longest + response) * per_token
+        how = f"{drawn} rows x {longest + response} tokens x {per_token / 1024:.1f} KiB"
+        sampling.append(Line("KV cache", cache, how, "model.max_rows_per_generation"))
+        size = _SAMPLER_COPIES * drawn * shape.vocabulary * 4
+        how = f"{_SAMPLER_COPIES} x {drawn} rows x {shape.vocabulary} words x 4"
+        sampling.append(Line("logits of a step", size, how, "model.max_rows_per_generation"))
+    else:
+        engine.append(
+            Line("weights", shape.parameters * width, f"{shape.parameters / 1e6:.1f} M x {width}", "model.dtype")
+        )
+        cache_bytes = config.ray.kv_cache_bytes
+        if cache_bytes is not None:
+            fits = int(cache_bytes // ((longest + response) * per_token))
+            engine.append(
+                Line("KV cache", cache_bytes, f"room for {fits} whole responses at once", "ray.kv_cache_bytes")
+            )
+        else:
+            wanted = _rows_sampled(config) / config.ray.rollout_workers * (longest + response) * per_token
+            engine.append(
+                Line("KV cache, if all run at once", wanted, "the engine takes what is free", "ray.kv_cache_bytes")
+            )
+        adapters = model.engine_lora is not None
+        sent = shape.trained * trained_width if adapters else shape.parameters * width
+        what = "adapters" if adapters else "whole weights"
+        sync.append(Line("sync, to each engine", sent, f"{what}, after every step", "model.lora.sync: adapter"))
+        sync.append(Line("sync, from each rank", sent / ranks, f"its shard of them{over}", "model.lora.sync: adapter"))
+    return Plan(rank, sampling, update, engine, sync)
+
+
+def _rows_sampled(config: Config) -> int:
+    return (config.prompts_per_generation or config.prompts_per_step) * config.algorithm.group_size
+
+
+def _gathered(shape: Shape, width: int) -> Line:
+    """FSDP holds the current layer whole, and the next one, which is being gathered."""
+    layer = (shape.parameters - shape.vocabulary * shape.hidden) / shape.layers
+    return Line("gathered layers", 2 * layer * width, f"2 x {layer / 1e6:.1f} M x {width}", "ray.mixed_precision")
+
+
+def _activations(shape: Shape, tokens: float, slots: float, width: int, checkpointed: bool) -> list[Line]:
+    """What autograd keeps of a Llama's blocks for the backward pass.
+
+    Of a token: two norms keep their input in float32, what they normalized and their output; the output layer of
+    attention keeps its input, the gated MLP four arrays. Of a slot, where a shared prompt has one for each of its
+    responses: queries, keys, values and the output of attention. What an adapter keeps, rank numbers, is left out.
+    """
+    of_token = 2 * shape.hidden * (4 + 2 * width) + (shape.queries + 4 * shape.inner) * width
+    of_slot = 2 * (shape.queries + shape.keys) * width
+    lower = "model.max_tokens_per_micro_batch"
+    if checkpointed:
+        size = tokens * shape.hidden * width * shape.layers + tokens * of_token + slots * of_slot
+        how = f"{tokens:.0f} tokens x {shape.layers} layers x {shape.hidden} x {width}, and one layer whole"
+        return [Line("activations", size, how, lower)]
+    lower += ", ray.activation_checkpointing"
+    parts = (("activations", tokens, of_token), ("inputs of attention", slots, of_slot))
+    return [
+        Line(what, count * size * shape.layers, f"{count:.0f} tokens x {shape.layers} layers x {_size(size)}", lower)
+        for what, count, size in parts
+    ]
+
+
+def _logits(config: Config, shape: Shape, answers: float) -> Line:
+    whole = _COPIES_OF_LOGITS * answers * shape.vocabulary * 4
+    if config.model.fused_head:
+        gradient = shape.vocabulary * shape.hidden * 4 * (not config.model.lora)
+        how = "a tile at a time, and the gradient of the head" if gradient else "a tile at a time"
+        return Line("logits", min(whole, _TILE) + gradient, how, "model.lora")
+    how = f"{_COPIES_OF_LOGITS} x {answers:.0f} response tokens x {shape.vocabulary} words x 4"
+    return Line("logits", whole, how, "model.fused_head, model.max_tokens_per_micro_batch")
+
+
+def table(found: Plan, *, measured: float | None = None) -> Any:
+    """For a terminal."""
+    from rlprims.reports.terminal import make_table
+
+    rows: list[tuple[str, ...]] = []
+
+    def add(title: str, lines: list[Line]) -> None:
+        for i, line in enumerate(lines):
+            rows.append((title if i == 0 else "", line.what, _size(line.bytes), line.how, line.lower))
+
+    is_ray = bool(found.engine)
+    add("a rank" if is_ray else "always", found.rank)
+    add("while sampling", found.sampling)
+    add("in an update", found.update)
+    rows.append(("", "peak of a rank" if is_ray else "peak", _size(found.peak), "", ""))
+    add("an engine", found.engine)
+    if found.engine:
+        rows.append(("", "an engine in all", _size(total(found.engine)), "", ""))
+    add("after a step", found.sync)
+    if measured is not None:
+        rows.append(("", "measured", _size(measured), f"{found.peak / measured - 1:+.0%}", ""))
+    return make_table(("", "what", "memory", "how", "what lowers it"), rows, title="rlprims plan")
+
+
+def _size(size: float) -> str:
+    for unit, divisor, least in (("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
+        if size >= least:
+            return f"{size / divisor:.2f} {unit}"
+    return f"{size / 1024:.1f} KiB"

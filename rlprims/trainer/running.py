@@ -1,0 +1,211 @@
+"""The part of a run that all kinds share: hooks, logs, checkpoints, and a clean end."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from rlprims.execution import ExecutionError, Observable
+from rlprims.filters import SamplingExhausted
+from rlprims.trainer.best import Best
+from rlprims.trainer.checkpoint import (
+    load_groups,
+    load_random_state,
+    save_checkpoint,
+    save_groups,
+    save_random_state,
+)
+from rlprims.trainer.config import Config
+from rlprims.trainer.fit_config import FitConfig
+from rlprims.trainer.loggers import open_loggers
+from rlprims.trainer.loop import Hook, Step, Stepper, train
+from rlprims.trainer.measures import worker_metrics
+from rlprims.trainer.profile import StepProfiles
+from rlprims.trainer.progress import ProgressHook
+from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.writing import CannotWrite
+
+
+class Saves(Protocol):
+    """The state in a checkpoint. Both methods are as in :class:`rlprims.execution.Execution`."""
+
+    def save(self, directory: Path) -> None: ...
+    def load(self, directory: Path) -> None: ...
+
+
+class Running:
+    """A run of any kind. Subclasses define the evaluation, the records and the summary."""
+
+    def __init__(
+        self,
+        config: Config | FitConfig,
+        run: RunDirectory,
+        execution: Saves,
+        workers: Observable,
+        trainer: Stepper,
+        console: Console,
+        best: Best,
+    ) -> None:
+        self.settings, self.run_directory = config, run
+        self.execution, self.workers = execution, workers
+        self.stepper, self.console, self.best = trainer, console, best
+        self.loggers = open_loggers(config, run.path)
+        self.boundary = trainer.state_dict()
+
+    def evaluate(self) -> None:
+        """Evaluate the current model and write the metrics."""
+        raise NotImplementedError
+
+    def record(self, step: Step) -> None:
+        """Record what is stored of a step in addition to its metrics."""
+
+    def hooks(self) -> list[Hook]:
+        """The functions that are called after a step was logged."""
+        return []
+
+    def finish(self, seconds: float) -> None:
+        """Write the summary."""
+        raise NotImplementedError
+
+    def run(self) -> int:
+        """Train to the end, or until a stop signal; returns the exit code."""
+        with on_interrupt(self.console, f"stopped at once: rlprims resume {self.run_directory.path}"):
+            return self._run()
+
+    def _run(self) -> int:
+        settings, trainer, begun = self.settings, self.stepper, time.monotonic()
+        if trainer.step_number == 0 and settings.evaluation.before_training:
+            self.evaluate()
+        with (
+            ProgressHook(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
+            _stop_signals(self.console) as stop,
+            StepProfiles(settings.profile, self.workers, self.run_directory.path / "profile") as profiles,
+        ):
+            hooks: list[Hook] = [profiles.end, self._log, progress, *self.hooks()]
+            hooks += [self._maybe_evaluate, self._maybe_save, profiles.begin]
+            profiles.begin(trainer)
+            try:
+                train(trainer, hooks, stop=lambda: stop.requested() or self.best.ends)
+            except SamplingExhausted as error:
+                # The weights are those of the last finished step, so a checkpoint loses no finished step.
+                self.save()
+                raise ValueError(
+                    f"step {trainer.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
+                ) from None
+            except (ExecutionError, CannotWrite) as error:
+                raise ValueError(
+                    f"step {trainer.step_number}: {error}\nthe run goes on from its newest checkpoint by: "
+                    f"rlprims resume {self.run_directory.path}"
+                ) from None
+        if stop.signal is not None:
+            self.save()
+            message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
+            self.console.print(message, soft_wrap=True)
+            return 128 + stop.signal
+        if self.best.ends:
+            self.save()
+            self.console.print(f"ended after step {trainer.step_number}: {self.best.why}", soft_wrap=True)
+        self.finish(time.monotonic() - begun)
+        return 0
+
+    def _log(self, trainer: Stepper, step: Step) -> None:
+        step.metrics.update(worker_metrics(self.workers.reports()))
+        self.write("train", step.number, step.metrics)
+        self.record(step)
+        self.boundary = self.stepper.state_dict()
+
+    def write(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        """Write metrics to all loggers."""
+        self.run_directory.log(kind, step, metrics)
+        for log in self.loggers:
+            log(step, {f"{kind}/{name}": value for name, value in metrics.items()})
+
+    def _maybe_evaluate(self, trainer: Stepper, step: Step) -> None:
+        if step.number % self.settings.evaluation.every == 0 or step.number == trainer.steps:
+            self.evaluate()
+
+    def _maybe_save(self, trainer: Stepper, step: Step) -> None:
+        if step.number % self.settings.checkpoint.every == 0 or step.number == trainer.steps:
+            self.save()
+
+    def save(self) -> None:
+        """Save the state after the last finished step."""
+        state, held = self.boundary
+
+        def write(directory: Path) -> None:
+            self.execution.save(directory)
+            save_random_state(directory)
+            for name, groups in held.items():
+                save_groups(groups, directory / name)
+            (directory / "trainer.json").write_text(json.dumps(state))
+
+        keep, best = self.settings.checkpoint.keep, self.best.step
+        save_checkpoint(self.run_directory.checkpoints, state["step_number"], write, keep=keep, best=best)
+
+    def load(self, checkpoint: Path) -> None:
+        """Load a checkpoint to continue from it."""
+        self.execution.load(checkpoint)
+        state = json.loads((checkpoint / "trainer.json").read_text())
+        held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
+        self.stepper.load_state_dict(state, held)
+        self.boundary = self.stepper.state_dict()
+        self.run_directory.forget_after(state["step_number"])
+        self.best.forget_after(state["step_number"])
+        load_random_state(checkpoint)
+
+
+def begin_or_resume(
+    run: RunDirectory, checkpoint: Path | None, session: Running, console: Console, overrides: Sequence[str]
+) -> int:
+    """Continue from a checkpoint, or from the beginning if there is none; returns the exit code."""
+    if checkpoint is None:
+        run.forget_after(-1)
+        message = f"{run.path} has no checkpoint: it begins again"
+    else:
+        session.load(checkpoint)
+        message = f"resuming {run.path} after step {session.stepper.step_number} of {session.stepper.steps}"
+    if overrides:
+        run.record(session.settings, session.stepper.step_number, overrides)
+    console.print(message, highlight=False, soft_wrap=True)
+    return session.run()
+
+
+@contextmanager
+def on_interrupt(console: Console, message: str) -> Iterator[None]:
+    """Print the message if Ctrl-C ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(message, style="yellow", highlight=False, soft_wrap=True)
+        raise
+
+
+class _Stop:
+    signal: int | None = None
+
+    def requested(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def _stop_signals(console: Console) -> Iterator[_Stop]:
+    """The first SIGINT or SIGTERM ends the run after the current step; a second one ends it at once."""
+    stop = _Stop()
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.signal is not None:
+            raise KeyboardInterrupt
+        stop.signal = number
+        console.print("stopping after this step; once more to stop at once", style="yellow")
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
