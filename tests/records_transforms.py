@@ -127,7 +127,7 @@ WITHOUT_A_RULE = {
         *("advantage.pass_at_k", "advantage.prime", "advantage.quantile", "advantage.reinforce_pp_baseline"),
         *("advantage.rloo", "advantage.rtmc", "advantage.tree", "advantage.turn_grpo"),
         *("filters.max_variance", "filters.nonzero_range", "filters.solve_rate", "filters.varied_components"),
-        *("rewards.linear_cost", "rewards.relative_length", "diagnostics.dead_groups"),
+        *("rewards.linear_cost", "rewards.relative_length", "diagnostics.dead_groups", "losses.gvpo", "losses.real"),
     ),
     "aten.searchsorted.Tensor": ("advantage.pkpo", "advantage.vine"),
     "aten.log_sigmoid_backward.default": (
@@ -208,6 +208,8 @@ NONE_POSSIBLE = {
     "batching.balance": "a function of lengths on the host",
     "batching.micro_batches": "a function of lengths on the host",
     "batching.pack": "a function of lengths on the host",
+    "batching.PrefixTree": "a class: what prefix_tree returns",
+    "batching.prefix_tree": "the number of distinct tokens is the size of its result",
     "batching.restore_order": "a function of row numbers on the host",
     "corrections.Weights": "a type",
     "filters.DifficultyPools": "a trainer's stateful tracker of prompts, by name",

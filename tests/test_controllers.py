@@ -4,8 +4,9 @@ import json
 import math
 
 import pytest
+import torch
 
-from rlprims.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
+from rlprims.controllers import AdaptiveEntropy, AdaptiveKL, Ema, FixedKL
 
 
 def test_the_adaptive_coefficient_over_three_steps() -> None:
@@ -101,3 +102,40 @@ def test_a_state_of_something_else_is_refused(controller, state: dict[str, float
     with pytest.raises(ValueError, match="value"):
         controller.load_state_dict(state)
     assert controller.state_dict() == before
+
+
+def test_an_average_moves_every_second_update_and_goes_on_after_a_restart() -> None:
+    """θ' = 8, θ = 0, rate ¼: 8, 6, 6, 4.5."""
+    average, weights = {"w": torch.full((2,), 8.0)}, {"w": torch.zeros(2)}
+    ema, seen = Ema(rate=0.25, every=2), []
+    for _ in range(4):
+        again = Ema(rate=0.25, every=2)
+        again.load_state_dict(json.loads(json.dumps(ema.state_dict())))
+        again.update(average, weights)
+        ema = again
+        seen.append(float(average["w"][0]))
+    assert seen == [8.0, 6.0, 6.0, 4.5]
+
+
+def test_rate_one_is_a_copy_and_integers_stay() -> None:
+    average, weights = (
+        {"w": torch.ones(2), "n": torch.tensor(1)},
+        {"w": torch.tensor([2.0, -1.0]), "n": torch.tensor(5)},
+    )
+    Ema(rate=1.0).update(average, weights)
+    assert torch.equal(average["w"], weights["w"])
+    assert average["w"] is not weights["w"]
+    assert int(average["n"]) == 1
+
+
+@pytest.mark.parametrize(("rate", "every"), [(0.0, 1), (1.5, 1), (0.5, 0)])
+def test_an_average_has_a_rate_and_a_time(rate: float, every: int) -> None:
+    with pytest.raises(ValueError, match="expected rate"):
+        Ema(rate=rate, every=every)
+
+
+def test_an_average_is_of_the_same_weights() -> None:
+    with pytest.raises(ValueError, match="differ in"):
+        Ema().update({"a": torch.zeros(1)}, {"b": torch.zeros(1)})
+    with pytest.raises(ValueError, match="shape"):
+        Ema().update({"a": torch.zeros(1)}, {"a": torch.zeros(2)})

@@ -43,6 +43,7 @@ def generator() -> torch.Generator:
 
 
 CALLS: dict[str, Callable[[Batch], Any]] = {
+    "filters.bapo": lambda b: filters.bapo(b["new"], b["old"], b["a"], b["mask"]),
     "filters.clip_cov": lambda b: filters.clip_cov(
         b["new"], b["a"], b["mask"], fraction=0.1, low=0.1, high=2.0, generator=generator()
     ),

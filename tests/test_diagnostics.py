@@ -198,7 +198,7 @@ class TestWeights:
         got = weights(torch.full((7,), 0.1), torch.ones(7, dtype=torch.bool))
         assert got["weight_ess"].value() == 1
 
-    def test_one_that_outweighs_all_leaves_one(self) -> None:
+    def test_one_weight_above_all_others_gives_one(self) -> None:
         got = weights(torch.tensor([1e8] + [1e-8] * 9), torch.ones(10, dtype=torch.bool))
         assert got["weight_ess"].value() == pytest.approx(0.1)
 
@@ -318,7 +318,7 @@ class TestGroups:
 
     def test_k_and_dtype_are_checked(self) -> None:
         ids = torch.zeros(2, dtype=torch.int64)
-        with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        with pytest.raises(ValueError, match="k=0, expected at least 1"):
             best_at_k(torch.zeros(2), ids, k=0)
         with pytest.raises(ValueError, match=r"correct has dtype torch\.float32"):
             pass_at_k(torch.zeros(2), ids, k=1)

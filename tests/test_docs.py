@@ -17,6 +17,7 @@ from rlprims import rewards
 from rlprims.algorithms import Algorithm, Use
 from rlprims.testing._cases import VOCABULARY
 from rlprims.trainer.config import Config
+from rlprims.trainer.fit_config import FitConfig
 from tests import paper_pages
 
 ROOT = Path(__file__).parents[1]
@@ -62,19 +63,15 @@ def test_other_python_is_python(path: Path) -> None:
 def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
     """Every block of it, one after the other; ``url`` is a judge that is really there."""
     pytest.importorskip("math_verify")
+    from tests.rewards.server import Server
     from tests.rewards.test_judges import docile
-    from tests.rewards.test_remote import Server
 
-    server = Server()
-    server.reply = docile
-    names = {"__name__": "page", "url": server.url.removesuffix("/score") + "/v1", "folder": tmp_path}
-    try:
+    with Server() as server:
+        server.reply = docile
+        names = {"__name__": "page", "url": server.url.removesuffix("/score") + "/v1", "folder": tmp_path}
         for code in blocks(DOCS / "rewards.md", "python"):
             exec(compile(code, "rewards.md", "exec"), names)
-    finally:
-        server.http.shutdown()
-        server.http.server_close()
-    assert names["said"].scores.tolist() == [1.0, 1.5]
+    assert names["weighted"].scores.tolist() == [1.0, 1.5]
     assert names["scored"].scores[0] == 1.0
     assert len(server.requests) == 1 + 2 + 2 * 3
 
@@ -91,7 +88,7 @@ def test_settings_are_settings(path: Path) -> None:
     for text in blocks(path, "yaml"):
         values = yaml.safe_load(text)
         if "run_dir" in values:
-            Config.model_validate(values)
+            (Config if "algorithm" in values else FitConfig).model_validate(values)
 
 
 def test_the_page_of_papers_is_of_today() -> None:
@@ -130,13 +127,13 @@ def test_the_site_needs_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("http:" in text or "https:" in text for text in texts)
 
 
-def test_every_room_has_its_reference() -> None:
+def test_every_package_has_its_reference() -> None:
     import rlprims
 
     shown = " ".join(path.read_text() for path in DOCS.glob("api/*.rst"))
-    rooms = re.findall(r"^\.\. room:: (\S+)$", shown, re.MULTILINE)
+    documented = re.findall(r"^\.\. package:: (\S+)$", shown, re.MULTILINE)
     packages = {f"rlprims.{path.parent.name}" for path in Path(rlprims.__file__).parent.glob("*/__init__.py")}
-    assert {f"rlprims.{room}" for room in rlprims._MODULES} | packages - {"rlprims.interop"} <= set(rooms)
+    assert {f"rlprims.{name}" for name in rlprims._MODULES} | packages - {"rlprims.interop"} <= set(documented)
 
 
 def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -224,7 +221,7 @@ def test_the_picture_of_the_readme_is_the_notebook_s() -> None:
     assert (ROOT / picture).read_bytes() == base64.b64decode(stored[0])
 
 
-def test_who_looks_for_a_gpu_is_told() -> None:
+def test_the_pages_say_that_no_gpu_was_used() -> None:
     """Where a reader decides about one: the README, the setting, the page of executions."""
     assert "## On a GPU" in (DOCS / "execution.md").read_text()
     for path in (ROOT / "README.md", DOCS / "trainer.md"):

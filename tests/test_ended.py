@@ -230,6 +230,6 @@ class TestInTheLab:
         )
         assert run.expected_scores[-1] > 0.9
 
-    def test_dropped_groups_teach_nothing(self) -> None:
+    def test_dropped_groups_have_no_advantages(self) -> None:
         run = lab.train(self.task(), PLAIN.replace(ended={"length": "drop_group"}, group_size=64), steps=5)
         assert not run.logits.any()

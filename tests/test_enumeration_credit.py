@@ -6,7 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from test_enumeration import (
+from torch import Tensor
+
+from rlprims.advantage import gigpo, grpo, prime, rtmc, tree, turn_grpo, vine
+from rlprims.losses import reinforce
+from rlprims.rewards import at_last_token
+from tests.test_enumeration import (
     CLOSE,
     MASK,
     POLICY_GRADIENT,
@@ -23,11 +28,6 @@ from test_enumeration import (
     of,
     probabilities,
 )
-from torch import Tensor
-
-from rlprims.advantage import gigpo, grpo, prime, rtmc, tree, turn_grpo, vine
-from rlprims.losses import reinforce
-from rlprims.rewards import at_last_token
 
 STEPS = torch.tensor([0, 1]).expand(STATES.shape)
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_enumeration import (
+from torch import Tensor
+
+from rlprims import losses
+from rlprims.corrections import importance_weights
+from rlprims.layout import to_tokens
+from rlprims.logprobs import entropy_from_logits
+from rlprims.losses import cispo, clipped_surrogate, decoupled_ppo, entropy, gspo, kl, reinforce, weighted_kl
+from rlprims.rewards import kl_penalty
+from tests.test_enumeration import (
     CLOSE,
     MASK,
     POLICY_GRADIENT,
@@ -22,14 +30,6 @@ from test_enumeration import (
     probabilities,
     random_table,
 )
-from torch import Tensor
-
-from rlprims import losses
-from rlprims.corrections import importance_weights
-from rlprims.layout import to_tokens
-from rlprims.logprobs import entropy_from_logits
-from rlprims.losses import cispo, clipped_surrogate, decoupled_ppo, entropy, gspo, kl, reinforce, weighted_kl
-from rlprims.rewards import kl_penalty
 
 OLD = THETA + 0.4 * random_table(5)
 """The policy at the start of a step, which has since moved to THETA."""
@@ -74,8 +74,10 @@ def clip(x: float, low: float, high: float) -> float:
 POLICY_LOSSES: dict[str, Loss] = {
     name: getattr(losses, name)
     for name in losses.__all__
-    if {"log_probs", "advantages"} <= set(inspect.signature(getattr(losses, name)).parameters)
+    if {"log_probs", "advantages"} <= (taken := set(inspect.signature(getattr(losses, name)).parameters))
+    and "group_ids" not in taken
 }
+"""Those that compare the responses of a group have gradients of their own: see tests/losses/test_group.py."""
 
 
 class TestOnPolicy:

@@ -6,6 +6,7 @@ import sys
 from graphlib import TopologicalSorter
 
 import grimp
+import pytest
 
 COUNT = """
 import importlib, json, sys, torch
@@ -19,6 +20,7 @@ print(json.dumps(loaded))
 FORBIDDEN = {"pydantic", "tensordict", "transformers", "yaml", "rich", "matplotlib", "ray", "safetensors"}
 
 
+@pytest.mark.slow
 def test_the_maths_loads_torch_and_few_modules() -> None:
     answer = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, check=True)
     loaded = json.loads(answer.stdout)

@@ -5,154 +5,32 @@ The compiler, which takes seconds, is in test_laws_slow; that wrong primitives a
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import records_advantage
-import records_corrections
-import records_losses
-import records_rewards
-import records_transforms
-import torch
 
 from rlprims import diagnostics
 from rlprims.testing import (
-    check_advantage,
-    check_aggregation,
-    check_filter,
-    check_logits,
     check_loss,
-    check_reward,
-    check_selector,
     check_transforms,
-    check_weights,
 )
 from rlprims.testing._bindings import Effort
 from rlprims.testing._laws_loss import tokens_are_independent
 from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
-from rlprims.types import VocabShard
+from tests import records_transforms
+from tests.records import Record, written_beside_the_tests_of
 
 PACKAGES = ("advantage", "losses", "corrections", "rewards", "filters", "logprobs", "batching")
 
 
-@dataclass(frozen=True)
-class Record:
-    """How one primitive is held to the laws: what to call it with, what must matter, what does not bind it and why."""
-
-    name: str
-    check: Callable[..., None]
-    call: Mapping[str, Any] = field(default_factory=dict)
-    matters: Mapping[str, Any] = field(default_factory=dict)
-    exempt: Mapping[str, str] = field(default_factory=dict)
-
-
-STATISTICS_OF_THE_BATCH = {
-    "batches may be merged": "mean and variance are those of the whole batch",
-    "nan stays in its group": "mean and variance are those of the whole batch",
-}
-LINEAR_IN_LOG_PROBS = {"impossible tokens are finite": "grows with the log-ratio, which is infinite"}
-VALUE_AND_GRADIENT_APART = {"gradient is the derivative": "the gradient is asked to be another estimator's"}
-
-
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    """The all_reduce of two ranks with the same batch."""
-    return 2 * x
-
-
-A_SHARD = VocabShard(0, 10**6, all_reduce=doubled, all_reduce_max=torch.clone)
-"""Of two ranks with the same logits."""
-
 RECORDS = [
-    Record(
-        "advantage.discounted_returns",
-        check_advantage,
-        matters={"gamma": 0.9, "shard": records_advantage.FIRST_OF_TWO},
-    ),
-    Record("advantage.discounted_returns", check_advantage, call={"gamma": 0.0}),
-    Record(
-        "advantage.gae",
-        check_advantage,
-        matters={"gamma": 0.9, "lam": 0.5, "shard": records_advantage.FIRST_OF_TWO},
-    ),
-    Record("advantage.gae", check_advantage, call={"gamma": 0.99, "lam": 0.0}),
-    Record("advantage.gae", check_advantage, call={"lam": 1.0}),
-    Record(
-        "advantage.grpo",
-        check_advantage,
-        matters={"normalize_std": False, "ddof": 0, "eps": 0.1, "singleton": "raw", "tolerance": 10.0},
-    ),
-    Record("advantage.grpo", check_advantage, call={"normalize_std": False}),
-    Record("advantage.grpo", check_advantage, call={"ddof": 0, "eps": 1e-4}),
-    Record("advantage.remax", check_advantage),
-    Record("advantage.rloo", check_advantage),
-    Record(
-        "advantage.whiten",
-        check_advantage,
-        matters={"ddof": 0, "eps": 0.1, "all_reduce": doubled},
-        exempt=STATISTICS_OF_THE_BATCH,
-    ),
-    Record("losses.clipped_surrogate", check_loss, matters={"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.5}),
-    Record("losses.clipped_surrogate", check_loss, call={"dual_clip": 3.0}),
-    Record("losses.entropy", check_loss),
-    Record("losses.kl", check_loss, matters={"value": "k2", "gradient": "k1"}),
-    Record("losses.kl", check_loss, call={"value": "k1"}, exempt=LINEAR_IN_LOG_PROBS),
-    Record("losses.kl", check_loss, call={"value": "k2"}, exempt=LINEAR_IN_LOG_PROBS),
-    Record("losses.kl", check_loss, call={"value": "abs"}, exempt=LINEAR_IN_LOG_PROBS),
-    Record(
-        "losses.kl",
-        check_loss,
-        call={"value": "k3", "gradient": "k2"},
-        exempt={**LINEAR_IN_LOG_PROBS, **VALUE_AND_GRADIENT_APART},
-    ),
-    Record("losses.reinforce", check_loss),
-    Record("losses.value", check_loss, matters={"clip": 0.5, "huber_delta": 0.5}),
-    Record("losses.value", check_loss, call={"clip": 0.5}),
-    Record("losses.value", check_loss, call={"clip": 0.5, "huber_delta": 0.5}),
-    Record("losses.prompt_token_mean", check_aggregation),
-    Record("losses.seq_mean_token_mean", check_aggregation),
-    Record("losses.seq_mean_token_sum", check_aggregation),
-    Record("losses.seq_mean_token_sum_norm", check_aggregation, call={"length": 16}, matters={"length": 8}),
-    Record("losses.token_mean", check_aggregation),
-    Record("losses.token_sum", check_aggregation),
-    Record("losses.trajectory_mean", check_aggregation),
-    Record("rewards.at_last_token", check_reward),
-    Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1}, matters={"kl_coef": 0.2, "estimator": "k3"}),
-    Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1, "estimator": "k3"}),
-    Record(
-        "rewards.overlong_penalty",
-        check_reward,
-        call={"max_length": 5, "buffer_length": 3},
-        matters={"max_length": 4, "buffer_length": 2, "penalty_factor": 0.5},
-    ),
-    Record("rewards.overlong_penalty", check_reward, call={"max_length": 3, "buffer_length": 0}),
-    Record("corrections.replace_nonfinite", check_reward),
-    Record(
-        "filters.finite",
-        check_filter,
-        exempt={"equal scores are dropped": "asks whether scores are known, not whether they differ"},
-    ),
-    Record("filters.nonzero_range", check_filter, matters={"tolerance": 0.9}),
-    Record("logprobs.entropy_from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
-    Record("logprobs.entropy_from_logits", check_logits, call={"temperature": 0.7}),
-    Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
-    Record("logprobs.from_logits", check_logits, call={"temperature": 0.7}),
-    Record(
-        "logprobs.from_logits",
-        check_logits,
-        matters={"inplace_backward": True},
-        exempt={"hyperparameters matter": "it says where the gradient is written, not what it is"},
-    ),
+    replace(record, exempt={**record.exempt, **records_transforms.exemptions(record.name)})
+    for package in PACKAGES
+    for record in written_beside_the_tests_of(package)
 ]
-RECORDS += [Record(check=check_advantage, **record) for record in records_advantage.RECORDS]
-RECORDS += [Record(check=check_loss, **record) for record in records_losses.RECORDS]
-RECORDS += [Record(check=check_weights, **record) for record in records_corrections.RECORDS]
-RECORDS += [Record(check=check_selector, **record) for record in records_corrections.SELECTORS]
-RECORDS += [Record(check=check_reward, **record) for record in records_rewards.SHAPING]
-RECORDS += [Record(check=check_filter, **record) for record in records_rewards.FILTERS]
-RECORDS = [replace(r, exempt={**r.exempt, **records_transforms.exemptions(r.name)}) for r in RECORDS]
 
 NOT_TENSOR_FUNCTIONS = {
     "advantage.RoleBaseline": "advantage/test_trackers.py",
@@ -174,6 +52,8 @@ NOT_TENSOR_FUNCTIONS = {
     "batching.balance": "batching/test_balance.py",
     "batching.micro_batches": "batching/test_micro_batches.py",
     "batching.pack": "batching/test_pack.py",
+    "batching.PrefixTree": "batching/test_prefix_tree.py",
+    "batching.prefix_tree": "batching/test_prefix_tree.py",
     "batching.restore_order": "batching/test_restore_order.py",
 }
 """Public names that no law of tensors binds, and the tests that do."""
@@ -196,7 +76,7 @@ def test_every_public_name_has_a_record(name: str) -> None:
         assert (Path(__file__).parent / NOT_TENSOR_FUNCTIONS[name]).is_file()
         return
     records = [record for record in RECORDS if record.name == name]
-    assert records, f"add a Record for {name} to RECORDS, so that it meets the laws"
+    assert records, f"add a Record for {name} to the RECORDS of its unit test, so that it meets the laws"
     told = {parameter for record in records for parameter in record.matters}
     keyword_only = {p.name for p in inspect.signature(function(name)).parameters.values() if p.kind is p.KEYWORD_ONLY}
     assert told == keyword_only, f"{name}: `matters` needs another value for exactly {sorted(keyword_only)}"
@@ -206,7 +86,7 @@ def test_every_record_is_of_a_public_name() -> None:
     assert {record.name for record in RECORDS} | set(NOT_TENSOR_FUNCTIONS) == set(public_names())
 
 
-def test_transforms_bind_every_public_name_or_a_reason_is_told() -> None:
+def test_every_public_name_has_its_transforms_or_a_reason() -> None:
     metrics = [f"diagnostics.{name}" for name in diagnostics.__all__]
     apart = {record["name"] for record in records_transforms.RECORDS}
     assert apart | set(records_transforms.NONE_POSSIBLE) == {*NOT_TENSOR_FUNCTIONS, *metrics}

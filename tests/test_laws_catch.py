@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from rlprims import losses
 from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.testing import (
+    check,
     check_advantage,
     check_aggregation,
     check_filter,
@@ -291,6 +292,7 @@ def test_a_wrong_primitive_is_caught(check: Callable[..., None], fn: Callable[..
     assert_caught(check, fn, laws, "quick")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fn", "laws"), COMPILED, ids=[fn.__name__ for fn, _ in COMPILED])
 def test_what_does_not_compile_is_caught(fn: Callable[..., Any], laws: list[str]) -> None:
     assert_caught(check_transforms, fn, laws, "usual")
@@ -333,10 +335,11 @@ def test_a_name_outside_the_vocabulary_is_refused() -> None:
         check_loss(loss)
 
 
+@pytest.mark.slow
 def test_an_exemption_must_be_of_a_law_that_binds_and_breaks() -> None:
     with pytest.raises(ValueError, match="no such law"):
         check_loss(losses.reinforce, exempt={"no such law": "reason"})
-    with pytest.raises(AssertionError, match="masked is absent: holds after all, so it needs no exemption"):
+    with pytest.raises(AssertionError, match="masked is absent: the law holds, so it needs no exemption"):
         check_loss(losses.reinforce, effort="quick", exempt={"masked is absent": "reason"})
 
 
@@ -346,3 +349,8 @@ def test_an_exemption_of_a_law_of_another_effort_is_left_alone() -> None:
 
 def at_rest(log_probs, response_mask):
     return torch.where(response_mask, log_probs, 0.0)
+
+
+def test_a_kind_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="kind='losses', expected 'advantage' or 'loss' or "):
+        check(mask_after_exp, "losses")  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ def test_what_ranks_exchange() -> None:
     assert sent[-1] == 15
 
 
-def test_a_reduction_in_place_harms_nobody() -> None:
+def test_a_reduction_in_place_changes_no_result() -> None:
     """torch.distributed.all_reduce writes into its argument."""
 
     def in_place(x: Tensor) -> Tensor:

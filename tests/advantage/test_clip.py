@@ -6,6 +6,13 @@ import pytest
 import torch
 
 from rlprims.advantage import clip
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.clip", check_advantage, call={"low": -0.5, "high": 0.8}, matters={"low": -0.2, "high": 0.3}),
+    Record("advantage.clip", check_advantage, call={"low": 0.1, "high": 0.8}),
+]
 
 ADVANTAGES = torch.tensor([[-9.0, 0.5, 9.0, 9.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True, False]])

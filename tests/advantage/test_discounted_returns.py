@@ -3,6 +3,13 @@
 import torch
 
 from rlprims.advantage import discounted_returns
+from rlprims.testing import check_advantage
+from tests.records import FIRST_OF_TWO, Record
+
+RECORDS = [
+    Record("advantage.discounted_returns", check_advantage, matters={"gamma": 0.9, "shard": FIRST_OF_TWO}),
+    Record("advantage.discounted_returns", check_advantage, call={"gamma": 0.0}),
+]
 
 
 def row(*numbers: float) -> torch.Tensor:

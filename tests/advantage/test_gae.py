@@ -6,6 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import discounted_returns, gae
+from rlprims.testing import check_advantage
+from tests.records import FIRST_OF_TWO, Record
+
+RECORDS = [
+    Record("advantage.gae", check_advantage, matters={"gamma": 0.9, "lam": 0.5, "shard": FIRST_OF_TWO}),
+    Record("advantage.gae", check_advantage, call={"gamma": 0.99, "lam": 0.0}),
+    Record("advantage.gae", check_advantage, call={"lam": 1.0}),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
@@ -24,7 +32,7 @@ def test_two_steps_by_hand() -> None:
     torch.testing.assert_close(got, row(0.43, 0.6), **CLOSE)
 
 
-def test_lambda_is_that_of_the_papers_unless_told() -> None:
+def test_the_default_lambda_is_that_of_the_papers() -> None:
     # δ1 = 1 − 0.4 = 0.6; δ0 = 0 + 0.4 − 0.2 = 0.2; A0 = 0.2 + 0.95·0.6 = 0.77
     torch.testing.assert_close(gae(row(0, 1), row(0.2, 0.4), full(2)), row(0.77, 0.6), **CLOSE)
 
@@ -88,7 +96,7 @@ def test_the_bootstrap_waits_behind_padding() -> None:
     torch.testing.assert_close(got, row(0.25 - 0.2, 0.5 - 0.4, 0), **CLOSE)
 
 
-def test_a_critic_that_is_right_leaves_nothing() -> None:
+def test_with_a_perfect_critic_advantages_are_zero() -> None:
     values = row(0.81, 0.9, 1.0)
     got = gae(row(0, 0, 1), values, full(3), gamma=0.9, lam=0.3)
     torch.testing.assert_close(got, torch.zeros_like(values), **CLOSE)

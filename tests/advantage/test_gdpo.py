@@ -4,6 +4,35 @@ import pytest
 import torch
 
 from rlprims.advantage import gdpo, grpo, whiten
+from rlprims.testing import check_advantage
+from tests.records import STATISTICS_OF_THE_BATCH, Record, doubled
+
+RECORDS = [
+    Record(
+        "advantage.gdpo",
+        check_advantage,
+        call={"weights": (1.0, 0.5)},
+        matters={
+            "weights": (1.0, 2.0),
+            "normalize_std": False,
+            "ddof": 0,
+            "eps": 0.1,
+            "singleton": "raw",
+            "tolerance": 10.0,
+            "whiten_over": "none",
+            "whiten_eps": 0.1,
+            "all_reduce": doubled,
+        },
+        exempt=STATISTICS_OF_THE_BATCH,
+    ),
+    Record(
+        "advantage.gdpo",
+        check_advantage,
+        call={"weights": (1.0, 0.5), "whiten_over": "tokens"},
+        exempt=STATISTICS_OF_THE_BATCH,
+    ),
+    Record("advantage.gdpo", check_advantage, call={"weights": (1.0, 0.5), "whiten_over": "none"}),
+]
 
 SCORES = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]], dtype=torch.float64)
 IDS = torch.tensor([0, 0, 1, 1])

@@ -6,6 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import discounted_returns, gigpo, grpo
+from rlprims.testing import check_advantage
+from tests.records import BY_TOKEN, Record
+
+RECORDS = [
+    Record(
+        "advantage.gigpo",
+        check_advantage,
+        matters={
+            "omega": 0.5,
+            "gamma": 0.5,
+            "normalize_std": False,
+            "ddof": 0,
+            "eps": 0.1,
+            "tolerance": 10.0,
+        },
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "steps that end sooner have a higher return",
+            "a shift of a group cancels": "steps that end sooner have more of it",
+        },
+    ),
+    Record("advantage.gigpo", check_advantage, call={"gamma": 1.0, "normalize_std": False}, exempt=BY_TOKEN),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 PLAIN = {"normalize_std": False, "gamma": 0.5}

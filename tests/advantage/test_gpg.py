@@ -4,13 +4,30 @@ import pytest
 import torch
 
 from rlprims.advantage import gpg, grpo
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+
+def beside_another(x: torch.Tensor) -> torch.Tensor:
+    """The all_reduce of two ranks, when the other has one informative response."""
+    return x + 1
+
+
+RECORDS = [
+    Record(
+        "advantage.gpg",
+        check_advantage,
+        matters={"informative": "nonzero_reward", "singleton": "raw", "tolerance": 10.0, "all_reduce": beside_another},
+        exempt={"batches may be merged": "the share that teaches is that of the whole batch"},
+    ),
+]
 
 REWARDS = torch.tensor([[1.0], [0.0], [1.0], [1.0]], dtype=torch.float64)
 MASK = torch.ones(4, 1, dtype=torch.bool)
 IDS = torch.tensor([0, 0, 1, 1])
 
 
-def test_half_the_batch_teaches() -> None:
+def test_only_half_of_the_batch_has_advantages() -> None:
     assert gpg(REWARDS, IDS, MASK)[:, 0].tolist() == [1, -1, 0, 0]
 
 
@@ -33,7 +50,7 @@ def test_a_mean_over_the_batch_does_not_shrink_with_dead_groups() -> None:
     assert padded.abs().mean() == live.abs().mean()
 
 
-def test_if_every_group_teaches_it_is_dr_grpo() -> None:
+def test_if_every_group_has_advantages_it_is_dr_grpo() -> None:
     rewards = torch.tensor([[1.0], [0.0], [5.0], [2.0]])
     torch.testing.assert_close(gpg(rewards, IDS, MASK), grpo(rewards, IDS, MASK, normalize_std=False))
 

@@ -8,6 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import grpo
+from rlprims.testing import check_advantage
+from tests.records import STATISTICS_OF_THE_BATCH, Record, doubled
+
+RECORDS = [
+    Record(
+        "advantage.grpo",
+        check_advantage,
+        matters={"normalize_std": False, "ddof": 0, "eps": 0.1, "singleton": "raw", "tolerance": 10.0},
+    ),
+    Record("advantage.grpo", check_advantage, call={"normalize_std": False}),
+    Record("advantage.grpo", check_advantage, call={"ddof": 0, "eps": 1e-4}),
+    Record("advantage.grpo", check_advantage, matters={"baseline": "leave_one_out", "std_over": "batch"}),
+    Record("advantage.grpo", check_advantage, call={"baseline": "leave_one_out"}),
+    Record(
+        "advantage.grpo",
+        check_advantage,
+        call={"std_over": "batch"},
+        matters={"all_reduce": doubled},
+        exempt={
+            **STATISTICS_OF_THE_BATCH,
+            "a shift of a group cancels": "the deviation of raw rewards grows with the distance between prompts",
+        },
+    ),
+    Record("advantage.grpo", check_advantage, call={"std_over": "batch_centred"}, exempt=STATISTICS_OF_THE_BATCH),
+]
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -47,12 +72,12 @@ def test_dr_grpo_only_centres() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalize_std", [True, False])
 @pytest.mark.parametrize(("score", "size"), [(0.1, 9), (1000.1, 3), (1000.1, 7), (0.1, 2), (-1e6, 8)])
-def test_equal_rewards_teach_nothing(score: float, size: int, normalize_std: bool, dtype: torch.dtype) -> None:
+def test_equal_rewards_give_zero(score: float, size: int, normalize_std: bool, dtype: torch.dtype) -> None:
     rewards, mask = scored(*[score] * size, dtype=dtype)
     assert (grpo(rewards, group(size), mask, normalize_std=normalize_std, eps=1e-9) == 0).all()
 
 
-def test_a_sum_of_equal_parts_in_another_order_teaches_nothing() -> None:
+def test_a_sum_of_equal_parts_in_another_order_gives_zero() -> None:
     rewards = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
     assert rewards[0].cumsum(0)[-1] != rewards[1].cumsum(0)[-1]
     assert (grpo(rewards, group(2), torch.ones(2, 3, dtype=torch.bool)) == 0).all()

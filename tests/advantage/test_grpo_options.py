@@ -63,6 +63,6 @@ def test_leave_one_out() -> None:
     assert got.tolist() == pytest.approx([2, -2 / 3, -2 / 3, -2 / 3])
 
 
-def test_leave_one_out_of_equal_rewards_teaches_nothing() -> None:
+def test_leave_one_out_of_equal_rewards_gives_zero() -> None:
     rewards = torch.full((4, 1), 0.7)
     assert (grpo(rewards, IDS, MASK, baseline="leave_one_out") == 0).all()

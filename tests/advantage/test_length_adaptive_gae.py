@@ -6,6 +6,18 @@ import pytest
 import torch
 
 from rlprims.advantage import gae, length_adaptive_gae, td_lambda
+from rlprims.testing import check_advantage
+from tests.records import FIRST_OF_TWO, Record
+
+RECORDS = [
+    Record(
+        "advantage.length_adaptive_gae",
+        check_advantage,
+        call={"alpha": 0.4},
+        matters={"gamma": 0.9, "alpha": 0.3, "shard": FIRST_OF_TWO},
+    ),
+    Record("advantage.length_adaptive_gae", check_advantage),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
@@ -44,7 +56,7 @@ def test_a_response_too_short_for_the_formula_has_lambda_zero() -> None:
     assert got[2, 38] == pytest.approx(0.5)
 
 
-def test_the_first_token_of_a_long_response_still_hears_of_the_end() -> None:
+def test_the_end_reaches_the_first_token_of_a_long_response() -> None:
     lengths = (400, 4_000)
     mask = ragged(*lengths)
     rewards = torch.zeros(mask.shape, dtype=torch.float64)

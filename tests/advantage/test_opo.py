@@ -6,6 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import grpo, opo
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.opo", check_advantage, matters={"singleton": "raw"}),
+]
 
 
 def ragged(scores: list[float], lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +48,7 @@ def test_the_advantages_of_all_tokens_sum_to_zero(responses: list[tuple[float, i
     assert got.sum().abs() < 1e-9
 
 
-def test_equal_rewards_teach_nothing() -> None:
+def test_equal_rewards_give_zero() -> None:
     rewards, mask = ragged([1000.1] * 3, [1, 4, 2])
     assert (opo(rewards.float(), one_group(3), mask) == 0).all()
 

@@ -8,6 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import optimal_token_baseline
+from rlprims.testing import check_advantage
+from tests.records import BY_TOKEN, Record
+
+RECORDS = [
+    Record(
+        "advantage.optimal_token_baseline",
+        check_advantage,
+        matters={"align": "columns", "alone": "raw", "eps": 1.0},
+        exempt=BY_TOKEN,
+    ),
+    Record("advantage.optimal_token_baseline", check_advantage, call={"align": "columns"}, exempt=BY_TOKEN),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 IDS = torch.tensor([0, 0])

@@ -6,6 +6,13 @@ import pytest
 import torch
 
 from rlprims.advantage import optimal_value, remax
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.optimal_value", check_advantage, matters={"beta": 2.0}),
+    Record("advantage.optimal_value", check_advantage, call={"beta": 0.01}),
+]
 
 SCORES = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.3, 0.7], dtype=torch.float64)
 IDS = torch.tensor([0, 0, 0, 0, 1, 1])

@@ -8,6 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import pass_at_k
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.pass_at_k", check_advantage, matters={"normalize_std": True, "tolerance": 10.0}),
+    Record("advantage.pass_at_k", check_advantage, call={"normalize_std": True}, matters={"ddof": 0, "eps": 0.1}),
+]
 
 
 def per_response(scores: list[float], ids: list[int] | None = None, **kwargs: object) -> list[float]:
@@ -26,12 +33,12 @@ def test_the_lead_in_deviations() -> None:
     assert per_response([1, 0], normalize_std=True) == pytest.approx([1 / (0.5**0.5 + 1e-6), 0], abs=1e-12)
 
 
-def test_a_shared_lead_teaches_nothing() -> None:
+def test_equal_best_responses_give_zero() -> None:
     assert per_response([1, 1, 0]) == [0, 0, 0]
     assert per_response([0.1] * 7, normalize_std=True, eps=0.0) == [0] * 7
 
 
-def test_a_group_of_one_teaches_nothing() -> None:
+def test_a_group_of_one_gives_zero() -> None:
     """verl 0.9.1 raises."""
     assert per_response([3, 1, 0], [1, 0, 0]) == [0, 1, 0]
 

@@ -9,6 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import pkpo, rloo
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.pkpo", check_advantage, call={"k": 2}, matters={"k": 1, "baseline": "leave_one_out"}),
+    Record("advantage.pkpo", check_advantage, call={"k": 1, "baseline": "leave_one_out"}),
+    Record("advantage.pkpo", check_advantage, call={"k": 2, "baseline": "leave_one_out"}),
+    Record(
+        "advantage.pkpo",
+        check_advantage,
+        call={"k": 3, "baseline": "none"},
+        exempt={
+            "equal rewards give zero": "has no baseline",
+            "a shift of a group cancels": "has no baseline",
+        },
+    ),
+]
 
 BASELINES = ("leave_one_out_minus_one", "leave_one_out", "none")
 

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.advantage import positive_negative
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.positive_negative", check_advantage, matters={"positive": 0.0, "negative": 0.5}),
+]
 
 ADVANTAGES = torch.tensor([[1.0, -1.0, 0.0, 3.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True, False]])

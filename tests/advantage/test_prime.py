@@ -9,6 +9,22 @@ from rlprims.advantage import discounted_returns, prime, rloo
 from rlprims.layout import sequence_sum
 from rlprims.losses import implicit_reward
 from rlprims.rewards import implicit_process
+from rlprims.testing import check_advantage, check_reward
+from tests.records import BY_TOKEN, Record
+
+RECORDS = [
+    Record(
+        "advantage.prime",
+        check_advantage,
+        matters={"gamma": 0.9, "process_weight": 0.5},
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "process rewards differ where outcomes are equal",
+            "a scale passes or cancels": "process rewards are not scaled with the outcome",
+        },
+    ),
+    Record("rewards.implicit_process", check_reward, matters={"beta": 0.5}),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 

@@ -6,6 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import quantile
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "advantage.quantile",
+        check_advantage,
+        matters={"level": 0.9, "normalize_std": False, "ddof": 0, "eps": 0.1, "tolerance": 10.0},
+    ),
+]
 
 
 def per_response(scores: list[float], ids: list[int] | None = None, **kwargs: object) -> list[float]:
@@ -13,11 +23,11 @@ def per_response(scores: list[float], ids: list[int] | None = None, **kwargs: ob
     return quantile(rewards, torch.tensor(ids or [0] * len(scores)), mask, **kwargs)[:, 0].tolist()
 
 
-def test_a_hard_prompt_teaches_by_its_successes() -> None:
+def test_on_a_hard_prompt_only_successes_have_advantages() -> None:
     assert per_response([1, 0, 0, 0], eps=0.0) == [2, 0, 0, 0]
 
 
-def test_an_easy_prompt_teaches_by_its_failures() -> None:
+def test_on_an_easy_prompt_only_failures_have_advantages() -> None:
     assert per_response([1, 1, 0, 1], eps=0.0) == [0, 0, -2, 0]
 
 
@@ -39,7 +49,7 @@ def test_groups_in_mixed_order() -> None:
     assert per_response([5, 1, 4, 3], [1, 0, 1, 0], level=0.5, normalize_std=False) == [1, 0, 0, 2]
 
 
-def test_equal_rewards_and_a_group_of_one_teach_nothing() -> None:
+def test_equal_rewards_and_a_group_of_one_give_zero() -> None:
     assert per_response([0.1] * 7, eps=1e-9) == [0] * 7
     assert per_response([5.0]) == [0]
 

@@ -4,6 +4,23 @@ import pytest
 import torch
 
 from rlprims.advantage import reinforce_pp, reinforce_pp_baseline
+from rlprims.testing import check_advantage
+from tests.records import STATISTICS_OF_THE_BATCH, Record, doubled
+
+RECORDS = [
+    Record(
+        "advantage.reinforce_pp",
+        check_advantage,
+        matters={"gamma": 0.9, "ddof": 0, "eps": 0.1, "all_reduce": doubled},
+        exempt=STATISTICS_OF_THE_BATCH,
+    ),
+    Record(
+        "advantage.reinforce_pp_baseline",
+        check_advantage,
+        matters={"singleton": "raw", "ddof": 0, "eps": 0.1, "all_reduce": doubled},
+        exempt=STATISTICS_OF_THE_BATCH,
+    ),
+]
 
 
 def row(*numbers: float) -> torch.Tensor:
@@ -42,7 +59,7 @@ def test_credit_crosses_a_tool_call() -> None:
     torch.testing.assert_close(got, torch.tensor([[x, 0, x], [-x, 0, -x]], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_equal_rewards_teach_nothing() -> None:
+def test_equal_rewards_give_zero() -> None:
     """verl 0.9.1 answers −0.51 for rewards of 1000.1 in float32."""
     rewards = torch.zeros(6, 4)
     rewards[:, -1] = 1000.1
@@ -74,7 +91,7 @@ class TestBaseline:
         assert got[mask].mean().abs() < 1e-12
         assert got[mask].var() == pytest.approx(1)
 
-    def test_a_batch_of_equal_rewards_teaches_nothing(self) -> None:
+    def test_a_batch_of_equal_rewards_gives_zero(self) -> None:
         rewards = torch.full((4, 1), 1000.1)
         assert (reinforce_pp_baseline(rewards, self.ids, full(4, 1)) == 0).all()
 

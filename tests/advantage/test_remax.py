@@ -3,6 +3,12 @@
 import torch
 
 from rlprims.advantage import remax
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.remax", check_advantage),
+]
 
 
 def test_reward_to_go_less_the_greedy_score() -> None:

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.advantage import grpo, rloo
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.rloo", check_advantage),
+]
 
 
 def per_response(scores: list[float], ids: list[int], **kwargs: torch.Tensor) -> list[float]:
@@ -20,7 +26,7 @@ def test_of_two_it_is_the_difference() -> None:
     assert per_response([5, 3, 7, 7.5], [0, 0, 1, 1]) == [2, -2, -0.5, 0.5]
 
 
-def test_a_group_of_one_has_nobody_to_compare_with() -> None:
+def test_a_group_of_one_has_no_baseline() -> None:
     assert per_response([5, 1, 2], [2, 0, 0]) == [0, -1, 1]
 
 

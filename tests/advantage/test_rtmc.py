@@ -8,6 +8,22 @@ from torch import Tensor
 
 from rlprims.advantage import gigpo, grpo, rtmc
 from rlprims.rewards import at_last_token
+from rlprims.testing import check_advantage
+from tests.records import BY_TOKEN, Record
+
+RECORDS = [
+    Record(
+        "advantage.rtmc",
+        check_advantage,
+        matters={"gamma": 0.5, "prior": 0.0},
+        exempt={
+            **BY_TOKEN,
+            "equal rewards give zero": "steps that end sooner have a higher return",
+            "a shift of a group cancels": "steps that end sooner have more of it",
+        },
+    ),
+    Record("advantage.rtmc", check_advantage, call={"gamma": 1.0, "prior": 1.0}, exempt=BY_TOKEN),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 PLAIN = {"gamma": 1.0, "prior": 0.0}

@@ -4,6 +4,13 @@ import pytest
 import torch
 
 from rlprims.advantage import discounted_returns, td_lambda
+from rlprims.testing import check_advantage
+from tests.records import FIRST_OF_TWO, Record
+
+RECORDS = [
+    Record("advantage.td_lambda", check_advantage, matters={"gamma": 0.9, "lam": 0.5, "shard": FIRST_OF_TWO}),
+    Record("advantage.td_lambda", check_advantage, call={"gamma": 0.99, "lam": 0.0}),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
@@ -21,7 +28,7 @@ def test_three_steps_by_hand() -> None:
     torch.testing.assert_close(got, row(1.7625, 2.85, 3), **CLOSE)
 
 
-def test_lambda_is_that_of_the_papers_unless_told() -> None:
+def test_the_default_lambda_is_that_of_the_papers() -> None:
     """G2 = 3; G1 = 2 + 0.05·0.4 + 0.95·3 = 4.87; G0 = 1 + 0.05·0.2 + 0.95·4.87."""
     torch.testing.assert_close(td_lambda(row(1, 2, 3), row(9, 0.2, 0.4), FULL), row(5.6365, 4.87, 3), **CLOSE)
 

@@ -5,6 +5,15 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage import grpo, tree
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "advantage.tree", check_advantage, matters={"normalize_std": False, "ddof": 0, "eps": 0.1, "tolerance": 10.0}
+    ),
+    Record("advantage.tree", check_advantage, call={"normalize_std": False}),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 PLAIN = {"normalize_std": False}

@@ -8,6 +8,30 @@ from torch import Tensor
 
 from rlprims.advantage import grpo, turn_grpo
 from rlprims.rewards import at_last_token
+from rlprims.testing import check_advantage
+from tests.records import BY_TOKEN, Record
+
+RECORDS = [
+    Record(
+        "advantage.turn_grpo",
+        check_advantage,
+        matters={
+            "turn_weight": 0.5,
+            "gamma": 0.5,
+            "normalize_std": False,
+            "ddof": 0,
+            "eps": 0.1,
+            "tolerance": 10.0,
+        },
+        exempt=BY_TOKEN,
+    ),
+    Record(
+        "advantage.turn_grpo",
+        check_advantage,
+        call={"normalize_std": False},
+        exempt={**BY_TOKEN, "a scale passes or cancels": "rewards of turns are not scaled with the outcome"},
+    ),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 PLAIN = {"normalize_std": False}

@@ -5,6 +5,12 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage import gae, vine
+from rlprims.testing import check_advantage
+from tests.records import Record
+
+RECORDS = [
+    Record("advantage.vine", check_advantage, matters={"gamma": 0.5}),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 

@@ -6,6 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.advantage import gae, vtrace, vtrace_returns
+from rlprims.testing import check_advantage
+from tests.records import FIRST_OF_TWO, Record
+
+RECORDS = [
+    Record(
+        "advantage.vtrace",
+        check_advantage,
+        matters={
+            **{"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "clip_pg_rho": 0.8},
+            "shard": FIRST_OF_TWO,
+        },
+    ),
+    Record("advantage.vtrace", check_advantage, call={"gamma": 0.9, "lam": 0.5, "clip_rho": 2.0, "clip_pg_rho": 3.0}),
+    Record(
+        "advantage.vtrace_returns",
+        check_advantage,
+        matters={"gamma": 0.9, "lam": 0.5, "clip_rho": 0.8, "clip_c": 0.8, "shard": FIRST_OF_TWO},
+    ),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 REWARDS, VALUES = (torch.tensor([x], dtype=torch.float64) for x in ([0.0, 1.0], [0.5, 0.5]))

@@ -8,6 +8,17 @@ import pytest
 import torch
 
 from rlprims.advantage import whiten
+from rlprims.testing import check_advantage
+from tests.records import STATISTICS_OF_THE_BATCH, Record, doubled
+
+RECORDS = [
+    Record(
+        "advantage.whiten",
+        check_advantage,
+        matters={"ddof": 0, "eps": 0.1, "all_reduce": doubled},
+        exempt=STATISTICS_OF_THE_BATCH,
+    ),
+]
 
 
 def row(*numbers: float) -> torch.Tensor:

@@ -22,7 +22,7 @@ def presets() -> Iterator[str]:
 
 
 def dialects() -> Iterator[str]:
-    yield "| dialect | preset | knobs | advantages | loss |"
+    yield "| dialect | preset | settings | advantages | loss |"
     yield "|---|---|---|---|---|"
     for dialect, names in DIALECTS.items():
         for name in names:

@@ -100,7 +100,7 @@ class TestMerge:
     def test_a_path_is_short_for_a_mapping(self):
         assert merge("m.f", {"k": 1}) == {"fn": "m.f", "k": 1}
 
-    def test_another_fn_forgets_the_hyperparameters(self):
+    def test_another_fn_begins_with_its_own_hyperparameters(self):
         assert merge({"fn": "m.f", "k": 1}, {"fn": "m.g"}) == {"fn": "m.g"}
         assert merge({"fn": "m.f", "k": 1}, "m.g") == "m.g"
 

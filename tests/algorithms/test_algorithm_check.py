@@ -21,7 +21,25 @@ def kl_term(**how):
     return algorithms.grpo().replace(loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.kl, **how))])
 
 
+def less_a_divergence(rewards, topk_log_probs, teacher_topk_log_probs, response_mask):
+    """Of another library: a KL over several tokens off each token's advantage, miles#2362."""
+    return rewards - losses.topk_kl(topk_log_probs, teacher_topk_log_probs, response_mask)
+
+
+def divergences_to_come(rewards, topk_log_probs, teacher_topk_log_probs, response_mask):
+    now = less_a_divergence(rewards, topk_log_probs, teacher_topk_log_probs, response_mask)
+    return now.flip(-1).cumsum(-1).flip(-1)
+
+
+divergences_to_come.of_later_tokens = True
+
 CASES = {
+    "a divergence over several tokens in an advantage": (
+        "error",
+        "the same whatever token was sampled, so that in an advantage its expected gradient is 0",
+        algorithms.opd().replace(advantage=less_a_divergence),
+        algorithms.opd().replace(advantage=divergences_to_come),
+    ),
     "a bound that the loss itself refuses": (
         "error",
         "policy_loss: losses.clipped_surrogate refuses clip_low=0.2 and clip_high=-1.0, expected clip_low in [0, 1]",
@@ -233,7 +251,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("severity", "message", "wrong", "right"), CASES.values(), ids=CASES)
-def test_a_lint_speaks_in_its_case_alone(severity, message, wrong, right):
+def test_a_lint_reports_only_its_own_case(severity, message, wrong, right):
     (finding,) = [finding for finding in check(wrong) if message in finding.message]
     assert finding.severity == severity
     assert not [finding for finding in check(right) if message in finding.message]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlprims import advantage, algorithms, controllers, corrections, filters, losses
-from rlprims.algorithms import PRESETS, LossTerm, use
+from rlprims.algorithms import PRESETS, LossTerm, policy_objective, use
 
 MEASURED = {"values", "old_log_probs", "ref_log_probs", "baseline_scores", "entropies"}
 """Data that costs a forward pass, a model, or a generation."""
@@ -22,6 +22,8 @@ def best_of_both(rewards, values, baseline_scores, response_mask, rollout_log_pr
         (algorithms.reinforce(), set()),
         (algorithms.rloo(), set()),
         (algorithms.remax(), {"baseline_scores"}),
+        (algorithms.spo(), {"old_log_probs"}),  # the baseline is remembered
+        (algorithms.remax().replace(baseline=advantage.RoleBaseline), set()),
         (algorithms.ppo(), {"values", "old_log_probs"}),
         (algorithms.grpo(), {"old_log_probs", "ref_log_probs"}),
         (algorithms.grpo(kl_coef=0), {"old_log_probs"}),
@@ -185,6 +187,21 @@ def test_a_selection_by_log_probs_asks_for_the_old_ones():
     chosen = algorithms.reinforce().replace(token_selection=filters.kl_cov)
     assert "old_log_probs" in chosen.needs
     assert "old_log_probs" not in algorithms.reinforce().replace(token_selection=filters.high_entropy).needs
+
+
+def test_kl_to_sampler_is_prime_rls_squared_log_ratio():
+    """τ log²ρ to the sampler, at τ = 1e-3, as a term of coefficient 2 τ: by hand, value and gradient."""
+    x = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    rollout, mask = torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, True]])
+    term = LossTerm(coefficient=2e-3, loss=use(algorithms.kl_to_sampler))
+    spec = algorithms.reinforce().replace(loss_terms=[term])
+    assert "rollout_log_probs" in spec.needs
+    assert spec.token_wise
+    data = {"log_probs": x, "rollout_log_probs": rollout, "advantages": torch.zeros(1, 2), "response_mask": mask}
+    loss = policy_objective(spec, data)
+    assert float(loss.detach()) == pytest.approx(1e-3 * (0.25 + 1.0) / 2)
+    loss.backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[1e-3 * 0.5, -1e-3]]))
 
 
 def test_kl_to_old_is_the_distance_to_the_old_policy():

@@ -392,7 +392,7 @@ class TestEstimateAdvantages:
         ("estimator", "distances"),
         [("k1", [0.5, -1.0, 2.0]), ("k2", [0.125, 0.5, 2.0]), ("abs", [0.5, 1.0, 2.0])],
     )
-    def test_kl_in_the_reward_is_paid_per_token(self, estimator, distances):
+    def test_kl_in_the_reward_is_subtracted_per_token(self, estimator, distances):
         algorithm = algorithms.reinforce().replace(kl_in_reward={"estimator": estimator})
         a, b, c = (0.1 * distance for distance in distances)
         estimated = estimate_advantages(algorithm, self.data, kl_coef=0.1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlprims import algorithms, corrections, losses
 from rlprims.algorithms import DIALECTS, PRESETS, Algorithm, use
 from rlprims.grouping import dense_ids
-from rlprims.layout import sequence_lengths
+from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.types import Totals
 from tests.golden_calls.common import NAMES, leaf, policy_of, slope
 from tests.golden_calls.losses import around_one, clip_of
@@ -214,6 +214,24 @@ def slime_loss(name: str, knobs: Callable[[Case], Knobs] = clips) -> Recorded:
     )
 
 
+def prime_loss(name: str, knobs: Callable[[Case], Knobs]) -> Recorded:
+    """Recorded for each sequence, with the gradient of the sum; its old policy is the one that sampled."""
+
+    def data(c: Case) -> Data:
+        p = policy_of(c)
+        return {**tensors(c), "rollout_log_probs": p.old_log_probs, "advantages": c.args["adv_tau"] * p.advantages}
+
+    def with_penalty(c: Case) -> Knobs:
+        term = {"coefficient": 2 * c.args["kl_tau"], "loss": algorithms.kl_to_sampler}
+        return {**knobs(c), "loss_terms": [term], "aggregation": losses.token_sum}
+
+    return Recorded(f"prime_loss.{name}", data, with_penalty, names=("per_sequence_loss", "grad_logprobs"))
+
+
+def prime_masks(c: Case) -> Knobs:
+    return {"policy_loss": {"threshold_low": c.args["dppo_mask_low"], "threshold_high": c.args["dppo_mask_high"]}}
+
+
 def whole_responses(c: Case) -> Data:
     """TRL's RLOO has the old log-prob of a response: share it out."""
     mask = c.inputs["completion_mask"].bool()
@@ -365,6 +383,10 @@ ENTRIES: dict[tuple[str, str], Entry] = {
     ("areal-2026.05", "decoupled_ppo"): Entry(
         AREAL_GRPO, loss_of("areal", "areal_ppo_loss.token_rs_ratio_token_mask", masked_weights)
     ),
+    ("prime-rl-2026.08", "grpo"): Entry(NOT_RECORDED, prime_loss("dppo_kl", prime_masks)),
+    ("prime-rl-2026.09", "grpo"): Entry(
+        NOT_RECORDED, prime_loss("ipo", lambda c: {"policy_loss": {"threshold": c.args["ipo_threshold"]}})
+    ),
     ("areal-2026.05", "sapo"): Entry(AREAL_GRPO, loss_of("areal", "areal_sapo_loss.token", lambda c: {})),
 }
 
@@ -422,7 +444,9 @@ def test_the_loss_and_its_gradient_are_the_librarys(dialect: str, preset: str, s
         loss = algorithms.policy_objective(algorithm, data) * ranks
         per_token = algorithm.policy_loss(data).detach()
         gradient = slope(loss, data["log_probs"])
-        check(c, {"loss": loss.detach(), "pg_losses": per_token, NAMES[c.peer][3]: gradient}, source.names)
+        rows = sequence_sum(algorithms.policy_losses(algorithm, data).detach(), data["response_mask"])
+        got = {"loss": loss.detach(), "pg_losses": per_token, "per_sequence_loss": rows, NAMES[c.peer][3]: gradient}
+        check(c, got, source.names)
 
 
 @pytest.mark.parametrize(("dialect", "preset", "source"), recorded("values"))

@@ -91,7 +91,7 @@ def test_beside_all_assignments_of_a_few_rows(method: str | None, equal_size: bo
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("rows", "parts"), [(1024, 8), (4096, 64), (32768, 512)])
-def test_nobody_waits_with_equal_sizes(rows: int, parts: int, method: str | None) -> None:
+def test_loads_are_nearly_equal_with_equal_sizes(rows: int, parts: int, method: str | None) -> None:
     for seed in range(3):
         lengths = lognormal(rows, seed)
         bound = max(lengths.sum() / parts, lengths.max())
@@ -99,7 +99,7 @@ def test_nobody_waits_with_equal_sizes(rows: int, parts: int, method: str | None
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(1024, 32), (4096, 64), (8192, 128)])
-def test_nobody_waits(rows: int, parts: int) -> None:
+def test_loads_are_nearly_equal(rows: int, parts: int) -> None:
     for seed, mean in product(range(3), (6.5, 8.0)):
         lengths = lognormal(rows, seed, mean)
         bound = max(lengths.sum() / parts, lengths.max())

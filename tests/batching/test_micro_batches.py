@@ -28,7 +28,7 @@ def test_rows_of_a_micro_batch_are_neighbours_in_length(lengths: list[int], budg
 
 
 @given(LENGTHS, st.integers(50, 300))
-def test_only_the_last_has_room_for_another_row(lengths: list[int], budget: int) -> None:
+def test_only_the_last_could_take_another_row(lengths: list[int], budget: int) -> None:
     for batch in micro_batches(lengths, max_tokens=budget)[:-1]:
         assert (len(batch) + 1) * max(*(lengths[row] for row in batch), 1) > budget
 

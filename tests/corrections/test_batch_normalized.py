@@ -15,6 +15,7 @@ def normalized(importance_weights, response_mask, cu_seqlens=None, *, per="token
     return batch_normalized(Weights(importance_weights), response_mask, cu_seqlens, per=per, all_reduce=all_reduce)
 
 
+@pytest.mark.slow
 def test_the_laws() -> None:
     of_the_batch = dict.fromkeys(("batches may be merged", "nan stays in its group"), "the mean is the whole batch's")
     check_weights(normalized, exempt=of_the_batch, alternatives={"per": "sequence", "all_reduce": lambda x: x + 1})

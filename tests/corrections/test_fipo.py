@@ -12,6 +12,18 @@ from rlprims import algorithms
 from rlprims.advantage import discounted_returns
 from rlprims.corrections import fipo, tis
 from rlprims.losses import clipped_surrogate
+from rlprims.testing import check_weights
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "corrections.fipo",
+        check_weights,
+        call={"w_min": 0.5, "w_max": 2.0},
+        matters={"half_life": 1.0, "w_min": 0.9, "w_max": 1.1, "max_ratio": 1.5, "safe_ratio": 0.5},
+    ),
+    Record("corrections.fipo", check_weights),
+]
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 WIDE = {"w_min": 0.0, "w_max": math.inf}

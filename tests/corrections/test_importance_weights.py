@@ -7,6 +7,25 @@ import torch
 from torch import Tensor
 
 from rlprims.corrections import importance_weights
+from rlprims.testing import check_weights
+from tests.records import BY_SEGMENT, Record, one_more
+
+RECORDS = [
+    Record("corrections.importance_weights", check_weights, matters={"level": "sequence", "low": 0.99, "high": 1.01}),
+    Record(
+        "corrections.importance_weights",
+        check_weights,
+        call={"level": "sequence", "action": "mask", "low": 0.9, "high": 1.2},
+        matters={"mean": "geometric", "action": "truncate", "all_reduce_rows": one_more},
+    ),
+    Record(
+        "corrections.importance_weights",
+        check_weights,
+        call={"level": "segment", "low": 0.5},
+        matters={"level": "sequence", "mean": "geometric"},
+        exempt=BY_SEGMENT,
+    ),
+]
 
 
 def weights(*ratios: float, **options) -> list[float]:
@@ -118,7 +137,7 @@ def test_options_that_make_no_sense_are_refused(options: dict) -> None:
         weights(1.0, **options)
 
 
-def test_nobody_can_add_to_what_is_corrected() -> None:
+def test_the_set_of_corrected_gaps_cannot_change() -> None:
     one = torch.zeros(1, 1)
     assert isinstance(importance_weights(one, one, torch.tensor([[True]])).corrected, frozenset)
 

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.corrections import opsm
+from rlprims.testing import check_weights
+from tests.records import Record, one_more
+
+RECORDS = [
+    Record("corrections.opsm", check_weights, call={"delta": 0.1}, matters={"delta": 0.5, "all_reduce_rows": one_more}),
+]
 
 NOW = torch.tensor([[-1.0, -3.0], [-1.0, -3.0], [-1.0, -1.5], [-3.0, -1.0]], dtype=torch.float64)
 SAMPLER = torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -9.0]], dtype=torch.float64)

@@ -6,6 +6,25 @@ import pytest
 import torch
 
 from rlprims.corrections import Weights, geometric, icepop, mis, seq_mask_tis, tis, veto
+from rlprims.testing import check_weights
+from tests.records import Record, one_more
+
+RECORDS = [
+    Record("corrections.tis", check_weights, matters={"high": 1.01}),
+    Record("corrections.icepop", check_weights, matters={"low": 0.95, "high": 1.01}),
+    Record("corrections.mis", check_weights, matters={"high": 1.01, "all_reduce_rows": one_more}),
+    Record("corrections.geometric", check_weights, matters={"low": 0.9, "high": 1.1}),
+    Record(
+        "corrections.geometric", check_weights, call={"low": 0.9, "high": 1.1}, matters={"all_reduce_rows": one_more}
+    ),
+    Record(
+        "corrections.seq_mask_tis",
+        check_weights,
+        call={"low": 0.98, "high": 1.05},
+        matters={"low": 0.9, "high": 1.1, "all_reduce_rows": one_more},
+    ),
+    Record("corrections.veto", check_weights, matters={"low": 0.9, "high": 1.1, "all_reduce_rows": one_more}),
+]
 
 
 def values(fn, *responses: list[float], **options) -> list[list[float]]:

@@ -6,6 +6,31 @@ import pytest
 import torch
 
 from rlprims.corrections import rejection
+from rlprims.testing import check_weights
+from tests.records import BY_SEGMENT, Record, one_more
+
+RECORDS = [
+    Record(
+        "corrections.rejection",
+        check_weights,
+        matters={"level": "token", "statistic": "max", "high": 0.003, "all_reduce_rows": one_more},
+    ),
+    Record(
+        "corrections.rejection",
+        check_weights,
+        call={"estimator": "k1", "level": "segment", "statistic": "sum", "high": 1.2},
+        matters={"estimator": "k2", "low": 0.95, "level": "sequence", "statistic": "mean"},
+        exempt=BY_SEGMENT,
+    ),
+    Record("corrections.rejection", check_weights, call={"estimator": "k2", "level": "token"}, matters={"high": 0.003}),
+    Record(
+        "corrections.rejection",
+        check_weights,
+        call={"level": "segment", "statistic": "max"},
+        matters={"level": "sequence"},
+        exempt=BY_SEGMENT,
+    ),
+]
 
 K1 = {"estimator": "k1", "statistic": "sum"}
 

@@ -7,6 +7,12 @@ import torch
 
 from rlprims.corrections import Weights, geometric, importance_weights, mis, seq_mask_tis, tis, veto
 from rlprims.losses import clipped_surrogate, count_totals, token_mean
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("corrections.replace_nonfinite", check_reward),
+]
 
 TRAINER = torch.tensor([[0.5, 0.4, 0.2], [0.5, 0.5, 1e-7]], dtype=torch.float64).log()
 SAMPLER = torch.tensor([[0.4, 0.5, 0.2], [0.5, 0.5, 0.9]], dtype=torch.float64).log()

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from data_proto_batches import make
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlprims.data_proto import DataProto
+from tests.data_proto.data_proto_batches import make
 
 
 def test_objects_of_any_kind_through_a_tensordict():

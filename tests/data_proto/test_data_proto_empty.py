@@ -6,9 +6,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from data_proto_batches import make
 
 from rlprims.interop.verl import DataProto
+from tests.data_proto.data_proto_batches import make
 
 ORIGINS = {"new": lambda: make(0), "cut": lambda: make(4)[4:], "gather": lambda: make(4)[[]]}
 CALLS = {

@@ -10,12 +10,12 @@ import tempfile
 
 import numpy as np
 import torch
-from data_proto_batches import make, rows_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from rlprims.interop.verl import DataProto
+from tests.data_proto.data_proto_batches import make, rows_of
 
 MOST_ROWS = 24
 small = st.integers(0, 3)

@@ -6,10 +6,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from data_proto_batches import make, rows_of
 from tensordict import TensorDict
 
 from rlprims.data_proto import DataProto
+from tests.data_proto.data_proto_batches import make, rows_of
 
 
 def out_of_band(data):
@@ -91,6 +91,7 @@ def _double(data):
     return data
 
 
+@pytest.mark.slow
 def test_through_a_real_process():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         back = pool.apply(_double, (make(4),))

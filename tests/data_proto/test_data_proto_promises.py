@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from data_proto_batches import jagged, make, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rlprims.data_proto import MissingField, RowIndexError
 from rlprims.interop.verl import DataProto
+from tests.data_proto.data_proto_batches import jagged, make, rows_of
 
 # Every method that returns a batch, as a function of a batch of 6 rows.
 METHODS = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_proto_batches import jagged, make, rows_of
 
 from rlprims.data_proto import DataProto
+from tests.data_proto.data_proto_batches import jagged, make, rows_of
 
 safetensors = pytest.importorskip("safetensors")
 FILES = ["manifest", "fields", "tensors"]
@@ -300,6 +300,7 @@ def test_missing_and_replaced_files(saved, name):
         DataProto.load(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_every_cut_and_every_changed_byte_is_seen(saved, name):
     file = file_of(saved, name)
@@ -313,6 +314,7 @@ def test_every_cut_and_every_changed_byte_is_seen(saved, name):
                 DataProto.load(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[1:])
 def test_changed_bytes_with_right_checksums_end_in_an_error_or_a_batch(saved, name):
     """Such a file may say another thing, but what it says fits together and can be read to the end."""

@@ -190,7 +190,7 @@ def test_an_unknown_tool_and_a_tool_that_raises_are_answered() -> None:
     assert episode.causes == {"tool raised": 1}
 
 
-def test_a_tool_that_nobody_named_is_counted() -> None:
+def test_an_unknown_tool_is_counted() -> None:
     renderer, call = TextRenderer(Letters(), calls="json"), '<tool_call>{"name": "sub"}</tool_call>'
     episode = asyncio.run(rollout(Adds(), says(call, "7"), renderer))
     assert episode.causes == {"unknown tool": 1}
@@ -251,6 +251,7 @@ def test_a_bad_environment_costs_its_episode_and_says_what_to_write(environment:
     assert [turn.finish for turn in episode.turns[-1:]] == [ended] * len(episode.turns[-1:])
 
 
+@pytest.mark.slow
 def test_one_that_hangs_costs_its_episode_and_not_the_others() -> None:
     class Waits:
         async def reset(self) -> Any:

@@ -4,23 +4,62 @@ from functools import partial
 
 import pytest
 import torch
-from execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, Restarted, prompts
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
 from rlprims.ended import Ended
 from tests import tiny
+from tests.execution.execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, Restarted, prompts
+
+collect_ignore = ["fsdp_ranks.py", "v2_process.py"]  # processes of their own, where Ray and vLLM are installed
+
+# The files of the contract that say nothing of a sampler, those that say nothing of training, and what adapters change.
+OF_TRAINING = {"update", "critic", "checkpoint", "terms", "measures", "reward", "teacher"}
+OF_SAMPLING = {"generate", "kept"}
+OF_ADAPTERS = {"update", "critic", "checkpoint"}
+IN_ONE_PROCESS = {
+    ("measures", "test_a_row_beyond_the_budget_is_named"),
+    ("measures", "test_entropies_are_those_of_the_plain_model_at_the_samplers_temperature"),
+    ("measures", "test_micro_batches_do_not_change_entropies"),
+    ("measures", "test_values_begin_at_zero"),
+    ("measures", "test_micro_batches_do_not_change_log_probs"),
+    ("reward", "test_micro_batches_do_not_change_it"),
+    ("critic", "test_micro_batches_do_not_change_the_step"),
+}
+"""Not on Ray, where each would start ranks of its own and show nothing of ranks.
+
+Two ranks without Ray are in test_execution_ranks; that Ray's numbers are those of one process, in test_execution_ray.
+"""
+ONE_SIZE = {"terms": 130, "update": 40}
+"""Tokens of a micro-batch on Ray, where a test has several: Ray's ranks start anew for each."""
+
+
+restarted: list[Restarted] = []
+
+
+def pytest_runtest_setup(item):
+    """Ends what only the contract uses before other tests begin: idle engines of vLLM take a third of a core."""
+    if "build" not in item.fixturenames:
+        for each in restarted:
+            each.close()
 
 
 def pytest_collection_modifyitems(items):
-    """vLLM samples and does not train; adapters are about training, and are not the step of the whole weights."""
-    about_training = ("test_execution_update", "test_execution_critic", "test_execution_checkpoint")
+    """Ray's ranks train and its vLLM engines sample: a start of either takes half a minute. Adapters are trained."""
 
     def wanted(item):
-        trains = item.path.stem in about_training
-        if "local-lora" in item.name:
-            return trains and "test_it_is_the_step_that_torch_makes" not in item.name
-        return not ("ray-vllm" in item.name and trains)
+        file, test = item.path.stem.removeprefix("test_execution_"), item.name.partition("[")[0]
+        backend = item.callspec.params.get("build") if hasattr(item, "callspec") else None
+        if backend is ADAPTED["local-lora"]:
+            return file in OF_ADAPTERS and test != "test_it_is_the_step_that_torch_makes"
+        if backend is CLUSTERS["ray-vllm"]:
+            return file not in OF_TRAINING
+        if backend is CLUSTERS["ray"]:
+            size, tied = (item.callspec.params.get(name) for name in ("tokens", "interrupted"))
+            if size not in (None, ONE_SIZE.get(file, size)) or tied is False:
+                return False
+            return file not in OF_SAMPLING and (file, test) not in IN_ONE_PROCESS
+        return True
 
     items[:] = [item for item in items if wanted(item)]
 
@@ -58,7 +97,10 @@ def without_engines(build):
 @pytest.fixture(scope="session")
 def fresh(build, tmp_path_factory):
     """``build`` for who is done with what was asked for before: it may be given again, as it was at its start."""
-    return Restarted(build, tmp_path_factory) if build.func in CLUSTERS.values() else build
+    if build.func not in CLUSTERS.values():
+        return build
+    restarted.append(Restarted(build, tmp_path_factory))
+    return restarted[-1]
 
 
 @pytest.fixture(scope="session")

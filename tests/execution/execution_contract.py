@@ -69,7 +69,7 @@ def cluster(
             training_workers=training_workers,
             rollout_workers=rollout_workers,
             engine=engine,
-            **{"kv_cache_bytes": 64 << 20, "call_timeout": 120.0, "start_timeout": 240.0, **(cluster or {})},
+            **{"kv_cache_bytes": 64 << 20, "call_timeout": 120.0, "start_timeout": 480.0, **(cluster or {})},
         ),
         ModelConfig(path=str(path), device="cpu", **model),
         optimizer,
@@ -107,7 +107,7 @@ class Restarted:
     start takes half a minute.
     """
 
-    LIMIT = 4
+    LIMIT = 8
     """Kinds that are kept; each is three processes and more."""
 
     def __init__(self, build: Callable[..., Execution], directories: pytest.TempPathFactory) -> None:
@@ -127,6 +127,11 @@ class Restarted:
         if len(self.kept) > self.LIMIT:
             self.kept.pop(next(iter(self.kept)))[0].close()
         return execution
+
+    def close(self) -> None:
+        for execution, _ in self.kept.values():
+            execution.close()
+        self.kept.clear()
 
 
 def prompts(texts: Sequence[str] = QUESTIONS, sample_ids: Sequence[int] | None = None) -> DataProto:

@@ -52,6 +52,15 @@ def build(kind: str, **changes: Any) -> nn.Module:
     return model.eval().double()
 
 
+def norms_in_float64(model: nn.Module) -> None:
+    """Torch's in the place of transformers', which are in float32 and round: gradients too, of shared tokens once."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            norm = nn.RMSNorm(len(module.weight), eps=module.variance_epsilon, dtype=torch.float64)  # type: ignore[arg-type]
+            norm.weight = module.weight  # type: ignore[assignment]
+            model.set_submodule(name, norm)
+
+
 def ragged_batch() -> dict[str, Tensor]:
     """Prompts of 2, 3, 3, 1 and 2 tokens, the first and the last the same, and ragged responses, one of none."""
     prompts = torch.tensor([[0, 5, 6], [7, 5, 6], [7, 5, 6], [0, 0, 9], [31, 5, 6]])

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from execution_contract import identical, plain_logits, prompts, saved, training_batch, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlprims import algorithms
 from rlprims.execution import Execution, OptimizerConfig, UpdateReport
 from tests import tiny
+from tests.execution.execution_contract import identical, plain_logits, prompts, saved, training_batch, weights
 
 PPO = algorithms.ppo()
 OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
@@ -96,14 +96,14 @@ def test_the_policy_is_a_hugging_face_model(interrupted, batch):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (tiny.PAD_ID, tiny.EOS_ID)
 
 
-def test_before_the_first_update_too(build, fresh, batch, tmp_path):
-    first, second = build(PPO), fresh(PPO)
-    weights(first, tmp_path / "start")
-    updates(second, batch, 1)
-    second.load(tmp_path / "start")
-    for execution in (first, second):
-        updates(execution, batch, 1)
-    assert identical(weights(first, tmp_path / "1"), weights(second, tmp_path / "2"))
+def test_before_the_first_update_too(fresh, batch, tmp_path):
+    execution = fresh(PPO)
+    weights(execution, tmp_path / "start")
+    updates(execution, batch, 1)
+    first = weights(execution, tmp_path / "1")
+    execution.load(tmp_path / "start")
+    updates(execution, batch, 1)
+    assert identical(first, weights(execution, tmp_path / "2"))
 
 
 def test_after_a_step_that_updated_nothing(fresh, batch, tmp_path):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from execution_contract import LIMIT, QUESTIONS, SAMPLING, WIDTH, plain_logits, prompts, responses
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlprims import algorithms
 from rlprims.ended import Ended
 from rlprims.execution import Sampling
 from tests import tiny
+from tests.execution.execution_contract import LIMIT, QUESTIONS, SAMPLING, WIDTH, plain_logits, prompts, responses
 
 ROWS = range(len(QUESTIONS))
 

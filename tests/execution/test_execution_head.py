@@ -1,26 +1,25 @@
-"""``model.fused_head``: the numbers of whole logits, and what is refused before training begins."""
+"""``model.fused_head``: the numbers of whole logits, and which models are refused before training begins."""
 
 from functools import partial
 
 import pytest
 import torch
-from execution_contract import OPTIMIZER, local, training_batch
-from execution_families import assert_same_gradients, build, gradients, ragged_batch
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, Part, policy_objective, use
-from rlprims.execution import ModelConfig
-from rlprims.execution.hf import Ranks, Training
 from rlprims.execution.hf._forward import (
     FUSED_HEAD_MODELS,
     check_fused_head,
     fused_objective,
     head_of,
+    is_sum_of_token_losses,
     token_scores,
     token_weights,
 )
 from rlprims.execution.hf._packed import PACKED_MODELS, use_packing
 from rlprims.types import Totals, token_wise
+from tests.execution.execution_contract import local, training_batch
+from tests.execution.execution_families import assert_same_gradients, build, gradients, ragged_batch
 
 GRPO = algorithms.grpo()
 ALGORITHMS = {
@@ -154,25 +153,27 @@ def half_of_the_sum(losses, response_mask):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reason"),
+    "algorithm",
     [
-        pytest.param(algorithms.gspo(), "got rlprims.losses.gspo", id="gspo"),
+        pytest.param(algorithms.gspo(), id="gspo"),
         pytest.param(
-            GRPO.replace(loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.entropy))]),
-            "do not read entropies, got rlprims.losses.clipped_surrogate, rlprims.losses.entropy",
-            id="an entropy bonus",
+            GRPO.replace(loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.entropy))]), id="an entropy bonus"
         ),
-        pytest.param(GRPO.replace(policy_loss=of_the_sum), "token_wise.*of_the_sum", id="a loss of the user's"),
-        pytest.param(GRPO.replace(aggregation=largest), "declare largest.linear = True", id="an aggregation"),
+        pytest.param(GRPO.replace(policy_loss=of_the_sum), id="a loss of the user's"),
+        pytest.param(GRPO.replace(aggregation=largest), id="an aggregation"),
     ],
 )
-def test_an_objective_that_is_not_declared_is_refused_before_training(model_path, algorithm, reason):
-    with pytest.raises(ValueError, match=rf"model.fused_head: expected .*{reason}.*model.fused_head: false"):
-        local(model_path, algorithm, fused_head=True)
-    execution = local(model_path, GRPO, fused_head=True)
-    batch = training_batch(execution)
-    with pytest.raises(ValueError, match=reason):
-        execution.update(batch, algorithm)
+def test_any_other_objective_is_of_the_log_probs(model_path, algorithm):
+    """And of the entropies, with their gradient: not token by token, and as exact."""
+    assert not is_sum_of_token_losses(algorithm)
+    fused, whole = (local(model_path, algorithm, fused_head=fused) for fused in (True, False))
+    batch = batch_of(whole, algorithm)
+    for _ in range(2):
+        one, other = (execution.update(batch, algorithm) for execution in (fused, whole))
+        assert one.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-5)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+        values = [{name: float(metric.value()) for name, metric in r.metrics.items()} for r in (one, other)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
 
 
 def test_a_declared_objective_of_the_user(model_path, monkeypatch):
@@ -183,24 +184,12 @@ def test_a_declared_objective_of_the_user(model_path, monkeypatch):
         return torch.where(response_mask, log_probs.square(), 0.0)
 
     algorithm = algorithms.reinforce().replace(policy_loss=squared, aggregation=half_of_the_sum)
+    assert is_sum_of_token_losses(algorithm)
     fused, whole = (local(model_path, algorithm, fused_head=fused) for fused in (True, False))
     batch = training_batch(whole)
     one, other = (execution.update(batch, algorithm) for execution in (fused, whole))
     assert one.loss == pytest.approx(other.loss, rel=1e-5)
     assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
-
-
-def test_ranks_that_share_the_head_are_refused(model_path):
-    ranks = Ranks(2, lambda module: module, lambda number: number)
-    with pytest.raises(ValueError, match=r"model.fused_head: expected one process.*false with execution: ray"):
-        Training(
-            ModelConfig(path=str(model_path), fused_head=True),
-            OPTIMIZER,
-            algorithm=GRPO,
-            temperature=1.0,
-            updates=1,
-            ranks=ranks,
-        )
 
 
 def test_token_weights_are_the_aggregation():

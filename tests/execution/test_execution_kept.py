@@ -5,12 +5,22 @@ import pickle
 
 import pytest
 import torch
-from execution_contract import LIMIT, QUESTIONS, WIDTH, local, plain_logits, prompts, responses, widened, with_columns
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms, corrections
 from rlprims.data_proto import DataProto
 from rlprims.execution import Sampling
+from tests.execution.execution_contract import (
+    LIMIT,
+    QUESTIONS,
+    WIDTH,
+    local,
+    plain_logits,
+    prompts,
+    responses,
+    widened,
+    with_columns,
+)
 
 REINFORCE = algorithms.reinforce()
 GRPO = algorithms.grpo()
@@ -40,8 +50,8 @@ def sets(batch):
 
 
 def by_hand(p, top_k=0, top_p=1.0, min_p=0.0):
-    """The filters one after another, each over what the one before it left, as in transformers."""
-    left = p.argsort(descending=True).tolist()
+    """The filters one after another, each over what the one before it left: min-p, top-k, top-p, as in vLLM."""
+    left = [token for token in p.argsort(descending=True).tolist() if p[token] >= min_p * p.max()]
     left = left[: top_k or None]
     kept, mass = [], 0.0
     for token in left:
@@ -49,7 +59,7 @@ def by_hand(p, top_k=0, top_p=1.0, min_p=0.0):
             break
         kept.append(token)
         mass += float(p[token])
-    return {token for token in kept if p[token] >= min_p * p.max()}
+    return set(kept)
 
 
 def without_sets(batch):
@@ -157,7 +167,7 @@ def test_the_sets_follow_their_rows_through_a_batch(execution, tmp_path):
         torch.testing.assert_close(execution.log_probs(moved), expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_nobody_reads_the_padding(execution):
+def test_padding_is_not_read(execution):
     batch = generate(execution, top_p=0.8)
     columns = {name: batch[name] for name in ("kept_ids", "kept_counts")}
     wide = widened(without_sets(batch), 3, 0, 7)

@@ -1,8 +1,10 @@
 """Of the local implementation alone: models that cannot be used, and the learning rate."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
-from execution_contract import local, prompts, training_batch, weights, with_columns
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from rlprims import algorithms
@@ -10,6 +12,7 @@ from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf._train_state import learning_rate
 from rlprims.execution.local import LocalExecution
 from tests import tiny
+from tests.execution.execution_contract import local, prompts, training_batch, weights, with_columns
 
 SMALL = {"vocab_size": 32, "max_position_embeddings": 64}
 
@@ -110,3 +113,16 @@ WARM = {"lr": 1.0, "warmup_steps": 4}
 def test_learning_rate(settings, updates, rates):
     config = OptimizerConfig(**settings)
     assert [learning_rate(config, i, updates) for i in range(len(rates))] == pytest.approx(rates, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_parent_process_is_not_counted(tmp_path):
+    """Linux hands a process's largest size on to the program that it starts."""
+    small = "from rlprims.execution._meter import _peak_memory; print(_peak_memory())"
+    large = f"""
+import subprocess, sys
+held = b"x" * (2 << 30)
+print(subprocess.run([sys.executable, "-c", {small!r}], check=True, capture_output=True, text=True).stdout)
+"""
+    done = subprocess.run([sys.executable, "-c", large], check=True, capture_output=True, text=True)
+    assert 50e6 < int(done.stdout) < 1.5e9

@@ -4,7 +4,15 @@ import sys
 
 import pytest
 import torch
-from execution_contract import (
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
+
+from rlprims import algorithms
+from rlprims.execution.hf._adapters import trained
+from tests import tiny
+from tests.execution.execution_contract import (
     OPTIMIZER,
     identical,
     local,
@@ -14,14 +22,6 @@ from execution_contract import (
     weights,
     with_columns,
 )
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
-
-from rlprims import algorithms
-from rlprims.execution.hf._adapters import trained
-from tests import tiny
 
 GRPO = algorithms.grpo()
 PPO = algorithms.ppo()
@@ -234,7 +234,7 @@ class TestWhatCannotBe:
     @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
     def test_embedding_and_head(self, path, name):
         with pytest.raises(
-            ValueError, match=rf"target_modules: .*{name} is no linear layer between embedding and head"
+            ValueError, match=rf"target_modules: .*{name} is not a linear layer between embedding and head"
         ):
             local(path, GRPO, lora=LORA | {"target_modules": [name]})
 

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 import torch
-from execution_contract import cluster, local, training_batch
-from test_execution_ray import process_of, sample, tied
 
 from rlprims import algorithms
 from rlprims.execution import ExecutionError, OptimizerConfig
+from tests.execution.execution_contract import cluster, local, training_batch
+from tests.execution.test_execution_ray import process_of, sample, tied
 
 pytestmark = pytest.mark.ray
 PPO = algorithms.ppo().replace(loss_terms=algorithms.grpo().loss_terms)  # a policy, its reference and a critic
@@ -69,7 +69,7 @@ def test_merged_weights_and_a_checkpoint_of_two_ranks_on_one(tied, tmp_path):
 
 def test_a_worker_that_is_replaced_has_the_newest_adapters(tied):
     execution = cluster(tied, PPO, rollout_workers=2, lora=LORA, cluster={"max_replacements": 1})
-    stale = execution.rollouts.weights[0]
+    stale = execution.rollouts.delivery.reference
     first = sample(execution)
     for _ in range(2):
         execution.update(training_batch(execution), PPO)
@@ -82,5 +82,6 @@ def test_a_worker_that_is_replaced_has_the_newest_adapters(tied):
     assert torch.equal(again["responses"], undisturbed["responses"])
     assert torch.equal(again["weights_version"], undisturbed["weights_version"])
     # The probe is scored through the adapters: those of the beginning are noticed.
+    execution.rollouts.delivery.reference = stale
     with pytest.raises(ExecutionError, match="does not have the weights it was sent: log-probs of the probe are"):
-        execution.rollouts.sync(stale, 9, execution.rollouts.probe, execution.rollouts.check)
+        execution.rollouts.send()

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from execution_contract import LIMIT, plain_logits, responses, widened, with_columns
 
 from rlprims import algorithms
+from tests.execution.execution_contract import LIMIT, plain_logits, responses, widened, with_columns
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,23 @@
-"""Packing: the numbers of the padded forward pass, each prompt once, and the models that are refused."""
+"""Packing: the numbers of the padded forward pass, what rows share once, and the models that are refused."""
 
 import pytest
 import torch
-from execution_contract import OPTIMIZER, local, training_batch, weights
-from execution_families import VOCABULARY, assert_same_gradients, build, gradients, ragged_batch
 
 from rlprims import algorithms
+from rlprims.batching import prefix_tree
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._forward import _before_responses
 from rlprims.execution.hf._packed import PACKED_MODELS, layout, packed_micro_batches, use_packing
 from tests import tiny
+from tests.execution.execution_contract import OPTIMIZER, local, training_batch, weights
+from tests.execution.execution_families import (
+    VOCABULARY,
+    assert_same_gradients,
+    build,
+    gradients,
+    norms_in_float64,
+    ragged_batch,
+)
 
 WINDOWS = {
     "a window of 3": ("mistral", {"sliding_window": 3}),
@@ -20,12 +28,12 @@ MODELS = {**{kind: (kind, {}) for kind in PACKED_MODELS}, **WINDOWS}
 
 
 def test_the_tokens_that_are_read():
-    """By hand: [5 6] once for two rows, [7 5 6] once for two, [9]; of the responses 4, 0, 2, 3 and 0 tokens."""
+    """By hand: [5 6] and [7 5 6] once for two rows each, and [9]; of the responses 4, 0, 2, 3 and 0 tokens."""
     where = layout(ragged_batch())
     assert len(where.predicting) == 5 + 1 + 3 + 4
-    assert sorted(where.input_ids[0, :6].tolist()) == [5, 5, 6, 6, 7, 9]
-    assert where.input_ids[0, 6:].tolist() == [3, 4, 5, 6, 6, 7, 4, 5, 6]
-    assert where.position_ids[0, 6:].tolist() == [2, 3, 4, 5, 3, 4, 1, 2, 3]
+    assert where.input_ids.tolist() == [[5, 6, 3, 4, 5, 6, 7, 5, 6, 6, 7, 9, 4, 5, 6]]
+    assert where.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 1, 2, 3]]
+    assert where.predicting.tolist() == [1, 2, 3, 4, 5, 8, 8, 9, 10, 11, 12, 13, 14]
     assert where.blocks == [(2, 6), (2, 4), (1, 2)]  # of 6, 5, 4, 3 and 2 tokens
 
 
@@ -101,25 +109,95 @@ def test_an_update_is_the_padded_one(model_path, tmp_path, tokens):
         torch.testing.assert_close(after[0][name], value, rtol=1e-5, atol=1e-5 * OPTIMIZER.lr * 10)
 
 
-def test_a_prompt_is_read_once_for_all_its_responses(model_path):
-    """Of 8 rows with one prompt of 4 tokens the model reads 4 tokens, and of each response all but the last."""
-    execution, shapes = local(model_path, algorithms.reinforce()), []
-    batch = training_batch(execution).select_idxs([0] * 8)
-    module = execution.training.policy.module
+def shapes_of(execution, batch):
+    """Of the tokens that go through the model."""
+    shapes, module = [], execution.training.policy.module
     hook = module.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     execution.log_probs(batch)
     hook.remove()
+    return shapes
+
+
+def test_a_prompt_is_read_once_for_all_its_responses(model_path):
+    """Of 8 rows with one prompt of 4 tokens the model reads 4 tokens, and of each response all but the last."""
+    execution = local(model_path, algorithms.reinforce())
+    batch = training_batch(execution).select_idxs([0] * 8)
+    responses = batch["responses"].clone()
+    responses[:, 0] = torch.arange(8)  # no two go on alike
+    batch["responses"] = responses
     prompt, response = len(tiny.tokenizer().encode("1+2=")), int(batch["response_mask"][0].sum())
-    assert shapes == [(1, prompt + 8 * (response - 1))]
+    assert shapes_of(execution, batch) == [(1, prompt + 8 * (response - 1))]
 
 
-def test_micro_batches_count_a_shared_prompt_once():
-    prompts, shared, own = [0, 0, 0, 1, 1], [4, 4, 4, 2, 2], [3, 1, 2, 1, 9]
-    assert packed_micro_batches(prompts, shared, own, max_tokens=100) == [[0, 1, 2, 3, 4]]
-    assert packed_micro_batches(prompts, shared, own, max_tokens=11) == [[0, 1, 2], [3], [4]]
-    assert packed_micro_batches(prompts, shared, own, max_tokens=13) == [[0, 1, 2, 3], [4]]
-    assert packed_micro_batches([], [], [], max_tokens=1) == []
-    with pytest.raises(ValueError, match="row 4 has 11 tokens, more than max_tokens=10"):
-        packed_micro_batches(prompts, shared, own, max_tokens=10)
+def test_equal_rows_are_read_once(model_path):
+    execution = local(model_path, algorithms.reinforce())
+    batch = training_batch(execution).select_idxs([0] * 8)
+    prompt, response = len(tiny.tokenizer().encode("1+2=")), int(batch["response_mask"][0].sum())
+    assert shapes_of(execution, batch) == [(1, prompt + response - 1)]
+
+
+def test_micro_batches_count_a_shared_token_once():
+    """Rows of 5, 7, 6, 4 and 4 tokens: 3 are shared by the first three, 1 more by the first two, 4 by the others."""
+    rows = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7, 8], [1, 2, 3, 9, 9, 9], [5, 5, 5, 5], [5, 5, 5, 5]]
+    ids = torch.tensor([row + [0] * (7 - len(row)) for row in rows])
+    nodes = prefix_tree(ids, ids > 0).nodes
+    assert packed_micro_batches(nodes, max_tokens=100) == [[0, 1, 2, 3, 4]]
+    assert packed_micro_batches(nodes, max_tokens=15) == [[0, 1, 2, 3, 4]]
+    assert packed_micro_batches(nodes, max_tokens=14) == [[0, 1, 2], [3, 4]]
+    assert packed_micro_batches(nodes, max_tokens=8) == [[0, 1], [2], [3, 4]]
+    assert packed_micro_batches(nodes, max_tokens=7) == [[0], [1], [2], [3, 4]]
+    assert packed_micro_batches(nodes, "ababa", max_tokens=13) == [[0, 2, 4], [1, 3]]
+    assert packed_micro_batches(nodes[:0], max_tokens=1) == []
+    with pytest.raises(ValueError, match="row 1 has 7 tokens, more than max_tokens=6"):
+        packed_micro_batches(nodes, max_tokens=6)
+    with pytest.raises(ValueError, match="the group or rollout of row 0 has 12 tokens, more than max_tokens=11"):
+        packed_micro_batches(nodes, "ababa", max_tokens=11)
+
+
+def agent_rows():
+    """Two rollouts of two turns that begin alike: the second prompt is the first, its response and a tool's answer."""
+    texts = [([1, 2], [3, 4]), ([1, 2, 3, 4, 9], [5, 6]), ([1, 2], [3, 7, 8]), ([1, 2, 3, 7, 8, 9], [4])]
+    prompts = torch.tensor([[0] * (6 - len(prompt)) + prompt for prompt, _ in texts])
+    responses = torch.tensor([response + [0] * (3 - len(response)) for _, response in texts])
+    return {"prompts": prompts, "responses": responses, "attention_mask": torch.cat([prompts, responses], 1) > 0}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral"])
+def test_histories_are_shared_across_prompts_and_responses(kind):
+    """1 2 3, then 4 9 5 and 7 8 9: nine tokens of 19, as the padded batch to 1e-10 where norms are in float64."""
+    model, batch = build(kind), agent_rows()
+    norms_in_float64(model)
+    targets = batch["responses"][batch["attention_mask"][:, 6:]][:, None]
+
+    def log_probs_and_gradients(packing):
+        logits, _ = _before_responses(model, batch, packing=packing, hidden=False)
+        log_probs = logits.log_softmax(-1).gather(1, targets)
+        return log_probs.detach(), gradients((log_probs * torch.arange(1, 9)[:, None]).sum(), model)
+
+    padded, of_padded = log_probs_and_gradients(packing=False)
+    use_packing(model)
+    where = layout(batch)
+    assert where.input_ids.tolist() == [[1, 2, 3, 4, 9, 5, 7, 8, 9]]
+    assert int(batch["attention_mask"].sum()) == 4 + 7 + 5 + 7
+    packed, of_packed = log_probs_and_gradients(packing=True)
+    torch.testing.assert_close(packed, padded, rtol=0, atol=1e-10)
+    for name, gradient in of_padded.items():
+        torch.testing.assert_close(of_packed[name], gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_whole_groups_are_in_a_micro_batch_or_refused(model_path, packing):
+    algorithm = algorithms.gvpo()
+    rows = training_batch(local(model_path, algorithm)).select_idxs([0, 2, 4, 6, 1, 3, 5, 7])
+
+    def updated(tokens):
+        execution = local(model_path, algorithm, max_tokens_per_micro_batch=tokens, packing=packing)
+        return execution.update(rows, algorithm)
+
+    whole, split = updated(None), updated(100)
+    assert split.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert split.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+    with pytest.raises(ValueError, match=r"the group.* of row \d has \d+ tokens, more than max_tokens=20"):
+        updated(20)

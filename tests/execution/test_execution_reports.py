@@ -3,10 +3,9 @@
 import gzip
 import json
 
-from execution_contract import SAMPLING, WIDTH, prompts, training_batch
-
 from rlprims import algorithms
 from rlprims.execution import ProfileConfig
+from tests.execution.execution_contract import SAMPLING, WIDTH, prompts, training_batch
 
 
 def test_each_worker_reports_what_it_did_and_once(fresh):

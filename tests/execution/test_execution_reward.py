@@ -6,11 +6,11 @@ Loading and tokens are the same code wherever it runs, and are tried locally.
 import numpy as np
 import pytest
 import torch
-from execution_contract import local, responses, widened
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rlprims import algorithms
 from tests import tiny
+from tests.execution.execution_contract import local, responses, widened
 
 CHAT = "{% for m in messages %}{{ 'b' if m['role'] == 'user' else 'c' }}{{ m['content'] + '=' }}{% endfor %}"
 
@@ -44,13 +44,16 @@ def test_is_the_heads_number_at_the_last_token(rewarding, sampled, reward_path):
     assert scores.std() > 0.1
 
 
-def test_belongs_to_the_row(build, rewarding, sampled, reward_path, without_engines):
+def test_belongs_to_the_row(rewarding, sampled):
     whole = rewarding.reward_scores(sampled)
     assert_same(rewarding.reward_scores(widened(sampled, left=5, right=3, token=9)), whole)
     assert_same(rewarding.reward_scores(sampled.select_idxs([5, 0, 3])), whole[[5, 0, 3]])
+
+
+def test_micro_batches_do_not_change_it(build, rewarding, sampled, reward_path, without_engines):
     options = {"reward": str(reward_path), "max_tokens_per_micro_batch": 50, **without_engines}
     small = build(algorithms.reinforce(), **options)
-    assert_same(small.reward_scores(sampled), whole)
+    assert_same(small.reward_scores(sampled), rewarding.reward_scores(sampled))
 
 
 def texts(questions, answers):

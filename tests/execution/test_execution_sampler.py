@@ -1,80 +1,105 @@
-"""The local sampler: its draw is a quantile, from a counter; it reads a prompt once, and finished rows leave."""
+"""The local sampler: its noise is a hash, which an engine has too; it reads a prompt once, and finished rows leave."""
 
 import pytest
 import torch
-from execution_contract import local, prompts
-from execution_families import SMALL
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlprims import algorithms
 from rlprims.execution import Sampling
-from rlprims.execution.hf._sampler import choose, uniforms
+from rlprims.execution.hf._draw import draw, gumbel, sample_seeds
 from tests import tiny
+from tests.execution.execution_contract import local, prompts
+from tests.execution.execution_families import SMALL
 
 PROBABILITIES = torch.tensor([0.4, 0.0, 0.05, 0.25, 0.3, 0.0])
 LOGITS = PROBABILITIES.log()
 COUNT = 20_000
 
 
-def drawn(*u):
-    return choose(LOGITS.expand(len(u), -1), torch.tensor(u, dtype=torch.float64)).tolist()
+def murmur3(*words):
+    """MurmurHash3 for x86, 32 bits, seed 0, of whole words: in Python's integers, after Appleby's description."""
+    mask = 2**32 - 1
+
+    def rotated(x, bits):
+        return (x << bits | x >> (32 - bits)) & mask
+
+    h = 0
+    for word in words:
+        h = rotated(h ^ rotated(word * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask, 13) * 5 + 0xE6546B64 & mask
+    h ^= 4 * len(words)
+    h = (h ^ h >> 16) * 0x85EBCA6B & mask
+    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
+    return h ^ h >> 16
 
 
-def test_a_token_has_the_quantiles_of_its_probability():
-    assert drawn(0.0, 0.39, 0.41, 0.44, 0.46, 0.69, 0.71, 0.99) == [0, 0, 2, 2, 3, 3, 4, 4]
+def test_the_noise_is_that_of_the_published_hash():
+    assert murmur3(int.from_bytes(b"test", "little")) == 0xBA6BD213  # as Appleby's own code says
+    seeds, positions = sample_seeds(3, range(40)), torch.arange(40) * 977
+    for seed, position, noise in zip(seeds.tolist(), positions.tolist(), gumbel(seeds, positions, 50), strict=True):
+        words = [murmur3(seed & (2**32 - 1), seed >> 32, position, token) for token in range(50)]
+        u = (torch.tensor(words, dtype=torch.float64) + 0.5) / 2**32
+        torch.testing.assert_close(noise.double(), -torch.log(-torch.log1p(-u)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_banned_token_is_never_chosen_even_at_the_ends():
-    logits = torch.tensor([[-torch.inf, 2.0, -torch.inf, 1.0, -torch.inf]])
-    below_one = 1 - 2.0**-53
-    chosen = choose(logits.expand(2, -1), torch.tensor([0.0, below_one], dtype=torch.float64))
-    assert chosen.tolist() == [1, 3]
+def test_the_likeliest_word_of_bits_has_finite_noise():
+    """u rounds to 1 for the largest words; the noise there is the least that there is, and no infinity."""
+    noise = gumbel(sample_seeds(0, range(64)), torch.arange(64), 2**15)
+    assert noise.isfinite().all()
+    assert noise.min() < -2.7
+    assert noise.max() > 12
 
 
-def test_without_a_draw_it_is_the_likeliest():
-    assert choose(torch.stack([LOGITS, LOGITS.flip(0)]), None).tolist() == [0, 5]
+def test_a_banned_token_is_never_drawn():
+    logits = torch.tensor([-torch.inf, 2.0, -torch.inf, 1.0, -torch.inf]).expand(COUNT, -1)
+    assert set(draw(logits, sample_seeds(0, range(COUNT)), torch.zeros(COUNT, dtype=torch.int64)).tolist()) == {1, 3}
 
 
-@pytest.fixture(scope="module")
-def draws():
-    return uniforms(1, range(COUNT), 3)
-
-
-def test_frequencies_are_the_probabilities(draws):
+@pytest.mark.parametrize("of", ["samples", "positions"])
+def test_frequencies_are_the_probabilities(of):
     """Pearson's statistic with 3 degrees of freedom is below 16.3 in 999 of 1000 cases; the seed is fixed."""
-    for position in range(3):
-        chosen = choose(LOGITS.expand(COUNT, -1), draws[:, position])
-        counts = torch.bincount(chosen, minlength=6)
+    for start in range(3):
+        if of == "samples":
+            seeds, positions = sample_seeds(1, range(COUNT)), torch.full((COUNT,), start)
+        else:
+            seeds, positions = sample_seeds(1, [start]).expand(COUNT), torch.arange(COUNT)
+        counts = torch.bincount(draw(LOGITS.expand(COUNT, -1), seeds, positions), minlength=6)
         assert counts[PROBABILITIES == 0].sum() == 0
         expected = COUNT * PROBABILITIES
         statistic = ((counts - expected).square() / expected)[PROBABILITIES > 0].sum()
         assert statistic < 16.3
 
 
-def test_positions_and_samples_are_independent(draws):
-    assert torch.corrcoef(draws.T).fill_diagonal_(0).abs().max() < 4 / COUNT**0.5
-    neighbours = torch.stack([draws[:-1, 0], draws[1:, 0]])
-    assert torch.corrcoef(neighbours)[0, 1].abs() < 4 / COUNT**0.5
+def test_samples_positions_and_tokens_are_independent():
+    seeds = sample_seeds(1, range(COUNT // 4))
+    columns = torch.cat([gumbel(seeds, torch.full_like(seeds, position), 5) for position in (0, 1, 2, 50)], 1)
+    assert torch.corrcoef(columns.T).fill_diagonal_(0).abs().max() < 5 / len(seeds) ** 0.5
+    neighbours = torch.stack([columns[:-1, 0], columns[1:, 0]])
+    assert torch.corrcoef(neighbours)[0, 1].abs() < 4 / len(seeds) ** 0.5
 
 
-def test_a_draw_depends_on_seed_and_id_alone(draws):
-    assert torch.equal(uniforms(1, [7, 3], 3), draws[[7, 3]])
-    assert torch.equal(uniforms(1, [7], 2), draws[[7], :2])
-    assert not torch.isin(uniforms(2, range(100), 3), draws[:100]).any()
-    assert uniforms(1, [], 3).shape == (0, 3)
+def test_a_draw_depends_on_seed_and_position_alone():
+    seeds, positions = sample_seeds(1, range(300)), torch.arange(300) % 7
+    logits = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0))
+    whole = draw(logits, seeds, positions)
+    rows = torch.tensor([70, 3, 211])
+    assert torch.equal(draw(logits[rows], seeds[rows], positions[rows]), whole[rows])
+    assert (draw(logits, seeds, positions + 1) != whole).sum() > 200
+    assert not torch.isin(sample_seeds(2, range(100)), seeds).any()
+    assert draw(logits[:0], seeds[:0], positions[:0]).shape == (0,)
 
 
 def test_the_stream_is_what_it_was():
     """A run that is resumed or replayed under another version must meet the same samples."""
-    assert uniforms(0, [0, 1], 2).tolist() == [
-        [0.011546754286331562, 0.24154919656271812],
-        [0.8133540609793564, 0.7513314251083365],
-    ]
+    assert sample_seeds(0, [0, 1]).tolist() == [1576848291327681832, 9221934688551543782]
+    drawn = draw(torch.zeros(8, 1000), sample_seeds(0, range(8)), torch.arange(8))
+    assert drawn.tolist() == [852, 726, 443, 490, 627, 6, 840, 179]
 
 
 def test_large_seeds_and_ids_are_exact():
     """Evaluation seeds start at 2**32; ids count all samples of a run."""
-    assert len(set(uniforms(2**32 + 5, [2**53, 2**53 + 1], 1)[:, 0].tolist())) == 2
+    seeds = sample_seeds(2**32 + 5, [2**53, 2**53 + 1])
+    assert seeds[0] != seeds[1]
+    assert (seeds >= 0).all()
 
 
 def test_a_prompt_is_read_once_and_finished_rows_leave(model_path):

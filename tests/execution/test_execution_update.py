@@ -4,13 +4,21 @@ import math
 
 import pytest
 import torch
-from execution_contract import OPTIMIZER, identical, plain_logits, responses, training_batch, weights, with_columns
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, use
 from rlprims.execution import OptimizerConfig
+from tests.execution.execution_contract import (
+    OPTIMIZER,
+    identical,
+    plain_logits,
+    responses,
+    training_batch,
+    weights,
+    with_columns,
+)
 
 ENTROPY = LossTerm(coefficient=0.05, loss=use(losses.entropy))
 ALGORITHMS = {
@@ -20,6 +28,7 @@ ALGORITHMS = {
     "dr_grpo": algorithms.dr_grpo(max_length=24),
 }
 REINFORCE = algorithms.reinforce()
+SMALL = {"max_tokens_per_micro_batch": 100}
 SLOW = OptimizerConfig(lr=1e-4, weight_decay=0)
 
 
@@ -54,6 +63,15 @@ def test_micro_batches_do_not_change_the_step(fresh, batch, whole, tmp_path, nam
     after = weights(execution, tmp_path / "save")
     for parameter, value in expected.items():
         torch.testing.assert_close(after[parameter], value, rtol=1e-5, atol=1e-5 * OPTIMIZER.lr * 10)
+
+
+def test_a_loss_that_compares_the_responses_of_a_group_gets_them_together(fresh, batch):
+    """Rows of a group are not neighbours, and a micro-batch has room for two groups."""
+    algorithm, rows = algorithms.real(), batch.select_idxs([0, 2, 4, 6, 1, 3, 5, 7])
+    report, split = (fresh(algorithm, **options).update(rows, algorithm) for options in ({}, SMALL))
+    assert split.loss == pytest.approx(report.loss, rel=1e-5)
+    assert split.grad_norm == pytest.approx(report.grad_norm, rel=1e-5)
+    assert report.grad_norm > 0
 
 
 def test_it_is_the_step_that_torch_makes(fresh, batch, model_path, tmp_path):

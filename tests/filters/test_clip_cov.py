@@ -5,6 +5,33 @@ import torch
 
 from rlprims.filters import clip_cov
 from rlprims.layout import unpack
+from rlprims.testing import check_selector
+from tests.records import Record, many_more
+from tests.records_transforms import OF_DTENSORS
+
+A_GENERATOR = (
+    *("vmap is a loop", "one graph for all batch sizes", "packed tokens compile", "one graph for all packed batches"),
+    *("exports with a dynamic batch", "exports packed with a dynamic batch"),
+    *OF_DTENSORS,
+)
+"""Laws of transforms that carry no state of a torch.Generator."""
+
+RECORDS = [
+    Record(
+        "filters.clip_cov",
+        check_selector,
+        call={"fraction": 0.2, "low": -1.0, "high": 1.0},
+        matters={
+            **{"fraction": 0.4, "low": 0.0, "high": 0.1, "generator": torch.Generator().manual_seed(1)},
+            **{"all_reduce": many_more, "tokens_before": 1},
+        },
+        exempt={
+            "rows may be permuted": "the draw goes by the place of a token among the valid ones",
+            "a batch may be spread": "the draw goes by the place of a token among the valid ones of all ranks",
+            **dict.fromkeys(A_GENERATOR, "draws by a torch.Generator, whose state no transform carries"),
+        },
+    ),
+]
 
 TOKENS = 4000
 CU = torch.tensor([0, 1000, 1700, 1700, TOKENS])

@@ -4,6 +4,17 @@ import pytest
 import torch
 
 from rlprims.filters import completed
+from rlprims.testing import check_filter
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "filters.completed",
+        check_filter,
+        matters={"max_share": 0.5, "reasons": ("length",)},
+        exempt=dict.fromkeys(("equal scores are dropped", "unknown scores are dropped"), "reads no scores"),
+    ),
+]
 
 ENDED = torch.tensor([0, 0, 0, 0, 0, 1, 0, 3, 5, 7], dtype=torch.int8)
 IDS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3])

@@ -3,6 +3,16 @@
 import torch
 
 from rlprims.filters import finite
+from rlprims.testing import check_filter
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "filters.finite",
+        check_filter,
+        exempt={"equal scores are dropped": "asks whether scores are known, not whether they differ"},
+    ),
+]
 
 
 def test_nan_and_infinity_drop_their_group_only() -> None:

@@ -5,6 +5,12 @@ import torch
 from rlprims.corrections import replace_nonfinite, tis
 from rlprims.filters import finite_tokens
 from rlprims.losses import clipped_surrogate, token_mean
+from rlprims.testing import check_selector
+from tests.records import Record
+
+RECORDS = [
+    Record("filters.finite_tokens", check_selector),
+]
 
 NAN, INF = torch.nan, torch.inf
 MASK = torch.tensor([[True, True, True, False], [True, True, True, True]])

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.filters import high_entropy
+from rlprims.testing import check_selector
+from tests.records import Record, many_more
+
+RECORDS = [
+    Record("filters.high_entropy", check_selector, matters={"fraction": 0.5, "all_reduce": many_more}),
+]
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.filters import kl_cov
+from rlprims.testing import check_selector
+from tests.records import Record, many_more
+
+RECORDS = [
+    Record("filters.kl_cov", check_selector, matters={"fraction": 0.5, "all_reduce": many_more}),
+]
 
 # Means −2 and 1. Covariances: 1·2, 1·(−2), (−1)·(−1), (−1)·1, a masked one, and 0·0.
 LOG_PROBS = torch.tensor([[-1.0, -1.0, -3.0], [-3.0, -99.0, -2.0]], dtype=torch.float64)

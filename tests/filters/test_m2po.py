@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.filters import m2po
+from rlprims.testing import check_selector
+from tests.records import Record, many_more
+
+RECORDS = [
+    Record("filters.m2po", check_selector, matters={"tau": 1.0, "all_reduce": many_more}),
+]
 
 GENERATOR = torch.Generator().manual_seed(0)
 

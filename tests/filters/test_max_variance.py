@@ -8,6 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.filters import max_variance
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("filters.max_variance", check_reward, call={"keep": 2}, matters={"keep": 3}),
+]
 
 
 def kept(*groups: list[float], keep: int) -> list[list[float]]:

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.filters import nonzero_range
+from rlprims.testing import check_filter
+from tests.records import Record
+
+RECORDS = [
+    Record("filters.nonzero_range", check_filter, matters={"tolerance": 0.9}),
+]
 
 
 def kept(*groups: list[float], dtype: torch.dtype = torch.float64, **hyperparameters: float) -> list[bool]:

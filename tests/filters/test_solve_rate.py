@@ -4,6 +4,18 @@ import pytest
 import torch
 
 from rlprims.filters import nonzero_range, solve_rate
+from rlprims.testing import check_filter
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "filters.solve_rate",
+        check_filter,
+        call={"low": -0.5, "high": 0.5},
+        matters={"low": 0.0, "high": 0.1},
+        exempt={"equal scores are dropped": "asks how high the mean is, not whether scores differ"},
+    ),
+]
 
 
 def kept(*groups: list[float], **hyperparameters: float) -> list[bool]:
@@ -14,7 +26,7 @@ def kept(*groups: list[float], **hyperparameters: float) -> list[bool]:
     return [bool(keep[ids == i].all()) for i in range(len(groups))]
 
 
-def test_what_nobody_and_what_everybody_solves_is_dropped() -> None:
+def test_prompts_that_are_never_or_always_solved_are_dropped() -> None:
     assert kept([1, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 0]) == [False, False, True, True]
 
 
@@ -34,7 +46,7 @@ def test_unknown_scores_are_dropped() -> None:
 
 
 def test_an_empty_band_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"low=0\.5 must be below high=0\.5"):
+    with pytest.raises(ValueError, match=r"low=0\.5 and high=0\.5, expected low < high"):
         kept([1, 0], low=0.5, high=0.5)
 
 

@@ -5,6 +5,17 @@ import torch
 
 from rlprims.advantage import gdpo
 from rlprims.filters import nonzero_range, varied_components
+from rlprims.testing import check_filter
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "filters.varied_components",
+        check_filter,
+        matters={"tolerance": 0.9},
+        exempt={"wrong shapes are refused": "one reward more is as good"},
+    ),
+]
 
 NAN = float("nan")
 

@@ -34,6 +34,7 @@ def test_torchrl_absent(monkeypatch):
         grpo_loss(algorithms.gspo())
 
 
+@pytest.mark.slow
 def test_the_import_brings_no_torchrl():
     code = "import sys, rlprims.interop.torchrl; sys.exit('torchrl' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

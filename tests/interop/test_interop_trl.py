@@ -249,6 +249,7 @@ def test_trl_absent(monkeypatch):
     assert issubclass(grpo_trainer(algorithms.gspo()), Base)
 
 
+@pytest.mark.slow
 def test_the_import_brings_no_trl():
     code = "import sys, rlprims.interop.trl; sys.exit('trl' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

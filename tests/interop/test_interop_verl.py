@@ -112,6 +112,7 @@ def test_verl_absent(monkeypatch, data):
     assert len(from_verl(theirs)) == 2
 
 
+@pytest.mark.slow
 def test_the_import_brings_neither_verl_nor_ray():
     code = "import sys, rlprims.interop.verl; sys.exit(bool({'verl', 'ray'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True)

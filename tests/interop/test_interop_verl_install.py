@@ -46,6 +46,8 @@ class Config(dict):
         return self["global_batch_info"]
 
 
+NO_REWARDS = {"gdpo", "iw_opd", "teacher_gap"}
+"""Estimators that read something else in the place of ``rewards``."""
 REWARDS = torch.tensor([[0.0, 1.0], [0.5, 9.0], [0.0, 0.0], [0.0, 0.25]])
 MASK = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]])
 UIDS = np.array(["b", "a", "b", "a"], dtype=object)
@@ -55,8 +57,8 @@ def test_every_estimator_is_registered_or_left_out_with_a_reason(verl):
     installed = install()
     assert installed.estimators == tuple(verl.estimators)
     assert installed.policy_losses == tuple(verl.losses)
-    reads = {name: use(getattr(room, name)).needs for room in (advantage, losses) for name in room.__all__}
-    estimators = {n for n in advantage.__all__ if {"rewards", "response_mask"} <= reads[n]} | {"gdpo"}
+    reads = {name: use(getattr(module, name)).needs for module in (advantage, losses) for name in module.__all__}
+    estimators = {n for n in advantage.__all__ if {"rewards", "response_mask"} <= reads[n]} | NO_REWARDS
     policy_losses = {n for n in losses.__all__ if {"log_probs", "advantages"} <= reads[n]}
     registered = {name.removeprefix("rlprims/") for name in (*installed.estimators, *installed.policy_losses)}
     assert registered | installed.left_out.keys() == estimators | policy_losses

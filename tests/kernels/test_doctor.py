@@ -17,6 +17,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> dict[Row, list[str]]:
     return {(cells[1], cells[2], cells[3]): cells for cells in lines if cells}
 
 
+@pytest.mark.slow
 def test_it_compares_every_kernel_and_says_how_to_change_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

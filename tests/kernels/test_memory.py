@@ -1,5 +1,8 @@
 """What the kernels of the head promise: the logits of all tokens are never there, and nothing is made in vain."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +53,7 @@ def plain(hidden: Tensor, head: Tensor, token_ids: Tensor) -> tuple[Tensor, Tens
     return softmax.log_prob(token_ids), softmax.entropy()
 
 
+@pytest.mark.slow
 def test_the_mask_of_kept_sets_is_made_a_tile_at_a_time() -> None:
     """400 tokens of 50,000 ids would be 20 million elements of a mask; the sets have 8,000."""
     vocab, tokens = 50_000, 400
@@ -106,6 +110,7 @@ def weighted(log_probs: Tensor, weights: Tensor, mask: Tensor, advantages: Tenso
     return (-log_probs * advantages * weights)[mask].sum()
 
 
+@pytest.mark.slow
 def test_many_tiles_of_a_loss_and_nothing_is_as_large_as_the_logits() -> None:
     """2^24 elements a tile: at a vocabulary of 300,000 that is 55 tokens, and here are 126 of 180."""
     vocab, tokens = 300_000, 180
@@ -147,3 +152,29 @@ def test_of_logits_nothing_as_large_is_made_but_their_gradient(with_entropies: b
     with Largest() as backward:
         torch.autograd.grad(total, logits)
     assert sorted(backward.sizes)[-2] < rows * vocab / 4 < backward.elements == rows * vocab
+
+
+_PEAK = """
+import re, torch
+from rlprims import losses
+from rlprims.logprobs import fused_loss
+
+def resident(which):
+    return int(re.search(which + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+torch.set_num_threads(1)
+tokens, vocab = 1024, 49152
+hidden, head = torch.randn(tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
+ids, mask = torch.randint(vocab, (tokens,)), torch.ones(tokens, dtype=torch.bool)
+before = resident("VmRSS")
+fused_loss(hidden, head, ids, mask / tokens, mask, losses.nll, {})
+print((resident("VmHWM") - before) / (tokens * vocab * 4 / 2**20))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_tile_releases_its_memory_for_the_next() -> None:
+    """The process holds less than the logits; with a small tensor kept from each tile it held one and a half."""
+    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, timeout=120, check=True)
+    assert float(done.stdout) < 0.8

@@ -10,7 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms, lab
-from rlprims.trainer._rollout_rows import read_rollouts
+from rlprims.reports._rollout_rows import read_rollouts
 from rlprims.trainer.cli import main
 from tests import tiny
 from tests.trainer.runs import small_run
@@ -47,7 +47,10 @@ def test_a_mask_of_one_s_own_is_kept(tmp_path):
     [
         ([], "no responses"),
         ([{"response": "a", "score": 1}, {"response": "b"}], "differ in \\['scores'\\]"),
-        ([{"response_tokens": ["a"], "log_probs": [1.0, 2.0]}], "as long as the response"),
+        (
+            [{"response_tokens": ["a"], "log_probs": [1.0, 2.0]}],
+            "expected as many per-token entries",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, rows, message):
@@ -108,8 +111,8 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
     assert sorted(set(whole["step"].tolist())) == [1, 2, 3, 4]
     used = [label for label, fate in zip(whole["group_ids"].tolist(), whole["fate"], strict=True) if fate == "trained"]
     assert max(used.count(label) for label in set(used)) == 3  # the group's size: none is there twice
-    one = lab.load_run(trained, 2)
-    assert set(one["step"].tolist()) == {2}
+    one = lab.load_run(trained, 3)  # sampled by the policy that the step begins with, as no surplus is in it
+    assert set(one["step"].tolist()) == {3}
     rows = [fate == "trained" for fate in one["fate"]]
     mask = one["response_mask"]
     torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)

@@ -32,7 +32,7 @@ def test_ratios_that_no_probability_gives_are_refused():
         lab.surrogate(losses.clipped_surrogate, torch.tensor([11.0]))
 
 
-@pytest.mark.parametrize("name", sorted(algorithms.PRESETS))
+@pytest.mark.parametrize("name", sorted(set(algorithms.PRESETS) - {"opsd", "sdft"}))  # whose losses have no ratio
 def test_every_preset_has_a_surrogate(name):
     curve = lab.surrogate(algorithms.PRESETS[name](), torch.tensor([0.5, 1.0, 1.5]))
     assert all(bool(x.isfinite().all()) for x in [*curve.loss.values(), *curve.coefficient.values()])

@@ -25,12 +25,12 @@ def test_dapo_explained():
     assert page._repr_html_().startswith("<pre")
 
 
-def test_findings_are_told():
+def test_findings_are_printed():
     assert "error: advantage.grpo compares" in lab.explain(algorithms.grpo().replace(group_size=1))
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(ValueError, match=r"no preset 'dappo'; there are .*dapo"):
+    with pytest.raises(ValueError, match=r"no preset 'dappo', expected one of .*dapo"):
         lab.explain("dappo")
 
 
@@ -52,7 +52,7 @@ def test_long_tables_are_cut_when_shown_and_whole_when_read():
 
 
 def test_columns_must_be_as_long_and_names_must_exist():
-    with pytest.raises(ValueError, match="as many in each"):
+    with pytest.raises(ValueError, match="expected the same number in each"):
         lab.Table({"a": [1], "b": []})
     with pytest.raises(ValueError, match="no column 'b'"):
         lab.Table({"a": [1]})["b"]

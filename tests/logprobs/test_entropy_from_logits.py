@@ -6,6 +6,13 @@ import pytest
 import torch
 
 from rlprims.logprobs import entropy_from_logits
+from rlprims.testing import check_logits
+from tests.records import A_SHARD, Record
+
+RECORDS = [
+    Record("logprobs.entropy_from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
+    Record("logprobs.entropy_from_logits", check_logits, call={"temperature": 0.7}),
+]
 
 
 def test_uniform_peaked_and_in_between() -> None:
@@ -62,7 +69,7 @@ def test_low_precision_logits_lose_nothing_more(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), entropy_from_logits(logits.double()), rtol=1e-6, atol=1e-6)
 
 
-def test_a_row_that_nobody_reads_gets_exactly_nothing() -> None:
+def test_a_row_outside_the_loss_has_gradient_zero() -> None:
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     got = entropy_from_logits(logits)
     (gradient,) = torch.autograd.grad(got, logits, torch.tensor([1.0, 0.0, 0.0, 1.0]))

@@ -138,7 +138,7 @@ def test_a_bf16_head_traces_without_a_break() -> None:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e38])
-def test_a_token_that_nobody_reads_gets_exactly_nothing(poison: float) -> None:
+def test_a_token_outside_the_loss_has_gradient_zero(poison: float) -> None:
     hidden, head, token_ids = inputs(6, dtype=torch.float32)
     read = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 1.0])
     bad = torch.where((read == 0)[:, None], poison, hidden.detach()).requires_grad_()
@@ -150,6 +150,7 @@ def test_a_token_that_nobody_reads_gets_exactly_nothing(poison: float) -> None:
             assert torch.equal(mine, clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["log_probs", "entropies"])
 def test_the_laws_of_logits(output: str, kernels: str) -> None:
     """Where the head is the identity, the hidden states are the logits."""

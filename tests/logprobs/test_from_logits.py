@@ -6,6 +6,19 @@ import pytest
 import torch
 
 from rlprims.logprobs import entropy_from_logits, from_logits
+from rlprims.testing import check_logits
+from tests.records import A_SHARD, Record
+
+RECORDS = [
+    Record("logprobs.from_logits", check_logits, matters={"temperature": 0.5, "vocab": A_SHARD}),
+    Record("logprobs.from_logits", check_logits, call={"temperature": 0.7}),
+    Record(
+        "logprobs.from_logits",
+        check_logits,
+        matters={"inplace_backward": True},
+        exempt={"hyperparameters matter": "it says where the gradient is written, not what it is"},
+    ),
+]
 
 
 def test_by_hand() -> None:

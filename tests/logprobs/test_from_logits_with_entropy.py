@@ -12,7 +12,7 @@ def both_added(logits: torch.Tensor, token_ids: torch.Tensor, *, temperature: fl
     return 2 * log_probs + entropies
 
 
-def test_their_sum_meets_the_laws() -> None:
+def test_the_laws_hold_for_their_sum() -> None:
     check_logits(both_added, alternatives={"temperature": 0.5})
 
 

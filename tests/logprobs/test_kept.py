@@ -252,6 +252,7 @@ def test_every_transform_of_torch() -> None:
     torch.testing.assert_close(hidden_slopes, want)
 
 
+@pytest.mark.slow
 def test_the_laws_of_transforms(kernels: str) -> None:
     """vmap, compile and export with a dynamic batch, subclasses, and every derivative: sets of two tokens each."""
     only_once(kernels)
@@ -265,6 +266,7 @@ def test_the_laws_of_transforms(kernels: str) -> None:
     check_transforms(within, inputs=("logits",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [by_logits, by_hidden])
 def test_one_graph_for_any_batch_and_any_sets(path: Path, kernels: str) -> None:
     only_once(kernels)

@@ -40,12 +40,14 @@ def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
     data = {name: x.to(dtype) for name, x in data.items()}
     data["response_mask"] = torch.rand(ROWS, WIDTH, generator=generator) < 0.7
     data["expert_mask"] = torch.rand(ROWS, WIDTH, generator=generator) < 0.5
+    data["group_ids"] = torch.tensor([2, 2, 2, 0])
     return data
 
 
 def pack(data: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same tokens as packed sequences of WIDTH tokens."""
-    return {name: x.flatten(0, 1) for name, x in data.items()} | {"cu_seqlens": torch.arange(ROWS + 1) * WIDTH}
+    packed = {name: x.flatten(0, 1) if x.dim() > 1 else x for name, x in data.items()}
+    return packed | {"cu_seqlens": torch.arange(ROWS + 1) * WIDTH}
 
 
 def poison(data: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,19 @@ from rlprims.losses import (
     token_mean,
     token_sum,
 )
+from rlprims.testing import check_aggregation
 from rlprims.types import Totals
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.prompt_token_mean", check_aggregation),
+    Record("losses.seq_mean_token_mean", check_aggregation),
+    Record("losses.seq_mean_token_sum", check_aggregation),
+    Record("losses.seq_mean_token_sum_norm", check_aggregation, call={"length": 16}, matters={"length": 8}),
+    Record("losses.token_mean", check_aggregation),
+    Record("losses.token_sum", check_aggregation),
+    Record("losses.trajectory_mean", check_aggregation),
+]
 
 LENGTHS = torch.tensor([2, 8, 10, 4])
 MASK = torch.arange(10) < LENGTHS[:, None]

@@ -6,6 +6,15 @@ import pytest
 import torch
 
 from rlprims.losses import aspo, clipped_surrogate
+from rlprims.testing import check_loss
+from tests.records import DETACHED_WEIGHT, Record
+
+RECORDS = [
+    Record(
+        "losses.aspo", check_loss, matters={"clip_low": 0.5, "clip_high": 1.0, "w_max": 1.1}, exempt=DETACHED_WEIGHT
+    ),
+    Record("losses.aspo", check_loss, call={"w_max": 1.5}, exempt=DETACHED_WEIGHT),
+]
 
 
 def loss_and_gradient(ratio: float, advantage: float, fn=aspo, **options) -> tuple[float, float]:

@@ -3,6 +3,12 @@
 import torch
 
 from rlprims.losses import asymre, reinforce
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.asymre", check_loss, matters={"shift": 0.0}),
+]
 
 LOG_PROBS = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
 ADVANTAGES = torch.tensor([[0.5, -0.5]], dtype=torch.float64)

@@ -6,6 +6,14 @@ import pytest
 import torch
 
 from rlprims.losses import cispo
+from rlprims.testing import check_loss
+from tests.records import DETACHED_WEIGHT, SCORE_FUNCTION, Record
+
+RECORDS = [
+    Record(
+        "losses.cispo", check_loss, matters={"w_min": 0.8, "w_max": 1.2}, exempt={**DETACHED_WEIGHT, **SCORE_FUNCTION}
+    ),
+]
 
 
 def loss_and_gradient(log_prob: float, old: float, advantage: float, **bounds: float) -> tuple[float, float]:

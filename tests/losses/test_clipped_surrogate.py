@@ -7,6 +7,13 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import clipped_surrogate
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.clipped_surrogate", check_loss, matters={"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.5}),
+    Record("losses.clipped_surrogate", check_loss, call={"dual_clip": 3.0}),
+]
 
 
 def loss_and_gradient(ratio: float, advantage: float, **clip: float) -> tuple[float, float]:
@@ -43,7 +50,7 @@ def test_dual_clip(ratio: float, plain: float, dual: float, gradient: float) -> 
     assert loss_and_gradient(ratio, -1.0, dual_clip=3.0) == pytest.approx((dual, gradient), abs=1e-12)
 
 
-def test_dual_clip_leaves_good_actions_alone() -> None:
+def test_dual_clip_does_not_change_good_actions() -> None:
     assert loss_and_gradient(5.0, 1.0, dual_clip=3.0) == loss_and_gradient(5.0, 1.0)
 
 

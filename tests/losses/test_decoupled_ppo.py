@@ -7,6 +7,20 @@ import torch
 
 from rlprims.corrections import importance_weights
 from rlprims.losses import clipped_surrogate, decoupled_ppo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "losses.decoupled_ppo",
+        check_loss,
+        matters={"clip_low": 0.1, "clip_high": 0.28, "w_max": 1.01},
+        exempt={
+            "on policy it is reinforce": "the law leaves the behaviour policy apart, and its weight with it",
+            "impossible tokens are finite": "impossible under both constants, so that their ratio is of 0 to 0",
+        },
+    ),
+]
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, OLD, ROLLOUT, A = torch.randn(4, 3, 5, generator=GENERATOR, dtype=torch.float64)

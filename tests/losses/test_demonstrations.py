@@ -6,6 +6,19 @@ import pytest
 import torch
 
 from rlprims.losses import chord_phi, clipped_surrogate, dft, luffy, nll
+from rlprims.testing import check_loss
+from tests.records import DETACHED_WEIGHT, Record
+
+RECORDS = [
+    Record("losses.dft", check_loss, exempt=DETACHED_WEIGHT),
+    Record("losses.chord_phi", check_loss, exempt=DETACHED_WEIGHT),
+    Record(
+        "losses.luffy",
+        check_loss,
+        matters={"gamma": 0.5, "clip_low": 0.1, "clip_high": 0.28},
+        exempt={"on policy it is reinforce": "an expert's tokens have no ratio to the policy"},
+    ),
+]
 
 P = torch.tensor([[0.5, 0.1, 0.9, 1.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True, False]])
@@ -30,7 +43,7 @@ def test_the_weight_of_chord_phi_is_largest_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("loss", [dft, chord_phi])
-def test_a_certain_token_teaches_nothing_new(loss) -> None:
+def test_a_certain_token_has_no_gradient(loss) -> None:
     assert not loss(torch.zeros(1, 3), MASK[:, :3]).any()
 
 

@@ -8,6 +8,12 @@ from torch import Tensor
 
 from rlprims.layout import sequence_sum
 from rlprims.losses import dpo, ipo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.dpo", check_loss, matters={"beta": 0.2, "label_smoothing": 0.1}),
+]
 
 
 def pairs(*rows: tuple[float, ...]) -> list[Tensor]:

@@ -6,6 +6,22 @@ import pytest
 import torch
 
 from rlprims.losses import dppo
+from rlprims.testing import check_loss
+from tests.records import DERIVATIVES, Record
+
+RECORDS = [
+    Record(
+        "losses.dppo",
+        check_loss,
+        matters={"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.01, "w_max": 1.01},
+    ),
+    Record(
+        "losses.dppo",
+        check_loss,
+        call={"divergence": "kl", "threshold_low": 0.001, "threshold_high": 0.001, "w_max": 1.1},
+        exempt=dict.fromkeys(DERIVATIVES, "the bounded weight is a constant"),
+    ),
+]
 
 
 def loss_and_gradient(now: float, then: float, advantage: float, **options) -> tuple[float, float]:

@@ -3,6 +3,12 @@
 import torch
 
 from rlprims.losses import entropy
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.entropy", check_loss),
+]
 
 
 def test_minimizing_raises_the_entropy() -> None:

@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import full_kl, jsd
+from rlprims.testing import check_loss
+from tests.records import A_SHARD, Record
+
+RECORDS = [
+    Record("losses.full_kl", check_loss, matters={"direction": "forward", "temperature": 0.5, "vocab": A_SHARD}),
+    Record("losses.full_kl", check_loss, call={"direction": "forward", "temperature": 0.7}),
+    Record("losses.jsd", check_loss, matters={"beta": 0.1, "temperature": 0.5, "vocab": A_SHARD}),
+]
 
 STUDENT = torch.tensor([[0.4, -1.0, 0.3, 2.0], [1.0, 0.5, -0.5, -2.0]], dtype=torch.float64)[:, None]
 TEACHER = torch.tensor([[-0.5, 0.2, 1.0, 0.1], [0.0, 3.0, -1.0, 0.5]], dtype=torch.float64)[:, None]

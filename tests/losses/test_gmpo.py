@@ -7,6 +7,17 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import gmpo, seq_mean_token_mean
+from rlprims.testing import check_loss
+from tests.records import SHARED_RATIO, Record, one_more
+
+RECORDS = [
+    Record(
+        "losses.gmpo",
+        check_loss,
+        matters={"clip_low": 0.1, "clip_high": 0.1, "all_reduce_rows": one_more},
+        exempt=SHARED_RATIO,
+    ),
+]
 
 
 def row(*x: float) -> Tensor:

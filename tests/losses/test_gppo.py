@@ -6,6 +6,17 @@ import pytest
 import torch
 
 from rlprims.losses import clipped_surrogate, gppo
+from rlprims.testing import check_loss
+from tests.records import DERIVATIVES, Record
+
+RECORDS = [
+    Record(
+        "losses.gppo",
+        check_loss,
+        matters={"clip_low": 0.1, "clip_high": 0.28, "beta_low": 0.75, "beta_high": 0.5},
+        exempt=dict.fromkeys(DERIVATIVES, "a clipped token is given the gradient that it had on the bound"),
+    ),
+]
 
 
 def loss_and_gradient(ratio: float, advantage: float, loss=gppo, **options: float) -> tuple[float, float]:

@@ -9,6 +9,25 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import gspo, gspo_token, seq_mean_token_mean, seq_mean_token_sum, token_mean
+from rlprims.testing import check_loss
+from tests.records import DERIVATIVES, SHARED_RATIO, Record, one_more
+
+RECORDS = [
+    Record(
+        "losses.gspo",
+        check_loss,
+        matters={"clip_low": 0.5, "clip_high": 0.5, "mean": "product", "all_reduce_rows": one_more},
+        exempt=SHARED_RATIO,
+    ),
+    Record("losses.gspo", check_loss, call={"clip_low": 0.2, "clip_high": 0.2}, exempt=SHARED_RATIO),
+    Record("losses.gspo", check_loss, call={"mean": "product"}, exempt=SHARED_RATIO),
+    Record(
+        "losses.gspo_token",
+        check_loss,
+        matters={"clip_low": 0.5, "clip_high": 0.5, "all_reduce_rows": one_more},
+        exempt=dict.fromkeys(DERIVATIVES, "each token answers for the response's ratio by itself"),
+    ),
+]
 
 FORMS = [gspo, gspo_token]
 
@@ -41,7 +60,7 @@ def test_ppos_clip_of_the_geometric_mean(form, ratio: float, advantage: float, l
     assert got == pytest.approx([loss, loss, gradient, gradient], abs=1e-12)
 
 
-def test_the_bounds_are_the_papers_unless_told() -> None:
+def test_the_default_bounds_are_those_of_the_paper() -> None:
     for ratio, loss in ((1.0003, -1.0003), (1.0005, -1.0004)):
         got = losses_and_gradient(gspo, row(math.log(ratio)), row(0), row(1))
         assert got[0] == pytest.approx(loss, abs=1e-9)

@@ -5,6 +5,12 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import ipo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.ipo", check_loss, matters={"tau": 0.2}),
+]
 
 
 def loss_and_gradient(margin: float, tau: float) -> tuple[float, float]:

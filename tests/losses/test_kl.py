@@ -7,6 +7,26 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import full_kl, kl, weighted_kl
+from rlprims.testing import check_loss
+from tests.records import SCORE_FUNCTION, Record
+
+LINEAR_IN_LOG_PROBS = {"impossible tokens are finite": "grows with the log-ratio, which is infinite"}
+VALUE_AND_GRADIENT_APART = {"gradient is the derivative": "the gradient is asked to be another estimator's"}
+
+RECORDS = [
+    Record("losses.kl", check_loss, matters={"value": "k2", "gradient": "k1"}),
+    Record("losses.kl", check_loss, call={"value": "k1"}, exempt=LINEAR_IN_LOG_PROBS),
+    Record("losses.kl", check_loss, call={"value": "k2"}, exempt=LINEAR_IN_LOG_PROBS),
+    Record("losses.kl", check_loss, call={"value": "abs"}, exempt=LINEAR_IN_LOG_PROBS),
+    Record(
+        "losses.kl",
+        check_loss,
+        call={"value": "k3", "gradient": "k2"},
+        exempt={**LINEAR_IN_LOG_PROBS, **VALUE_AND_GRADIENT_APART},
+    ),
+    Record("losses.weighted_kl", check_loss, matters={"value": "k1"}),
+    Record("losses.weighted_kl", check_loss, call={"value": "k1"}, exempt=SCORE_FUNCTION),
+]
 
 
 def value_and_gradient(difference: float, dtype: torch.dtype = torch.float64, **kind: str) -> tuple[float, float]:

@@ -6,6 +6,13 @@ import pytest
 import torch
 
 from rlprims.losses import kto
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.implicit_reward", check_loss, matters={"beta": 0.2}),
+    Record("losses.kto", check_loss, matters={"beta": 1.0, "desirable_weight": 2.0, "undesirable_weight": 2.0}),
+]
 
 
 def sigmoid(x: float) -> float:
@@ -31,7 +38,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("desirable", [True, False])
-def test_a_weight_of_zero_leaves_its_kind_out(desirable: bool) -> None:
+def test_a_weight_of_zero_excludes_its_kind(desirable: bool) -> None:
     weights = {"desirable_weight": 0.0} if desirable else {"undesirable_weight": 0.0}
     assert loss_and_gradient(3.0, 1.0, desirable, **weights) == (0.0, 0.0)
     assert loss_and_gradient(3.0, 1.0, not desirable, **weights)[0] > 0

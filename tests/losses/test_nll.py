@@ -3,6 +3,12 @@
 import torch
 
 from rlprims.losses import nll, reinforce, token_mean
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.nll", check_loss),
+]
 
 
 def test_it_is_reinforce_with_advantage_one() -> None:

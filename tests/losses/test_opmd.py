@@ -5,6 +5,23 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import opmd, reinforce, seq_mean_token_sum
+from rlprims.testing import check_loss
+from tests.records import Record, one_more
+
+RECORDS = [
+    Record(
+        "losses.opmd",
+        check_loss,
+        matters={"tau": 1.0, "level": "token", "all_reduce_rows": one_more},
+        exempt={"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
+    ),
+    Record(
+        "losses.opmd",
+        check_loss,
+        call={"level": "token"},
+        exempt={"impossible tokens are finite": "grows with the log-ratio, which is infinite"},
+    ),
+]
 
 
 def row(*x: float) -> Tensor:

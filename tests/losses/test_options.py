@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlprims import losses
-from tests.losses.loss_batches import PER_TOKEN, arguments_of, batch, pack
+from tests.losses.loss_batches import PER_TOKEN, WIDTH, arguments_of, batch, pack
 
-SEQUENCE_LOSSES = {"gspo", "gspo_token", "gmpo", "opmd", "topr", "vespo"}
+SEQUENCE_LOSSES = {"gspo", "gspo_token", "gmpo", "opmd", "topr", "vespo", "gvpo", "real", "flowrl"}
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -53,9 +53,10 @@ def per_token(name: str, data: dict[str, Tensor]) -> Tensor:
 def test_a_loss_is_marked_token_wise_if_and_only_if_each_token_stands_for_itself(name: str) -> None:
     """Packed as sequences of one token each, in reverse order, a token-wise loss gives the same numbers."""
     data = pack(batch())
+    of_tokens = data | {"group_ids": data["group_ids"].repeat_interleave(WIDTH)}
     tokens = data["response_mask"].numel()
     reverse = torch.arange(tokens).flip(0)
-    apart = {key: x[reverse] for key, x in data.items() if key != "cu_seqlens"}
+    apart = {key: x[reverse] for key, x in of_tokens.items() if key != "cu_seqlens"}
     apart["cu_seqlens"] = torch.arange(tokens + 1)
     equal = torch.equal(per_token(name, apart), per_token(name, data)[reverse])
     assert equal is getattr(PER_TOKEN[name], "token_wise", False)

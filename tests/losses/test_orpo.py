@@ -6,6 +6,12 @@ import pytest
 import torch
 
 from rlprims.losses import orpo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.orpo", check_loss, matters={"odds_coef": 1.0}),
+]
 
 
 def loss_and_gradients(chosen: float, rejected: float, **options) -> tuple[float, float, float]:

@@ -10,6 +10,31 @@ from torch.distributions import Categorical, kl_divergence
 
 from rlprims import losses
 from rlprims.losses import bco, bradley_terry, discopop, dpo, exo, f_dpo, hinge, nca, robust_dpo, sppo_hard
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.apo_down", check_loss, matters={"beta": 0.2}),
+    Record("losses.apo_zero", check_loss, matters={"beta": 0.2}),
+    Record("losses.bco", check_loss, matters={"beta": 0.2}),
+    Record("losses.bradley_terry", check_loss, matters={"centering": 0.1}),
+    Record("losses.bradley_terry", check_loss, call={"centering": 0.1}),
+    Record("losses.discopop", check_loss, matters={"beta": 0.2, "tau": 1.0}),
+    Record("losses.exo", check_loss, matters={"beta": 0.2, "label_smoothing": 0.1}),
+    Record(
+        "losses.f_dpo",
+        check_loss,
+        call={"divergence": "alpha"},
+        matters={"beta": 0.2, "divergence": "js", "alpha": 2.0},
+    ),
+    Record("losses.f_dpo", check_loss),
+    Record("losses.f_dpo", check_loss, call={"divergence": "js"}),
+    Record("losses.f_dpo", check_loss, call={"divergence": "reverse_kl"}),
+    Record("losses.hinge", check_loss, matters={"beta": 0.2}),
+    Record("losses.nca", check_loss, matters={"beta": 0.2}),
+    Record("losses.robust_dpo", check_loss, matters={"beta": 0.2, "label_smoothing": 0.2}),
+    Record("losses.sppo_hard", check_loss, matters={"beta": 0.2}),
+]
 
 PAIRED = ("apo_down", "apo_zero", "bco", "discopop", "exo", "f_dpo", "hinge", "nca", "robust_dpo", "sppo_hard")
 

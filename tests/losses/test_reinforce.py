@@ -3,6 +3,12 @@
 import torch
 
 from rlprims.losses import reinforce
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.reinforce", check_loss),
+]
 
 
 def test_one_token() -> None:

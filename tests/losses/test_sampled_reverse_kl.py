@@ -3,13 +3,23 @@
 import torch
 
 from rlprims.losses import full_kl, kl, sampled_reverse_kl
+from rlprims.testing import check_loss
+from tests.records import DERIVATIVES, SCORE_FUNCTION, Record
+
+RECORDS = [
+    Record(
+        "losses.sampled_reverse_kl",
+        check_loss,
+        exempt={**dict.fromkeys(DERIVATIVES, "the log-ratio is a constant by definition"), **SCORE_FUNCTION},
+    ),
+]
 
 STUDENT = torch.tensor([0.4, -1.0, 0.3, 2.0], dtype=torch.float64)
 TEACHER = torch.tensor([-0.5, 0.2, 1.0, 0.1], dtype=torch.float64)
 MASK = torch.ones(4, 1, dtype=torch.bool)
 
 
-def test_a_token_that_the_teacher_likes_more_is_pushed_up() -> None:
+def test_a_token_that_the_teacher_prefers_becomes_likelier() -> None:
     x = torch.tensor([[-2.0, -1.0]], requires_grad=True)
     loss = sampled_reverse_kl(x, torch.tensor([[-1.5, -4.0]]), torch.tensor([[True, True]]))
     loss.sum().backward()

@@ -6,6 +6,12 @@ import pytest
 import torch
 
 from rlprims.losses import sapo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.sapo", check_loss, matters={"tau_pos": 0.5, "tau_neg": 2.0}),
+]
 
 
 def loss_and_gradient(log_ratio: float, advantage: float, **tau: float) -> tuple[float, float]:

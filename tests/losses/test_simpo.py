@@ -6,6 +6,12 @@ import pytest
 import torch
 
 from rlprims.losses import simpo
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.simpo", check_loss, matters={"beta": 1.0, "margin": 0.5}),
+]
 
 
 def loss_and_gradients(chosen: float, rejected: float, **options) -> tuple[float, float, float]:

@@ -7,6 +7,18 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import topr
+from rlprims.testing import check_loss
+from tests.records import DETACHED_WEIGHT, SCORE_FUNCTION, Record, one_more
+
+RECORDS = [
+    Record(
+        "losses.topr",
+        check_loss,
+        matters={"level": "token", "w_max": 2.0, "all_reduce_rows": one_more},
+        exempt={**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    ),
+    Record("losses.topr", check_loss, call={"level": "token"}, exempt={**DETACHED_WEIGHT, **SCORE_FUNCTION}),
+]
 
 
 def row(*x: float) -> Tensor:

@@ -6,6 +6,12 @@ import pytest
 import torch
 
 from rlprims.losses import dppo, kl, tv_symmetric
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.tv_symmetric", check_loss, matters={"threshold": 0.01}),
+]
 
 
 def loss_and_gradient(now: float, then: float, advantage: float, fn=tv_symmetric, **options) -> tuple[float, float]:

@@ -4,6 +4,14 @@ import pytest
 import torch
 
 from rlprims.losses import value
+from rlprims.testing import check_loss
+from tests.records import Record
+
+RECORDS = [
+    Record("losses.value", check_loss, matters={"clip": 0.5, "huber_delta": 0.5}),
+    Record("losses.value", check_loss, call={"clip": 0.5}),
+    Record("losses.value", check_loss, call={"clip": 0.5, "huber_delta": 0.5}),
+]
 
 
 def loss_and_gradient(

@@ -7,6 +7,20 @@ import torch
 from torch import Tensor
 
 from rlprims.losses import vespo
+from rlprims.testing import check_loss
+from tests.records import DETACHED_WEIGHT, SCORE_FUNCTION, Record, one_more
+
+RECORDS = [
+    Record(
+        "losses.vespo",
+        check_loss,
+        matters={
+            **{"k_pos": 1.0, "lambda_pos": 1.0, "k_neg": 1.0, "lambda_neg": 1.0},
+            "all_reduce_rows": one_more,
+        },
+        exempt={**DETACHED_WEIGHT, **SCORE_FUNCTION},
+    ),
+]
 
 
 def row(*x: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Break the maths one place at a time, and see whether a test fails: ``python tests/mutation [rooms or files]``.
+"""Break the maths one place at a time, and see whether a test fails: ``python tests/mutation [packages or files]``.
 
 No file is written: each mutant lives in a forked process, whose import system hands out the broken source. A mutant
 meets the tests of its file and its doctests, then its laws, then the exact enumerations and every golden case. At last
@@ -20,7 +20,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("advantage", "losses", "filters", "corrections")
+PACKAGES = ("advantage", "losses", "filters", "corrections")
 OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
 CPU_SECONDS = 120
 FAR = (["tests/test_enumeration.py", "tests/test_enumeration_losses.py", "tests/test_golden.py"], "")
@@ -59,13 +59,15 @@ class Watch:
 
 
 def public_names(path: Path) -> set[str]:
-    """The room's public names that this file defines, or that are of a file of the room that imports it."""
-    room = path.parent
-    public = set(re.findall(r'^    "(\w+)",$', (room / "__init__.py").read_text(), re.M))
-    files, sources = {path}, {p: p.read_text() for p in room.glob("_*.py") if p.name != "__init__.py"}
+    """The package's public names that this file defines, or that a file of the package defines that imports it."""
+    package = path.parent
+    public = set(re.findall(r'^    "(\w+)",$', (package / "__init__.py").read_text(), re.M))
+    files, sources = {path}, {p: p.read_text() for p in package.glob("_*.py") if p.name != "__init__.py"}
     while True:
         stems = "|".join(p.stem for p in files)
-        more = {p for p, s in sources.items() if re.search(rf"^from rlprims\.{room.name}\.({stems}) import", s, re.M)}
+        more = {
+            p for p, s in sources.items() if re.search(rf"^from rlprims\.{package.name}\.({stems}) import", s, re.M)
+        }
         if more <= files:
             break
         files |= more
@@ -75,11 +77,11 @@ def public_names(path: Path) -> set[str]:
 
 def stages(path: Path) -> list[tuple[list[str], str]]:
     """Test files, and which of their tests: the near ones first."""
-    room, names = path.parent.name, public_names(path)
+    package, names = path.parent.name, public_names(path)
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
-    own = [p for p in sorted((ROOT / "tests" / room).glob("test_*.py")) if word.search(p.read_text())]
+    own = [p for p in sorted((ROOT / "tests" / package).glob("test_*.py")) if word.search(p.read_text())]
     own.sort(key=lambda p: p.stem != f"test{path.stem}")
-    laws = rf"test_(laws|every_public_name_has_a_record)\[{room}\.({'|'.join(sorted(names))})[-\]]"
+    laws = rf"test_(laws|every_public_name_has_a_record)\[{package}\.({'|'.join(sorted(names))})[-\]]"
     return [([str(path), *map(str, own)], ""), (["tests/test_laws.py"], laws), FAR]
 
 
@@ -138,12 +140,12 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=ROOMS, help="rooms, or files in them")
+    parser.add_argument("what", nargs="*", default=PACKAGES, help="packages, or files in them")
     parser.add_argument("--per-function", type=int, default=6, help="mutants of each function (6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a pattern of the mutants' names, to repeat some")
     parser.add_argument("--out", type=Path, help="keep the results here, and do not repeat those it has")
-    told = parser.parse_args()
+    options = parser.parse_args()
 
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -153,9 +155,11 @@ def main() -> None:
     torch.set_num_threads(1)
     from operators import mutants
 
-    rooms = [w for w in told.what if w in ROOMS]
-    paths = [p for room in rooms for p in sorted((ROOT / "rlprims" / room).glob("_*.py")) if p.name != "__init__.py"]
-    paths += [Path(w).resolve() for w in told.what if w not in ROOMS]
+    packages = [w for w in options.what if w in PACKAGES]
+    paths = [
+        p for package in packages for p in sorted((ROOT / "rlprims" / package).glob("_*.py")) if p.name != "__init__.py"
+    ]
+    paths += [Path(w).resolve() for w in options.what if w not in PACKAGES]
     torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(1))  # its start, once for all forks
     for name in forked(paths[0], paths[0].read_text(), stages(paths[0])[:2], modules=True)["modules"]:
         with suppress(Exception):  # what every fork would import again
@@ -163,10 +167,12 @@ def main() -> None:
     gc.freeze()  # or each fork would collect what it inherited
 
     known = {}
-    if told.out and told.out.exists():
-        known = {(d["name"], d["stage"]): d["killer"] for d in map(json.loads, told.out.read_text().splitlines())}
-    alive = [m for p in paths for m in mutants(str(p.relative_to(ROOT)), p.read_text(), told.per_function, told.seed)]
-    alive = [m for m in alive if re.search(told.only, m.name)]
+    if options.out and options.out.exists():
+        known = {(d["name"], d["stage"]): d["killer"] for d in map(json.loads, options.out.read_text().splitlines())}
+    alive = [
+        m for p in paths for m in mutants(str(p.relative_to(ROOT)), p.read_text(), options.per_function, options.seed)
+    ]
+    alive = [m for m in alive if re.search(options.only, m.name)]
     killers = set()
     for stage, what in enumerate(("the tests of its file", "its laws", "enumerations and golden cases")):
         left = []
@@ -175,9 +181,9 @@ def main() -> None:
             if killer is None:
                 path = ROOT / mutant.path
                 killer = forked(path, mutant.source, [stages(path)[stage]])["killer"]
-                if told.out:
+                if options.out:
                     record = {k: v for k, v in vars(mutant).items() if k != "source"}
-                    with told.out.open("a") as lines:
+                    with options.out.open("a") as lines:
                         lines.write(json.dumps({"name": mutant.name, "stage": stage, "killer": killer} | record) + "\n")
             killers.add(killer)
             left += [] if killer else [mutant]

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from peers.beside import (
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from tests.peers.beside import (
     after,
     broken,
     changed,
@@ -23,7 +25,6 @@ from peers.beside import (
     uids,
     verls,
 )
-from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the warnings of verl, Ray and tensordict
 T = torch.tensor

@@ -5,7 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from peers.beside import (
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from tests.peers.beside import (
     broken,
     cells,
     changed,
@@ -20,7 +22,6 @@ from peers.beside import (
     uids,
     verls,
 )
-from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the warnings of verl, Ray and tensordict
 T = torch.tensor

@@ -7,10 +7,10 @@ import pandas
 import pyarrow
 import pytest
 import torch
-from data_proto_batches import jagged, make, rows_of
 from pyarrow import parquet
 
 from rlprims.data_proto import DataProto
+from tests.data_proto.data_proto_batches import jagged, make, rows_of
 
 pytestmark = pytest.mark.peers
 DTYPES = [*(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)]

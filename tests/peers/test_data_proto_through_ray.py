@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import ray
 import torch
-from data_proto_batches import make, rows_of
 
 from rlprims.interop.verl import DataProto
+from tests.data_proto.data_proto_batches import make, rows_of
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 MIB = 2**20

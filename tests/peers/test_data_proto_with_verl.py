@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peers.beside import cells, changed, make, ours, plain, uids, verls
 
 from rlprims.interop.verl import DataProto, from_verl, to_verl
+from tests.peers.beside import cells, changed, make, ours, plain, uids, verls
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the warnings of verl, Ray and tensordict
 MOST_ROWS = 12

@@ -4,9 +4,9 @@ import asyncio
 import types
 
 import pytest
-import tiny
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
+from tests import tiny
 from tests.interop.test_hooks import OTHERS
 
 pytestmark = pytest.mark.peers

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import tiny
 import torch
 from tensordict import TensorDict
 from torchrl.modules.llm import TransformersWrapper
@@ -14,6 +13,7 @@ from torchrl.objectives.llm import GRPOLoss
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, use
 from rlprims.interop.torchrl import grpo_loss
+from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -11,8 +10,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 
 from rlprims import losses
+from rlprims.algorithms import use
+from rlprims.execution import ModelConfig, OptimizerConfig
+from rlprims.execution.hf import StoredTraining
 from rlprims.layout import sequence_sum
 from rlprims.logprobs import from_logits
+from rlprims.trainer.fit import batch_of
+from rlprims.trainer.fit_config import FitDataConfig
+from rlprims.trainer.fit_rows import Reader, as_batch
+from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
@@ -82,6 +88,36 @@ def test_the_loss_and_its_gradient_are_trls(models, tmp_path, loss_type, setting
     assert (sums - ref_sums).abs().min() > 0.1  # the two models differ
     torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
     mine, other = gradient(loss, policy), gradient(theirs, policy)
+    assert (mine - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "ours", "means"),
+    [
+        ("sigmoid", use(losses.dpo, beta=0.3), False),
+        ("apo_zero", use(losses.apo_zero, beta=0.3), False),
+        ("ipo", use(losses.ipo, tau=0.3), True),
+    ],
+)
+def test_a_run_on_the_same_file_begins_as_trls(models, tmp_path, loss_type, ours, means) -> None:
+    """From the texts to the first gradient: ``rlprims fit`` reads the rows that TRL's trainer reads."""
+    trainer = trainer_of(models, tmp_path / "trl", loss_type, {})
+    inputs = next(iter(trainer.get_train_dataloader()))
+    theirs = trainer.compute_loss(trainer.model.eval(), inputs)
+    other = gradient(theirs, trainer.model)
+
+    data = FitDataConfig(train=tiny.write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
+    rows = Reader(data, "pairs", tiny.tokenizer(), [tiny.EOS_ID], 128).read(data.train).rows
+    options = {"loss": ours, "aggregation": use(losses.token_mean), "tokenizer": tiny.tokenizer(), "updates": 1}
+    policy, reference = (
+        StoredTraining(ModelConfig(path=str(path)), OptimizerConfig(), means=means, **options) for path in models
+    )
+    of_reference = reference.sequence_log_probs(as_batch(rows, tiny.PAD_ID))
+    seen: list[Tensor] = []
+    policy.policy.step = lambda: (seen.extend(p.grad for p in policy.policy.masters), (1.0, 1.0, False))[1]
+    report = policy.update_rows(batch_of(rows, range(len(rows)), tiny.PAD_ID, of_reference))
+    torch.testing.assert_close(torch.tensor(report.loss), theirs.detach(), rtol=1e-5, atol=1e-6)
+    mine = torch.cat([g.flatten() for g in seen])
     assert (mine - other).norm() < 1e-5 * other.norm()
 
 

@@ -3,10 +3,8 @@
 from dataclasses import fields
 
 import pytest
-import tiny
 import torch
 from datasets import Dataset
-from interop import test_interop_trl
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
@@ -14,6 +12,8 @@ from rlprims import advantage, algorithms, controllers, losses, rewards
 from rlprims.algorithms import KLInReward, LossTerm, use
 from rlprims.interop.trl import _settings, grpo_trainer, reward_func, rloo_trainer
 from rlprims.rewards import verifiers
+from tests import tiny
+from tests.interop import test_interop_trl
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

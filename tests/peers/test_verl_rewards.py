@@ -4,13 +4,13 @@ import asyncio
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
 from rlprims.interop.verl import install
+from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the warnings of verl, Ray and tensordict
 

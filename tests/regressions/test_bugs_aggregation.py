@@ -36,6 +36,7 @@ def test_l7_every_loss_takes_every_mode(name: str) -> None:
     loss = POLICY_LOSSES[name]
     data = {"log_probs": -noise(0).abs(), "advantages": noise(1), "response_mask": M}
     data |= {"old_log_probs": -noise(2).abs(), "rollout_log_probs": -noise(3).abs(), "expert_mask": noise(4) > 0}
+    data |= {"ref_log_probs": -noise(5).abs(), "group_ids": torch.tensor([0, 1, 0])}
     per_token = loss(**{k: v for k, v in data.items() if k in inspect.signature(loss).parameters})
     assert per_token.shape == M.shape
     modes = token_sum, token_mean, seq_mean_token_sum, seq_mean_token_mean

@@ -41,7 +41,7 @@ def test_d5_d6_no_row_is_lost_however_it_is_cut(rows: int, size: int) -> None:
     assert [x for part in parts for x in part["x"].tolist()] == [*range(rows)]
     assert [name for part in parts for name in part["name"]] == [f"row {i}" for i in range(rows)]
     if rows % size:
-        with pytest.raises(ValueError, match=f"{rows} rows do not make {size} equal parts"):
+        with pytest.raises(ValueError, match=f"{rows} rows do not divide into {size} equal parts"):
             data.chunk(size)
     else:
         assert sum(len(part) for part in data.chunk(size)) == rows

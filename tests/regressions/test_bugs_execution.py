@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from execution_contract import BACKENDS, SAMPLING, WIDTH, prompts, responses, training_batch
 
 from rlprims import algorithms
 from tests import tiny
+from tests.execution.execution_contract import BACKENDS, SAMPLING, WIDTH, prompts, responses, training_batch
 
 
 def test_t3_the_temperature_divides_logits_and_no_values(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def one_group(n: int) -> Tensor:
     ("score", "n", "eps", "wrong"),
     [(1000.1, 3, 1e-6, 0.80), (1000.1, 7, 1e-6, 0.91), (0.1, 9, 1e-9, 0.83), (0.3, 6, 1e-9, 0.88)],
 )
-def test_g1_g2_b1_equal_rewards_teach_nothing(score: float, n: int, eps: float, wrong: float) -> None:
+def test_g1_g2_b1_equal_rewards_give_zero(score: float, n: int, eps: float, wrong: float) -> None:
     """verl#4597 with its eps of 1e-6, OpenRLHF with 1e-9: the mean is off by one rounding, and so is the deviation."""
     scores = torch.full((n,), score)
     rewards, mask = per_row(scores)
@@ -42,7 +42,7 @@ def test_g1_g2_b1_equal_rewards_teach_nothing(score: float, n: int, eps: float, 
     assert ((scores - scores.mean()) / (scores.std() + eps)).abs().max() > wrong
 
 
-def test_g3_a_batch_of_equal_rewards_teaches_nothing() -> None:
+def test_g3_a_batch_of_equal_rewards_gives_zero() -> None:
     """TRL's scale_rewards="batch"."""
     scores = torch.full((9,), 0.1)
     rewards, mask = per_row(scores)
@@ -66,7 +66,7 @@ def test_g5_a_large_offset_leaves_the_deviation() -> None:
 
 
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
-def test_g6_b3_a_group_of_one_has_nobody_to_be_compared_with(name: str) -> None:
+def test_g6_b3_a_group_of_one_has_no_baseline(name: str) -> None:
     """verl has three answers: the raw reward (grpo), 0 (rloo_vectorized), an error (passk). Here 0, unless asked."""
     rewards, mask = per_row(torch.tensor([5.0, -3.0, 0.5]))
     assert torch.equal(GROUP_ESTIMATORS[name](rewards, torch.arange(3), mask), torch.zeros(3, 1))
@@ -87,7 +87,7 @@ def test_g10_equal_prompts_are_two_groups() -> None:
     assert len(set(rows["prompt"])) == 1
 
 
-def test_g13_a_score_that_nobody_knows_costs_its_own_row() -> None:
+def test_g13_a_missing_score_affects_only_its_own_row() -> None:
     """ms-swift#8123, trl#5775: one None made the mean of the group, its loss and the gradient NaN, or silently 0."""
     scores = torch.tensor([1.0, 0.0, torch.nan, 1.0])
     rewards, mask = per_row(scores)

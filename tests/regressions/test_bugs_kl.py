@@ -7,7 +7,7 @@ from rlprims.losses import kl, token_sum
 from rlprims.rewards import at_last_token, kl_penalty
 
 
-def test_k8_a_response_pays_the_sum_over_its_own_tokens() -> None:
+def test_k8_the_penalty_of_a_response_is_the_sum_over_its_own_tokens() -> None:
     """trl 1b1140aa6: RLOO summed the KL over the wrong axis."""
     mask = torch.tensor([[True, False, False], [True, True, True]])
     old, ref = torch.tensor([[[-1.0, 9.0, 9.0], [-1.0, -2.0, -3.0]], [[-2.0, 0.0, 0.0], [-1.5, -2.5, -3.5]]])

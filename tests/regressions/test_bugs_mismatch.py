@@ -72,7 +72,7 @@ def test_t13_prime_rl_2601_a_token_at_the_edge_of_its_set_stays_inside() -> None
     ratio = (from_logits(trainer, token, kept) - from_logits(sampler, token, kept)).exp()
     assert float(ratio) == pytest.approx(1, abs=1e-3)
     peer = Kept(trainer.topk(2).indices[0], torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="what another forward pass would keep differs by rounding"):
+    with pytest.raises(ValueError, match="sets from another forward pass differ by rounding"):
         from_logits(trainer, token, peer)
 
 

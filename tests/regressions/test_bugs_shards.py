@@ -58,7 +58,7 @@ def test_c2_the_gradient_of_hidden_states_is_summed_once() -> None:
         torch.testing.assert_close(found, 2 * want, **EXACT)
 
 
-def test_c3_a_batch_is_whitened_over_all_who_have_a_part() -> None:
+def test_c3_a_batch_is_whitened_over_all_ranks_with_a_part() -> None:
     """slime#2235, miles#3229: over the data-parallel group only, so that parts of one sequence differ."""
     x, mask = random(2, 6), torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     want = advantage.whiten(x, mask)

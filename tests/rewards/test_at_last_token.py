@@ -5,6 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.rewards import at_last_token
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.at_last_token", check_reward),
+]
 
 
 def test_ragged_rows_tool_tokens_and_an_empty_response() -> None:
@@ -20,7 +26,7 @@ def test_packed_with_empty_sequences() -> None:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=6))
-def test_each_response_is_paid_once(rows: list[list[bool]]) -> None:
+def test_each_response_gets_its_score_once(rows: list[list[bool]]) -> None:
     mask = torch.tensor(rows)
     scores = torch.arange(1.0, len(rows) + 1)
     got = at_last_token(scores, mask)

@@ -74,6 +74,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "right"), CALLS)
 def test_call_based_cases(answer: dict[str, Any], right: str) -> None:
     wrong = ["def add(a, b): return None", "def other(a, b): return a + b", "", "def add(a, b): raise StopIteration"]
@@ -101,6 +102,7 @@ MBPP = {
 }
 
 
+@pytest.mark.slow
 def test_rows_of_mbpp() -> None:
     """A function that Python has too: the data set's solution tells that it is the answer's."""
     for answer in (MBPP, json.dumps(MBPP)):
@@ -130,6 +132,7 @@ def test_imports_and_helpers_of_the_prompt_stand_before_a_block() -> None:
     assert code_stdin(stub, calls | {"prompt": "from typing import List"})["score"] == 1
 
 
+@pytest.mark.slow
 def test_each_problem_of_humaneval_as_a_block_without_its_imports() -> None:
     """What chat models write: the function alone."""
     for problem in humaneval()[:20]:
@@ -140,6 +143,7 @@ def test_each_problem_of_humaneval_as_a_block_without_its_imports() -> None:
         assert code_asserts(f"Here you are:\n```python\n{alone}\n```\n```\nOutput\n```", answer)["score"] == 1, name
 
 
+@pytest.mark.slow
 def test_many_cases_within_a_pools_limit() -> None:
     """Each in an interpreter of its own they took longer than the pool gives, and right answers had no score."""
     many = {"inputs": [f"{i}\n" for i in range(150)], "outputs": [str(2 * i) for i in range(150)]}
@@ -152,6 +156,7 @@ def test_many_cases_within_a_pools_limit() -> None:
     assert scored.scores.tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_limit_for_each_case_and_one_for_all() -> None:
     answer = {"inputs": ["1", "30", "2"], "outputs": ["1", "30", "2"]}
     sleepy = "import time\nx = int(input())\ntime.sleep(x if x > 9 else 0)\nprint(x)"
@@ -176,6 +181,7 @@ def test_stop_early_and_a_cap() -> None:
         code_stdin(CODE, cases, max_cases=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("printed", "expected", "passes"),
     [
@@ -266,7 +272,7 @@ def test_cases_of_one_program_do_not_cost_each_other() -> None:
     code += "if x == 'leave' and os.fork() == 0: time.sleep(99)\nif x == 'exit': sys.exit(3)\n"
     code += "if x == 'all': print(repr(sys.stdin.read()), __name__)\natexit.register(lambda: print('bye'))"
     inputs = ["kill", "hang", "flood", "thread", "leave", "exit", "all\nä\n1", "ok"]
-    found = list(run_cases(code, inputs, limits=Limits(seconds=1)))
+    found = list(run_cases(code, inputs, limits=Limits(seconds=4)))
     assert [(case.status, case.code) for case in found] == [
         *[("signal", 9), ("timeout", None), ("output limit", None), ("finished", 0)],
         *[("finished", 0), ("finished", 3), ("finished", 0), ("finished", 0)],
@@ -276,6 +282,7 @@ def test_cases_of_one_program_do_not_cost_each_other() -> None:
     assert found[7].output == "bye\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

@@ -5,6 +5,13 @@ import torch
 
 from rlprims.filters import finite
 from rlprims.rewards import combine
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.combine", check_reward, call={"weights": (1.0, 0.5)}, matters={"weights": (1.0, 2.0)}),
+    Record("rewards.combine", check_reward),
+]
 
 NAN = float("nan")
 
@@ -20,7 +27,7 @@ def test_a_reward_that_does_not_apply_is_left_out() -> None:
     assert combine(scores, weights=(1.0, 10.0, 0.5)).tolist() == [2.5, 50]
 
 
-def test_what_nobody_can_score_is_unknown_and_its_group_is_dropped() -> None:
+def test_a_response_without_any_score_is_unknown_and_its_group_is_dropped() -> None:
     scores = combine(torch.tensor([[NAN, NAN], [1.0, 0.0], [1.0, NAN], [0.0, NAN]]))
     assert scores.isnan().tolist() == [True, False, False, False]
     assert finite(scores, torch.tensor([0, 0, 1, 1])).tolist() == [False, False, True, True]

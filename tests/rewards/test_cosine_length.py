@@ -4,6 +4,24 @@ import pytest
 import torch
 
 from rlprims.rewards import cosine_length
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "rewards.cosine_length",
+        check_reward,
+        call={"max_length": 5},
+        matters={
+            "max_length": 7,
+            "correct_short": 2.0,
+            "correct_long": 0.2,
+            "wrong_short": -3.0,
+            "wrong_long": -0.1,
+            "correct_above": 0.0,
+        },
+    ),
+]
 
 
 def mask_of(*lengths: int) -> torch.Tensor:

@@ -50,6 +50,7 @@ def test_none_stalls_the_batch_and_none_costs_another_row(pool: Pool, names: tup
     assert set(scores.causes) <= {"timeout", "raised MemoryError", "raised RecursionError", "raised OverflowError"}
 
 
+@pytest.mark.slow
 def test_a_regular_expression_that_never_ends() -> None:
     pytest.importorskip("regex")
     with Pool(verifiers.response_format, {"pattern": "(a|aa)+", "seconds": 0.5}, workers=1, seconds=20 * LIMIT) as pool:

@@ -5,7 +5,6 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,15 @@ from rlprims.algorithms import Use
 from rlprims.rewards.judges import Judge, pair, rubric, tournament
 from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.several import Reward, several
-from tests.rewards.test_remote import Reply, Server
+from tests.rewards.server import Reply, Server
 
 CRITERIA = {"right": {"text": "the number is the reference's", "weight": 3}, "short": "one sentence"}
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server(server: Server) -> Server:
     server.reply = graded
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    return server
 
 
 @pytest.fixture

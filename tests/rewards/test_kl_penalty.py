@@ -4,6 +4,13 @@ import pytest
 import torch
 
 from rlprims.rewards import kl_penalty
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1}, matters={"kl_coef": 0.2, "estimator": "k3"}),
+    Record("rewards.kl_penalty", check_reward, call={"kl_coef": 0.1, "estimator": "k3"}),
+]
 
 MASK = torch.tensor([[True, True, False]])
 OLD = torch.tensor([[-1.0, -2.0, 9.0]], dtype=torch.float64)

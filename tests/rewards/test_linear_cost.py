@@ -5,6 +5,12 @@ import torch
 from torch import Tensor
 
 from rlprims.rewards import linear_cost
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.linear_cost", check_reward, matters={"output": 0.5, "context": 0.0, "turns": 0.5}),
+]
 
 IDS = torch.zeros(3, dtype=torch.int64)
 MASK = torch.arange(8) < torch.tensor([[4], [8], [2]])
@@ -35,7 +41,7 @@ def test_each_group_has_its_own_measure_and_price() -> None:
     assert cost([1, 1, 0], torch.tensor([0, 1, 1])) == pytest.approx([-0.25, -0.125, -0.03125])
 
 
-def test_a_negative_mean_pays_nobody_for_length() -> None:
+def test_a_negative_mean_rewards_no_length() -> None:
     assert cost([-1, -1, 1]) == [0, 0, 0]
 
 
@@ -47,7 +53,7 @@ def test_the_numbers_of_prime_rl() -> None:
     assert got.tolist() == pytest.approx([0.75, 0.5, -0.75, -1.0])
 
 
-def test_a_response_without_a_token_counts_as_wrong_and_pays_nothing() -> None:
+def test_a_response_without_a_token_counts_as_wrong_and_costs_nothing() -> None:
     mask = torch.tensor([[True, True], [False, False]])
     got = linear_cost(torch.tensor([1.0, torch.nan]), torch.tensor([0, 0]), mask)
     assert got.tolist() == pytest.approx([-0.125, 0.0])

@@ -78,6 +78,7 @@ def test_the_final_answer_is(response: str, score: float) -> None:
     assert math(response, "7")["score"] == 0
 
 
+@pytest.mark.slow
 def test_a_bombs_score_by_name() -> None:
     """NaN takes a group out of training, and a policy can learn to write what does not end."""
     rows = [r"\boxed{\frac{14}{2}}", r"\boxed{10^{10^{10}}}", r"\boxed{8}"]
@@ -115,6 +116,7 @@ def test_what_is_left_without_thinking(text: str, rest: str) -> None:
         without_thinking(text, opening="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_thinking_is_removed_in_a_run(workers: int) -> None:
     verifier = RewardConfig(fn=use(math), workers=workers)

@@ -4,6 +4,18 @@ import pytest
 import torch
 
 from rlprims.rewards import overlong_penalty
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "rewards.overlong_penalty",
+        check_reward,
+        call={"max_length": 5, "buffer_length": 3},
+        matters={"max_length": 4, "buffer_length": 2, "penalty_factor": 0.5},
+    ),
+    Record("rewards.overlong_penalty", check_reward, call={"max_length": 3, "buffer_length": 0}),
+]
 
 
 def of(*lengths: int, **hyperparameters: float) -> list[float]:

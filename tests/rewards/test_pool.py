@@ -105,6 +105,7 @@ def test_no_rows(pool: Pool) -> None:
     assert pool([], []).scores.shape == (0,)
 
 
+@pytest.mark.slow
 def test_wrong_lengths_and_missing_columns(pool: Pool) -> None:
     with pytest.raises(ValueError, match="answers has 1 rows and responses has 2"):
         pool(["1", "2"], [""])
@@ -114,6 +115,7 @@ def test_wrong_lengths_and_missing_columns(pool: Pool) -> None:
             other([""], [""])
 
 
+@pytest.mark.slow
 def test_options_and_tables_cross() -> None:
     with Pool(obey, {"bonus": 0.5}, workers=1) as pool:
         assert pool(["1"], [""]).scores.tolist() == [1.5]
@@ -124,12 +126,14 @@ def test_options_and_tables_cross() -> None:
         assert scores.causes["raised ValueError"].detail.startswith("no verifier for data_source='unknown'")
 
 
+@pytest.mark.slow
 def test_workers_are_recycled() -> None:
     with Pool(pid, workers=1, recycle_after=10) as pool:
         seen = pool([""] * 35, [""] * 35).scores.tolist()
     assert sorted(seen.count(worker) for worker in set(seen)) == [5, 10, 10, 10]
 
 
+@pytest.mark.slow
 def test_cpu_time_is_limited_by_itself() -> None:
     with Pool(obey, workers=1, seconds=60, cpu_seconds=1) as pool:
         scores = pool(["1", "spin", "2"], [""] * 3)
@@ -143,6 +147,7 @@ def test_what_cannot_be_imported_is_said_at_once(verifier: object) -> None:
         Pool(verifier)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_closed_pool() -> None:
     pool = Pool(obey, workers=1)
     process = int(pool(["1"], [""]).scores[0])
@@ -153,6 +158,7 @@ def test_a_closed_pool() -> None:
     assert process == 1
 
 
+@pytest.mark.slow
 def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
     with Pool(child, workers=1, seconds=LIMIT) as pool:
         assert pool([str(tmp_path / "ids")], [""]).causes["timeout"].rows == 1
@@ -185,6 +191,7 @@ def test_no_orphans_however_the_trainer_ends(tmp_path: Path, how: signal.Signals
     wait_until_ended(*processes)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_rows_and_leaves_the_pool_usable() -> None:
     with Pool(obey, workers=1, seconds=1000) as pool:
         previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -5,6 +5,13 @@ import torch
 
 from rlprims.advantage import discounted_returns
 from rlprims.rewards import at_last_token, potential_shaping
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.potential_shaping", check_reward, matters={"gamma": 0.9}),
+    Record("rewards.potential_shaping", check_reward, call={"gamma": 0.0}),
+]
 
 PHI = torch.tensor([[0.2, 0.5, 9.0, 0.4], [0.2, 0.1, 0.9, 9.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False, True], [True, True, True, False]])

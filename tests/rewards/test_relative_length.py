@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from rlprims.rewards import relative_length
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.relative_length", check_reward, matters={"weight": 0.5, "correct_above": 0.0}),
+]
 
 
 def mask_of(*lengths: int) -> torch.Tensor:

@@ -22,17 +22,10 @@ from rlprims.rewards._http import RemoteError, post
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from tests.rewards.misbehaving import slowly
-from tests.rewards.test_remote import Server, lengths
+from tests.rewards.server import Server
+from tests.rewards.test_remote import lengths
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
 
 
 @contextmanager
@@ -98,7 +91,7 @@ class TestTheCausesAreToldApart:
         assert cause == "TLS error"
 
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
-    def test_a_certificate_that_nobody_signed_is_not_asked_twice(self, server: Server, tmp_path: Path) -> None:
+    def test_an_unsigned_certificate_is_not_tried_twice(self, server: Server, tmp_path: Path) -> None:
         key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
         command = (
             "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
@@ -183,16 +176,12 @@ class TestOneRowCostsItself:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed_and_no_credential_leaves_the_host(server: Server, status: int) -> None:
-    other = Server()
-    try:
+    with Server() as other:
         server.reply = lambda request: (status, {}, {"Location": other.url})
         causes = remote(server.url, ["a"], [""], headers={"Authorization": "Bearer canary"}).causes
         assert "redirects are not followed" in causes[f"HTTP {status}"].detail
         assert len(server.requests) == 1
         assert not other.requests
-    finally:
-        other.http.shutdown()
-        other.http.server_close()
 
 
 def children(process: int) -> list[int]:
@@ -222,6 +211,7 @@ def killing(pool: Pool, every: float) -> Iterator[list[int]]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 class TestAPoolUnderFire:
+    @pytest.mark.slow
     def test_a_kill_every_10_ms_keeps_what_was_scored(self) -> None:
         """It gave up after a few, and what was scored before went with the rest."""
         with Pool(slowly, workers=2, seconds=5) as pool:

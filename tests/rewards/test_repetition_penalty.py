@@ -6,6 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlprims.rewards import repetition_penalty
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record("rewards.repetition_penalty", check_reward, matters={"ngram": 2, "penalty_factor": 0.5}),
+    Record("rewards.repetition_penalty", check_reward, call={"ngram": 1}),
+    Record("rewards.repetition_penalty", check_reward, call={"ngram": 4}),
+]
 
 ROWS = [[1, 2, 3, 1, 2, 3, 1], [5, 5, 5, 5, 5, 5], [1, 2], [1, 2, 3, 4], []]
 
@@ -43,7 +51,7 @@ def test_masked_tokens_are_skipped() -> None:
     assert torch.equal(repetition_penalty(junk, mask, ngram=2), repetition_penalty(ids, mask, ngram=2))
 
 
-def test_large_ids_are_told_apart() -> None:
+def test_large_ids_are_distinguished() -> None:
     big = 2**32 - 1
     assert packed([[big, 0, big, 0], [big, 0, 0, big]], ngram=2) == pytest.approx([-1 / 3, 0])
     assert packed([[0, 1, 1, 0, 0, 2]], ngram=2) == [0]

@@ -6,6 +6,17 @@ import pytest
 import torch
 
 from rlprims.rewards import rescale
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "rewards.rescale",
+        check_reward,
+        call={"low": -1.0, "high": 2.0},
+        matters={"shift": 0.5, "scale": 2.0, "low": -0.1, "high": 0.1},
+    ),
+]
 
 
 def shaped(*scores: float, **hyperparameters: float) -> list[float]:

@@ -138,6 +138,7 @@ def test_no_network() -> None:
     assert result.stdout == "no\n" * 3
 
 
+@pytest.mark.slow
 @isolated
 def test_endless_time_output_and_memory() -> None:
     began = time.monotonic()
@@ -150,6 +151,7 @@ def test_endless_time_output_and_memory() -> None:
     assert time.monotonic() - began < 2 * SHORT.seconds + 30
 
 
+@pytest.mark.slow
 @isolated
 def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left() -> None:
     result = program("""
@@ -179,6 +181,7 @@ def test_daemons_end_with_the_program() -> None:
     assert not processes()
 
 
+@pytest.mark.slow
 @isolated
 def test_handled_signals_do_not_help() -> None:
     result = program("""
@@ -246,7 +249,8 @@ def test_walls_that_fail_half_way_run_nothing() -> None:
         run("print('ran')", limits=Limits(disk_mb=-1))
 
 
-def test_unisolated_when_told_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_unisolated_only_if_allowed_and_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_guest, "isolation", lambda: "none: no namespaces")
     monkeypatch.setenv("API_KEY", "canary")
     result = run("import os; print(input(), os.environ.get('API_KEY'))", stdin="hi", allow_unisolated=True)
@@ -259,6 +263,7 @@ def test_unisolated_when_told_and_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert code_asserts("def f(x): return x", "assert f(1) == 2", allow_unisolated=True)["score"] == 0
 
 
+@pytest.mark.slow
 @isolated
 def test_no_program_outlives_a_killed_trainer(tmp_path: Path) -> None:
     script = "from rlprims.rewards import sandbox\nsandbox.isolation()\nprint(1, flush=True)\n"
@@ -367,6 +372,7 @@ def test_subclasses_cross_as_what_they_are() -> None:
 ADD = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
 
 
+@pytest.mark.slow
 @isolated
 @pytest.mark.parametrize(
     ("response", "passed"),

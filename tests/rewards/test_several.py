@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,10 @@ from rlprims.rewards import verifiers
 from rlprims.rewards.remote import remote
 from rlprims.rewards.scoring import Cause, batch, naive
 from rlprims.rewards.several import Reward, several
-from tests.rewards.test_remote import Server, lengths
+from tests.rewards.server import Server
+from tests.rewards.test_remote import lengths
 
 NAN = float("nan")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
 
 
 def right(response: str, answer: Any) -> dict[str, float]:
@@ -234,6 +226,7 @@ class TestWhatAFunctionIsGiven:
         assert self.given(reward, per="batch") == [6, 7]
         assert batch(reward, ["x", "yy"], [1, 2], self.EXTRA).scores.tolist() == [6, 7]
 
+    @pytest.mark.slow
     def test_in_a_pool_too(self) -> None:
         from rlprims.rewards.pool import Pool
         from tests.rewards.misbehaving import columns

@@ -4,6 +4,17 @@ import pytest
 import torch
 
 from rlprims.rewards import solve_rate_length
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "rewards.solve_rate_length",
+        check_reward,
+        call={"max_length": 6},
+        matters={"max_length": 5, "coefficient": 0.1, "correct_above": 0.0},
+    ),
+]
 
 
 def mask_of(*lengths: int) -> torch.Tensor:
@@ -33,7 +44,7 @@ def test_groups_may_differ_in_size() -> None:
     assert got.tolist() == pytest.approx([-0.125] * 4 + [-0.5])
 
 
-def test_an_empty_response_pays_nothing_and_counts_as_wrong() -> None:
+def test_an_empty_response_costs_nothing_and_counts_as_wrong() -> None:
     got = solve_rate_length(torch.ones(2), ids(0, 0), mask_of(0, 4), max_length=4, coefficient=1.0)
     assert got.tolist() == [0, -0.5]
 

@@ -5,6 +5,17 @@ import torch
 
 from rlprims.ended import Ended
 from rlprims.rewards import truncation_penalty
+from rlprims.testing import check_reward
+from tests.records import Record
+
+RECORDS = [
+    Record(
+        "rewards.truncation_penalty",
+        check_reward,
+        call={"scale": 0.5, "penalty": 0.2},
+        matters={"scale": 0.3, "penalty": 1.0, "reasons": ("context",)},
+    ),
+]
 
 SCORES = torch.tensor([1.0, 1.0, 0.0, -2.0])
 ENDED = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH, Ended.LENGTH])

@@ -237,6 +237,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_megabyte_costs_little_and_scores_nothing(name: str) -> None:
     import time

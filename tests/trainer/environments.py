@@ -1,6 +1,7 @@
 """Environments that an untrained model can play, and ones that misbehave, named by import path in configs."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import threading
@@ -47,6 +48,13 @@ class AsyncDigits(Digits):
     async def step(self, message: Any) -> Step:  # type: ignore[override]
         await asyncio.sleep(0.001 * (len(message["content"]) % 4))
         return super().step(message)
+
+
+class WithoutAcc(Digits):
+    """Its rewards are all that it says."""
+
+    def step(self, message: Any) -> Step:
+        return dataclasses.replace(super().step(message), columns={})
 
 
 class Sick(Digits):

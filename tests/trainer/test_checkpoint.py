@@ -115,6 +115,19 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, how: str) ->
         newest_checkpoint(tmp_path, warn=warnings.append)
 
 
+def test_a_damaged_one_is_written_anew_and_takes_no_whole_ones_place(tmp_path: Path) -> None:
+    """A resume goes on from step 2, past 3 and 4, which are damaged."""
+    for step in (2, 3, 4):
+        save_checkpoint(tmp_path, step, write(step), keep=3)
+    for step in (3, 4):
+        (tmp_path / f"step_{step:06d}" / "policy" / "weights").write_text("torn")
+    assert value_of(save_checkpoint(tmp_path, 3, write(30), keep=1)) == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
+    assert newest_checkpoint(tmp_path, warn=pytest.fail).name == "step_000003"
+    # a whole one is as it was: the same step again has the same state
+    assert value_of(save_checkpoint(tmp_path, 3, write(31), keep=1)) == 30
+
+
 def test_no_checkpoint_yet(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is none yet"):
         newest_checkpoint(tmp_path, warn=pytest.fail)

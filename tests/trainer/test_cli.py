@@ -53,6 +53,7 @@ def test_a_directory_that_exists_is_not_written_over(
     assert (finished / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_eval_of_a_run_repeats_its_last_evaluation(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(finished)]) == 0
     last = json.loads((finished / "summary.json").read_text())["after"]
@@ -104,7 +105,7 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
         ({"verifier": "gsm8k"}, "verifier: cannot import 'gsm8k' (it names no module): write it as package.module."),
         ({"verifier": "..gsm8k"}, "verifier: cannot import '..gsm8k' (it names no module)"),
         ({"verifier": ""}, "verifier: cannot import '' (it names no module)"),
-        ({"scoring": {"workers": 1, "preload": [""]}}, "scoring.preload: '' is no module"),
+        ({"scoring": {"workers": 1, "preload": [""]}}, "scoring.preload: '' is not a module name"),
         ({"log_to": "nowhere"}, "log_to.0: Input should be 'tensorboard' or 'wandb', not 'nowhere'"),
     ],
 )
@@ -116,6 +117,7 @@ def test_mistakes_end_with_one_message_and_no_directory(
     assert not Path(settings["run_dir"]).exists()
 
 
+@pytest.mark.slow
 def test_a_reward_of_one_number_works_with_dapo_and_the_run_says_what_the_filter_sees(
     settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +136,7 @@ def test_a_reward_of_one_number_works_with_dapo_and_the_run_says_what_the_filter
     assert any(line.get("groups_dropped") for line in runs[0])
 
 
-def test_a_metric_that_nobody_returns_is_said_before_anything_runs(
+def test_an_unknown_metric_is_reported_before_anything_runs(
     settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings["algorithm"]["filter"]["metric"] = "format"
@@ -227,6 +229,7 @@ def test_a_run_that_is_not_one(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "is not a run" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_two_trainers_in_one_directory(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = RunDirectory.open(finished)
     other.lock()

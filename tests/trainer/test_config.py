@@ -36,7 +36,7 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
         ("algorithm.advantage=rlprims.advantage.nothing", "cannot import 'rlprims.advantage.nothing'"),
         ("sampling.temperature=0", "greedy"),
         ("verifier=no.such.function", "cannot import 'no.such.function'"),
-        ("data.template=Question", "write text with {question} in it, or chat"),
+        ("data.template=Question", "expected text with {question} in it, or chat"),
     ],
 )
 def test_an_error_says_what_to_write(
@@ -129,7 +129,7 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
     assert load(settings).warnings() == []
     assert "learns to be short" in load(settings, "algorithm.filter=null").warnings()[0]
     assert "filter on acc or scores" in load(settings, "algorithm.filter.metric=shaped_scores").warnings()[0]
-    assert load(settings, "staleness=1").warnings()[0].endswith("or take a loss that reads rollout_log_probs")
+    assert load(settings, "staleness=1").warnings()[0].endswith("or use a loss that reads rollout_log_probs")
     corrected = ("staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
     assert load(settings, *corrected).warnings() == []
     assert load(settings, "sampling.top_p=0.9").warnings() == []
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
     assert expected in message(load, settings | {"algorithm": algorithm})
 
 
-def test_data_that_nobody_makes_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+def test_data_that_no_stage_makes_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     made = [
         {"preset": "gdpo", "components": ["acc", "format"]},
         {"preset": "dapo", "max_length": 8, "buffer_length": 4, "filter": {"keep": "rlprims.filters.completed"}},

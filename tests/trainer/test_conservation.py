@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlprims.reports.curves import read_metrics
 from rlprims.trainer.config import Config
-from rlprims.trainer.curves import read_metrics
 from rlprims.trainer.session import start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_counters_add_up_in_every_step(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, staleness: int
 ) -> None:
-    settings |= {"verifier": "tests.trainer.verifiers.raises_on_some", "staleness": staleness, "steps": 3}
+    settings |= {"verifier": "tests.trainer.verifiers.raises_on_some", "staleness": staleness, "steps": 5}
     settings["algorithm"] = {"preset": "grpo", "group_size": 3}
     settings["data"].pop("eval")
     config = load(settings, "checkpoint.every=9")

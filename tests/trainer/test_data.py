@@ -21,10 +21,10 @@ def read(path: Path, limit: int = 50, **settings: Any) -> Any:
     [
         ("", "nothing to train on: it has no rows"),
         ('{"question": "1+1=", "answer": "2"}\n{"question": "1+', "rows.jsonl:2: not JSON"),
-        ('{"question": "1+1=", "answer": "2"}\n\n[1]', "rows.jsonl:3: needs an object"),
+        ('{"question": "1+1=", "answer": "2"}\n\n[1]', "rows.jsonl:3: expected an object"),
         ('{"question": "1+1="}', r"rows.jsonl:1: field 'answer' is missing; the row has \['question'\]"),
         ('{"question": null, "answer": "2"}', "field 'question' is None"),
-        ('{"question": ["1"], "answer": "2"}', "must be text or a number"),
+        ('{"question": ["1"], "answer": "2"}', "expected text or a number"),
         ('{"question": "", "answer": "2"}', "field 'question' is ''"),
     ],
 )

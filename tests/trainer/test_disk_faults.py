@@ -56,7 +56,7 @@ class TestAFullDiskIsNamed:
         assert not (run.path / "summary.json").exists()
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_no_ruins(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_removed_and_the_one_before_stays(tmp_path: Path) -> None:
     def write(size: int) -> Callable[[Path], None]:
         return lambda directory: save_file({"w": torch.zeros(size)}, directory / "w.safetensors")
 

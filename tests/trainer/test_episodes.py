@@ -19,11 +19,12 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.environments import Episode, TextRenderer
+from rlprims.filters import SamplingExhausted
+from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.episodes import Player, episode_rows, outcome_scores, same_widths
 from rlprims.trainer.loop import Step, Trainer, train
-from rlprims.trainer.rollouts import print_rollouts, read_rollouts, write_page
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from rlprims.turns import Turn
@@ -103,6 +104,7 @@ def test_groups_are_whole_and_no_episode_is_lost(
     assert any((step.batch["ended"] == Ended.TURNS).any() for step in steps)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_in_any_order_of_time(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console
 ) -> None:
@@ -171,6 +173,7 @@ def test_an_episode_of_several_rows_counts_once(
         assert step.metrics["length"] == pytest.approx(tokens / len(first))
 
 
+@pytest.mark.slow
 def test_resuming_between_steps_repeats_the_metrics(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_sigkill_in_mid_episode(
     assert metrics_of(killed) == metrics_of(whole)
 
 
+@pytest.mark.slow
 def test_a_sick_environment_costs_its_groups_and_is_counted(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_sick_environment_costs_its_groups_and_is_counted(
     assert sorted(known) == list(range(trainer.collector.samples))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "columns"),
     [
@@ -311,6 +316,7 @@ def test_states_are_the_environments_or_the_conversation(
         assert same == [[a == b for a in labels] for b in labels]
 
 
+@pytest.mark.slow
 def test_recorded_episodes_are_read_shown_and_printed(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
@@ -408,7 +414,7 @@ def test_groups_of_other_widths_are_padded_where_their_tokens_are_not() -> None:
     ("changes", "message"),
     [
         ({"data.template": "Q: {question}"}, "the environment writes the prompt; use chat, or leave the template out"),
-        ({"replay": "somewhere"}, "replay is of single responses"),
+        ({"replay": "somewhere"}, "replay is for single responses"),
         ({"data.environment": "tests.trainer.environments.Nobody"}, "cannot import"),
         ({"data.environment": {"fn": DIGITS, "mosst": 3}}, "no hyperparameter 'mosst': did you mean 'most'?"),
         ({"limits.turns": 0}, "limits.turns"),
@@ -433,3 +439,103 @@ def test_a_row_without_a_field_that_the_environment_takes_is_named(
     episodes["data"]["train"] = str(tiny.write_jsonl(tmp_path / "rows.jsonl", [{"question": "1+1="}]))
     with pytest.raises(ValueError, match=r"rows.jsonl:1: tests.trainer.environments.Digits takes \['answer'\]"):
         build(load(episodes), console)
+
+
+def test_without_acc_the_filter_looks_at_scores_as_of_a_verifier(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console
+) -> None:
+    """As a verifier that returns a number alone; any other column that is missing is an error of both."""
+    episodes["data"] |= {"environment": "tests.trainer.environments.WithoutAcc", "eval": None}
+    dapo = {"preset": "dapo", "group_size": 2, "max_length": 8, "buffer_length": 4}
+    dapo["filter"] = {"max_generation_batches": 50}
+    config = load(episodes | {"algorithm": dapo, "steps": 1})
+    with pytest.warns(UserWarning, match="WithoutAcc gives no column acc: the filter looks at scores"):
+        _, (step,) = run(config, console)
+    assert "acc" not in step.batch
+    assert all(reason.startswith("scores is ") for _, reason in step.dropped)
+    dapo["filter"]["metric"] = "depth"
+    with pytest.raises(ValueError, match=r"gave no column \['depth'\], which the algorithm reads"):
+        run(load(episodes | {"algorithm": dapo, "steps": 1}), console)
+
+
+DAPO: dict[str, Any] = {
+    "preset": "dapo", "group_size": 2, "max_length": 8, "buffer_length": 4, "filter": {"max_generation_batches": 50}
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_streamed_groups_are_replaced_when_dropped_and_leave_no_surplus(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console
+) -> None:
+    """A batch of four groups; each that is dropped is replaced, and nothing is sampled beyond the batch."""
+    episodes |= {"algorithm": DAPO, "stream": True, "prompts_per_generation": None, "steps": 2}
+    episodes["data"]["eval"] = None
+    _, steps = run(load(episodes), console)
+    assert sum(len(step.dropped) for step in steps) > 0
+    begun = 0
+    for step in steps:
+        groups = step.batch["group"].unique().tolist()
+        gone = [int(rows["group"][0]) for rows, _ in step.dropped]
+        assert len(groups) == 4
+        assert step.surplus == []
+        assert sorted([*groups, *gone]) == list(range(begun, begun + len(groups) + len(gone)))
+        begun += len(groups) + len(gone)
+        assert step.metrics["groups_sampled"] == len(groups) + len(gone)
+        assert step.metrics["surplus"] == 0
+    # Each episode is that of the same sample in a run of whole batches: it is a function of (seed, sample, turn).
+    _, (whole, *_) = run(load(episodes | {"stream": False, "steps": 1}), console)
+    one = {int(row["sample_id"]): row["responses"].tolist() for row in whole.batch.split(1)}
+    both = [row for row in steps[0].batch.split(1) if int(row["sample_id"]) in one]
+    for row in both:
+        wide = row["responses"].flatten().tolist()
+        short = one[int(row["sample_id"])][0]
+        assert wide[: min(len(wide), len(short))] == short[: min(len(wide), len(short))]
+
+
+@pytest.mark.slow
+def test_groups_that_stream_do_not_depend_on_timing(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console
+) -> None:
+    episodes |= {"algorithm": DAPO, "stream": True, "steps": 2}
+    episodes["data"]["eval"] = None
+    twice = []
+    for environment in ("AsyncDigits", "Digits"):
+        episodes["data"]["environment"] = f"tests.trainer.environments.{environment}"
+        twice.append(history(run(load(episodes), console)[1]))
+    assert twice[0] == twice[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_streams_resumes_alike(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    episodes |= {"algorithm": DAPO, "stream": True}
+    episodes["data"]["eval"] = None
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(load(episodes, f"run_dir={whole}", "steps=3"), console) == 0
+    assert start(load(episodes, f"run_dir={broken}", "steps=2"), console) == 0
+    record = RunDirectory.open(broken)
+    assert resume(record, record.config(["steps=3"]), console) == 0
+    assert metrics_of(broken) == metrics_of(whole)
+
+
+def test_a_stream_ends_at_its_limit(load: Callable[..., Config], episodes: dict[str, Any], console: Console) -> None:
+    never = {**DAPO, "filter": {"keep": "tests.trainer.verifiers.keep_nothing", "max_generation_batches": 2}}
+    episodes |= {"algorithm": never, "stream": True, "steps": 1}
+    with pytest.raises(SamplingExhausted, match=r"0 of 4 groups after 2 generation batches, the limit\. Of 12 groups"):
+        run(load(episodes), console)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"environment": None}}, "stream: true needs data.environment"),
+        ({"algorithm": {"preset": "remax", "group_size": 2}}, "stream: true plays no greedy episode"),
+    ],
+)
+def test_what_cannot_stream_is_refused(
+    load: Callable[..., Config], episodes: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    changed = {**episodes, **change, "stream": True, "data": {**episodes["data"], **change.get("data", {})}}
+    with pytest.raises(ValueError, match=message):
+        load(changed)

@@ -55,5 +55,5 @@ def test_a_gap_ends_the_run_and_old_samples_are_computed_again(trainer: Trainer)
 def test_where_they_are_not_the_same_numbers_it_is_refused(
     load: Callable[..., Config], settings: dict[str, Any], other: str
 ) -> None:
-    with pytest.raises(ValueError, match="recompute_log_probs=3 takes the sampler's"):
+    with pytest.raises(ValueError, match="recompute_log_probs=3 uses the sampler's"):
         load(settings, "recompute_log_probs=3", other)

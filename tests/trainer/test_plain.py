@@ -46,6 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
     return dict(zip((*WORK, *NEED_MORE), map(tuple, json.loads(done.stdout)), strict=True))
 
 
+@pytest.mark.slow
 def test_what_needs_no_package_of_the_extra_works(told: dict[str, tuple[int, str, str]]) -> None:
     assert [told[command][0] for command in WORK] == [0] * len(WORK)
     shown = {command: told[command][1] for command in WORK}
@@ -57,7 +58,7 @@ def test_what_needs_no_package_of_the_extra_works(told: dict[str, tuple[int, str
 
 
 @pytest.mark.parametrize("command", NEED_MORE)
-def test_what_needs_one_says_so_in_a_line(told: dict[str, tuple[int, str, str]], command: str) -> None:
+def test_a_command_without_its_package_prints_one_line(told: dict[str, tuple[int, str, str]], command: str) -> None:
     code, out, err = told[command]
     assert (code, out) == (2, "")
     assert re.fullmatch(r"error: this command needs \w+, which is not installed: .*\n", err)

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from rlprims.execution import Work, WorkerReport
+from rlprims.reports.curves import read_metrics
 from rlprims.trainer.config import Config
-from rlprims.trainer.curves import read_metrics
 from rlprims.trainer.measures import worker_metrics
 from rlprims.trainer.session import start
 
@@ -22,6 +22,7 @@ def test_the_profiled_steps_and_no_others(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
     del settings["data"]["eval"]
+    settings["algorithm"] = {"preset": "grpo", "group_size": 3}  # without a filter every step samples
     config = load(settings, "steps=3", "profile.steps=[2]", "checkpoint.every=9")
     assert start(config, console) == 0
     (folder,) = (config.run_dir / "profile").iterdir()

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlprims.reports._rollout_rows import read_rollouts
 from rlprims.trainer.config import Config
+from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
 
@@ -18,6 +20,7 @@ WHOLE, TRUNCATED = {}, {"top_p": 0.8, "min_p": 0.02}
 REMAX = {"preset": "remax", "group_size": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "sampling"),
     [
@@ -49,11 +52,12 @@ def test_a_replay_trains_as_the_recorded_run_did(
     assert got == expected
 
 
+@pytest.mark.slow
 def test_another_loss_on_the_same_samples(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
-    start(load(settings, f"run_dir={recorded}", "steps=3"), console)
+    start(load(settings, f"run_dir={recorded}", "steps=3", "compress_rollouts=true"), console)
     other = "algorithm.aggregation=rlprims.losses.seq_mean_token_mean"
     start(load(settings, f"run_dir={replayed}", f"replay={recorded}", "steps=3", other), console)
     first, second = metrics_of(recorded), metrics_of(replayed)
@@ -63,6 +67,19 @@ def test_another_loss_on_the_same_samples(
     assert first != second
 
 
+def test_recordings_may_be_compressed_and_of_some_steps(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    whole, some = tmp_path / "whole", tmp_path / "some"
+    start(load(settings, f"run_dir={whole}", "steps=2"), console)
+    start(load(settings, f"run_dir={some}", "steps=2", "compress_rollouts=true", "record_rollouts_every=2"), console)
+    assert [path.name for path in (some / "rollouts").iterdir()] == ["step_000002.jsonl.gz"]
+    assert read_rollouts(some) == read_rollouts(whole, 2)
+    RunDirectory.open(some).forget_after(1)
+    assert list((some / "rollouts").iterdir()) == []
+
+
+@pytest.mark.slow
 def test_what_was_not_recorded(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:

@@ -1,7 +1,9 @@
 """A run that was ended at any moment continues as if it had not been: its metrics are the same, line by line."""
 
 import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +81,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) 
 def test_sigkill_in_mid_run(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
-    settings |= {"steps": 40, "evaluation": {"every": 20, "samples": 2, "limit": 5}, "checkpoint": {"every": 3}}
+    settings |= {"steps": 24, "evaluation": {"every": 12, "samples": 2, "limit": 5}, "checkpoint": {"every": 3}}
     settings["optimizer"] = {"lr": 1e-4}  # slow, so that groups still differ at the end
     config = write_config(settings)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -87,7 +89,7 @@ def test_sigkill_in_mid_run(
 
     process = subprocess.Popen(command("train", config, f"run_dir={killed}"), cwd=ROOT)
     metrics = killed / "metrics.jsonl"
-    for lines in (9, 20, 31):
+    for lines in (7, 15):
         wait_until(lambda lines=lines: metrics.exists() and metrics.read_text().count("\n") >= lines, process)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -135,7 +137,7 @@ def test_sigkill_in_mid_save(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_signal_saves_and_leaves(
+def test_the_first_signal_saves_and_ends(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     settings |= {"steps": 60, "checkpoint": {"every": 1000}, "data": {"train": settings["data"]["train"]}}
@@ -150,6 +152,7 @@ def test_a_polite_signal_saves_and_leaves(
     assert [line["step"] for line in metrics_of(run)] == list(range(1, done + 3))
 
 
+@pytest.mark.slow
 def test_what_a_resume_may_change(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,8 +160,64 @@ def test_what_a_resume_may_change(
     start(config, console)
     assert main(["resume", str(config.run_dir), "seed=3"]) == 2
     assert "seed=3: on resume only steps" in " ".join(capsys.readouterr().err.split())
+    assert main(["resume", str(config.run_dir), "execution=ray"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"start a new run from its weights: model.path={config.run_dir}/checkpoints/step_.../policy" in told
 
 
+@pytest.mark.slow
+def test_what_a_resume_changed_is_the_runs_own_from_there_on(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path]
+) -> None:
+    run = Path(settings["run_dir"])
+    assert main(["train", str(write_config(settings)), "steps=2", "optimizer.lr=1e-4"]) == 0
+    for overrides in (["steps=3", "optimizer.lr=2e-3"], ["steps=4"]):
+        os.remove(run / ".lock")  # this process holds it still
+        assert main(["resume", str(run), *overrides]) == 0
+    rates = [line["lr"] for line in metrics_of(run) if line["kind"] == "train"]
+    assert rates == pytest.approx([1e-4, 1e-4, 2e-3, 2e-3])
+    assert [json.loads(line) for line in (run / "changes.jsonl").read_text().splitlines()] == [
+        {"after_step": 2, "overrides": ["steps=3", "optimizer.lr=2e-3"]},
+        {"after_step": 3, "overrides": ["steps=4"]},
+    ]
+
+
+@pytest.mark.slow
+def test_one_command_begins_a_run_and_continues_it(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it ended: after a checkpoint, or before the first."""
+    run = Path(settings["run_dir"])
+    command = ["train", "--resume-if-exists", str(write_config(settings)), "steps=4"]
+    assert main(command) == 0
+    whole = metrics_of(run)
+    for lost, says in (("step_000004", "after step 2 of 4"), ("step_*", "has no checkpoint: it begins again")):
+        for checkpoint in (run / "checkpoints").glob(lost):
+            shutil.rmtree(checkpoint)
+        os.remove(run / ".lock")  # this process holds it still
+        capsys.readouterr()
+        assert main([*command, "seed=7"]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert says in told
+        assert "note: the run keeps its own seed;" in told
+        assert metrics_of(run) == whole
+
+
+def test_a_taken_run_dir_is_refused_before_anything_is_loaded(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(settings)
+    monkeypatch.setattr("rlprims.trainer.session.build", None)
+    config.run_dir.mkdir()
+    (config.run_dir / "notes.txt").touch()
+    with pytest.raises(ValueError, match="exists: continue it with 'rlprims resume"):
+        start(config, console)
+    file = config.run_dir / "notes.txt"
+    with pytest.raises(ValueError, match=r"notes.txt cannot be written to; write another place with run_dir="):
+        start(config.model_copy(update={"run_dir": file / "run"}), console)
+
+
+@pytest.mark.slow
 def test_exhausted_prompts_lose_nothing_that_was_learned(
     load: Callable[..., Config], settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -13,7 +13,8 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from tests import tiny
-from tests.rewards.test_remote import Server, lengths
+from tests.rewards.server import Server
+from tests.rewards.test_remote import lengths
 from tests.trainer.runs import metrics_of
 from tests.trainer.test_loop import run
 
@@ -24,11 +25,9 @@ OWN = "tests.trainer.verifiers"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    server.reply = lengths
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with Server() as server:
+        server.reply = lengths
+        yield server
 
 
 @pytest.fixture
@@ -54,6 +53,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVED_KEY", "canary")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tests.trainer.verifiers")
 def test_a_run_with_a_weighted_list(load: Load, listed: Settings, console: Console, server: Server) -> None:
     config = load(listed)
@@ -82,6 +82,7 @@ def test_a_run_with_a_weighted_list(load: Load, listed: Settings, console: Conso
     assert set(server.requests[0]) >= {"responses", "answers", "question", "level", "parts", "data_source"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_server_that_fails_costs_its_rows_and_is_counted(
     load: Load, listed: Settings, console: Console, server: Server
@@ -140,10 +141,10 @@ def test_beside_a_verifier_and_weights(load: Load, settings: Settings, console: 
     [
         ({"rewards": [{"weight": 1.0}]}, "write fn, a function's import path, or url"),
         ({"rewards": [{"url": "http://a/"}]}, "needs a name"),
-        ({"rewards": [{"fn": f"{OWN}.brief"}, {"fn": f"{OWN}.brief"}]}, "there twice"),
+        ({"rewards": [{"fn": f"{OWN}.brief"}, {"fn": f"{OWN}.brief"}]}, "occur twice"),
         ({"rewards": [{"fn": f"{OWN}.brief", "name": "scores"}]}, r"\['scores'\] are taken"),
         ({"rewards": [{"fn": f"{OWN}.brief", "weight": 0}]}, "every weight is 0"),
-        ({"rewards": [{"fn": f"{OWN}.brief", "workers": 1}]}, "no async functions"),
+        ({"rewards": [{"fn": f"{OWN}.brief", "workers": 1}]}, "do not support async functions"),
         ({"rewards": [{"fn": f"{OWN}.rank", "seconds": 1}]}, "seconds can end async functions alone"),
         ({"rewards": [{"fn": f"{OWN}.rank", "wieght": 1}]}, "did you mean 'weight'"),
         ({"verifier": None}, "verifier: null needs rewards"),
@@ -174,9 +175,7 @@ class TestWhenTheDataIsRead:
         with pytest.raises(ValueError, match=r"rows.jsonl:3: the answer cannot be scored: .*no Python"):
             build(load(settings | {"data": data}), console)
 
-    def test_a_data_source_that_nobody_knows(
-        self, load: Load, settings: Settings, console: Console, tmp_path: Path
-    ) -> None:
+    def test_an_unknown_data_source(self, load: Load, settings: Settings, console: Console, tmp_path: Path) -> None:
         settings["verifier"] = {"fn": "rlprims.rewards.verifiers.by_source", "table": {"su*": settings["verifier"]}}
         self.build(load, settings, console, tmp_path, data_source="aime24")
         with pytest.raises(ValueError, match=r"rows.jsonl:3: .*no verifier .*; near it are"):

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
+from rlprims.reports.examine import examine
 from rlprims.trainer.config import Config
-from rlprims.trainer.examine import examine
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.rollout import join, score, split_groups
 from rlprims.trainer.session import build, evaluate_parts, start
@@ -207,6 +207,7 @@ class TestKnownScores:
         scored = score(None, config, self.rows(torch.tensor([3.0, 2.0, 1.0])))  # type: ignore[arg-type]
         assert scored["scores"].tolist() == [3.0, 2.0, 1.0]
 
+    @pytest.mark.slow
     def test_of_a_recording(self, load: Load, settings: Settings, console: Console, tmp_path: Path) -> None:
         plain = settings | {"algorithm": {"preset": "rloo", "group_size": 2}, "steps": 2, "evaluation": {"limit": 2}}
         assert start(load(plain), console) == 0
@@ -317,6 +318,7 @@ class TestExamine:
         assert "⟨U+001B⟩[2J" in shown
         assert "timeout: 3 s" in shown
 
+    @pytest.mark.slow
     def test_in_a_run(self, load: Load, settings: Settings, console: Console) -> None:
         changes = {"steps": 2, "num_examine": 1, "evaluation": {"num_examine": 2, "every": 2, "samples": 1, "limit": 3}}
         assert start(load(settings | changes), console) == 0

@@ -10,6 +10,7 @@ from rlprims.trainer.config import Config
 from tests.trainer.test_loop import run
 
 
+@pytest.mark.slow
 def test_the_same_run_with_and_without_workers(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
@@ -20,6 +21,7 @@ def test_the_same_run_with_and_without_workers(
     assert history(0) == history(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_verifier_for_each_data_source(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, workers: int
@@ -31,6 +33,7 @@ def test_a_verifier_for_each_data_source(
     assert set(steps[0].batch["scores"].tolist()) == {0.0, 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tests.trainer.verifiers")
 def test_what_fails_is_counted_by_cause(
     load: Callable[..., Config], settings: dict[str, Any], console: Console

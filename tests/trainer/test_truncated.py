@@ -12,10 +12,10 @@ from rich.console import Console
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_of
+from rlprims.reports.rollouts import read_rollouts
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer, train
 from rlprims.trainer.rollout import join
-from rlprims.trainer.rollouts import read_rollouts
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
@@ -93,6 +93,7 @@ def test_the_samplers_log_probs_serve_as_the_trainers(steps: Callable[..., list[
     torch.testing.assert_close(done[2].batch["old_log_probs"], done[2].batch["rollout_log_probs"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_same_metrics(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, staleness: int

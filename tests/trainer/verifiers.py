@@ -4,6 +4,9 @@ import asyncio
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 def has_a_digit(response: str, answer: str) -> dict[str, float]:
     right = float(any(character in "12345" for character in response[:4]))
@@ -62,3 +65,8 @@ def fails_on_a(response: str, answer: Any, *, also: str = "b") -> float | None:
 
 def of_parts(responses: list[str], answers: list[Any], parts: list[Any]) -> list[float]:
     return [float(len(answer["gold"]) + len(part)) for answer, part in zip(answers, parts, strict=True)]
+
+
+def keep_nothing(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """A filter that is never content."""
+    return torch.zeros_like(scores, dtype=torch.bool)

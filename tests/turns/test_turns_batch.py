@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 
@@ -16,6 +15,7 @@ from rlprims.ended import Ended
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.local import LocalExecution
 from rlprims.turns import Row, Turn, merge, to_batch
+from tests import tiny
 from tests.turns.turn_trees import rollouts
 
 COLUMNS = ("response_mask", "rollout_log_probs", "rewards", "turn_ids", "versions")

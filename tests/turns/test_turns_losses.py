@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from rlprims import losses
 from rlprims.data_proto import DataProto
 from rlprims.turns import Turn, merge, to_batch
+from tests import tiny
 from tests.turns.turn_trees import rollouts
 
 WIDTH, TOP, PREFIXES = 3, 2, 512

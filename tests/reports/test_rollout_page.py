@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import MakeRun, sample
 
-from rlprims.trainer.rollouts import write_page
+from rlprims.reports.rollouts import write_page
+from tests.reports.made_runs import MakeRun, sample
 
 HOSTILE = (
     "</script><script>alert(1)</script><!-- <script> --> ]]> <img src=x onerror=alert(1)> &lt; \" ' ` ${1} "
@@ -127,7 +127,7 @@ def test_one_source_is_on_the_page(make_run: MakeRun, tmp_path: Path) -> None:
         write_page(run, tmp_path / "page.html", source="words/4")
 
 
-def test_a_row_too_large_for_the_page_leaves_it_empty_but_said(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_row_too_large_for_the_page_is_left_out_and_reported(make_run: MakeRun, tmp_path: Path) -> None:
     data = embedded(write_page(make_run(rollouts={1: [sample(0)]}), tmp_path / "page.html", most_bytes=10))
     assert data["steps"] == []
     assert "none of the recorded steps" in data["notes"][0]

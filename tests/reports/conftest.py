@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import MakeRun
+
+from tests.reports.made_runs import MakeRun
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import io
 from pathlib import Path
 
 import pytest
-from made_runs import MakeRun, sample
 from rich.console import Console
 
-from rlprims.trainer.rollouts import print_rollouts, read_rollouts
+from rlprims.reports.rollouts import print_rollouts, read_rollouts
+from tests.reports.made_runs import MakeRun, sample
 
 
 def printed(run: Path, *, colours: bool = False, **options: object) -> str:
@@ -88,7 +88,7 @@ def test_count_limits_responses_and_says_what_is_left(make_run: MakeRun) -> None
         printed(make_run("other", rollouts={1: [sample(0)]}), count=0)
 
 
-def test_source_filters_and_an_unknown_one_is_told_the_others(make_run: MakeRun) -> None:
+def test_source_filters_and_an_unknown_one_lists_the_others(make_run: MakeRun) -> None:
     run = make_run(rollouts={1: [sample(0), sample(2, data_source="words/3")]})
     assert "group 0" not in printed(run, source="words/3")
     with pytest.raises(ValueError, match="its sources are words/2, words/3"):

@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
-from made_runs import MakeRun, evaluation, train
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
-from rlprims.trainer.curves import draw_curves, read_metrics, summary_table
+from rlprims.reports.curves import draw_curves, read_metrics, summary_table
+from tests.reports.made_runs import MakeRun, evaluation, train
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_numbers_that_json_does_not_have_are_none(make_run: MakeRun) -> None:
     assert read_metrics(run) == [{"kind": "train", "step": 1, "loss": None, "lr": None}]
 
 
-def test_a_path_that_is_no_run_is_told_what_one_is(tmp_path: Path) -> None:
+def test_a_path_that_is_no_run_is_refused_with_what_a_run_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no metrics\.jsonl\. A run directory is"):
         read_metrics(tmp_path)
 
@@ -177,6 +177,14 @@ def test_the_table_takes_what_there_is(make_run: MakeRun) -> None:
     table = summary_table([bare, short])
     assert list(row(table).values()) == ["bare", *"–" * 8]
     assert row(table, 1) | {"length": "31.0 → 32.0", "tokens": "10k", "seconds": "1", "gain": "–"} == row(table, 1)
+
+
+def test_the_table_says_why_responses_have_no_score(make_run: MakeRun) -> None:
+    failing = [train(1, **{"failures/timed out": 2}), train(2, **{"failures/raised": 1, "failures/timed out": 3})]
+    table = summary_table([make_run("failing", metrics=failing), make_run("fine", metrics=[train(1)])])
+    assert row(table)["unscored"] == "5 timed out, 1 raised"
+    assert row(table, 1)["unscored"] == "–"
+    assert "unscored" not in row(summary_table([make_run("scored", metrics=[train(1)])]))
 
 
 def test_markup_in_a_directory_name_is_not_read(make_run: MakeRun) -> None:

@@ -1,0 +1,103 @@
+"""Which cluster a run is on: the one that is named, or its own; and what it says where there is none."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlprims.execution import ModelConfig
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).parents[2]
+
+_NO_CLUSTER = """
+import os, socket, sys
+import ray
+from rlprims.execution import ExecutionError
+from rlprims.execution.ray._cluster import connect
+def said(address, **options):
+    try:
+        connect(address, cpus=2, **options)
+    except ExecutionError as error:
+        return str(error)
+    ray.shutdown()  # another test's cluster is "auto"
+nobody = socket.socket()
+nobody.bind(("127.0.0.1", 0))
+dead = "127.0.0.1:%d" % nobody.getsockname()[1]
+print(said(dead).replace(dead, "DEAD"))
+os.environ["RAY_ADDRESS"] = dead
+print(said(None).replace(dead, "DEAD"))
+del os.environ["RAY_ADDRESS"]
+print(said("auto"))
+print(said("http://127.0.0.1:8265"))
+nobody.listen()
+print(said(dead, timeout=2.0).replace(dead, "DEAD"))
+sys.stdout.flush()
+os._exit(0)  # Ray alone still tries
+"""
+_OWN_CLUSTER = """
+from rlprims.execution.ray._cluster import connect
+said = []
+connect(None, cpus=2, say=said.append)
+import ray
+assert ray.get(ray.remote(lambda: 5).remote()) == 5
+print(*said)
+"""
+
+
+def python(script: str, **environment: str) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, stdout=pipe, stderr=pipe)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose name leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def test_an_address_without_a_cluster_is_told_in_a_line(short: Path) -> None:
+    """Ray itself tries a dead one for a quarter of an hour."""
+    told = python(_NO_CLUSTER, RAY_TMPDIR=str(short)).communicate(timeout=400)[0].splitlines()
+    assert len(told) == 5, told
+    nobody_there = "DEAD: no Ray cluster is there ([Errno 111] Connection refused); start one there by 'ray start"
+    assert [line.partition(nobody_there)[0] for line in told[:2]] == ["ray.address=", "RAY_ADDRESS="]
+    assert told[3].startswith("ray.address=http://127.0.0.1:8265: Invalid Ray address")
+    assert told[4].startswith("ray.address=DEAD: expected an answer from Ray within 2 s, got none; ")
+    assert told[2].startswith("ray.address=auto: Could not find any running Ray instance") or told[2] == "None"
+
+
+@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}], ids=["", "started by a program that uses Ray"])
+def test_a_run_without_an_address_has_a_cluster_of_its_own(short: Path, mode: dict[str, str]) -> None:
+    """Whatever the address file says, which a cluster that is gone has left; and nothing is written into the home."""
+    home, temporary = short / "home", short / "t"
+    for directory in (home, temporary / "ray"):
+        directory.mkdir(parents=True)
+    (temporary / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    beside = {"HOME": str(home), "RAY_TMPDIR": str(temporary), **mode}
+    told, errors = python(_OWN_CLUSTER, **beside).communicate(timeout=400)
+    assert told == "ray: starting a cluster on this machine\n", errors
+    assert errors == ""
+    assert list(home.iterdir()) == []
+
+
+def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a cluster that was joined need not have that of the run."""
+    from rlprims.execution.ray._cluster import with_whole_paths
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "taught"):
+        (tmp_path / name).mkdir()
+    model = ModelConfig(
+        path="here", reference="of/a-hub", critic="./here", teacher={"sums": "taught", "of": "of/a-hub"}
+    )
+    whole = with_whole_paths(model)
+    assert (whole.path, whole.critic) == (str(tmp_path / "here"), str(tmp_path / "here"))
+    assert (whole.reference, whole.reward) == ("of/a-hub", None)
+    assert whole.teacher == {"sums": str(tmp_path / "taught"), "of": "of/a-hub"}
+    assert with_whole_paths(whole) == whole

@@ -1,0 +1,45 @@
+"""The model runner that vLLM takes on a GPU (V2) draws by itself what one process draws."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlprims import algorithms
+from rlprims.data_proto import DataProto
+from tests.execution.execution_contract import local
+from tests.execution.v2_process import SAMPLINGS, sample
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.mark.ray
+def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    found = sorted((ROOT / ".venv-triton").glob("lib/python3*/site-packages/triton"))
+    if not found:
+        pytest.skip("needs Triton for its interpreter: make .venv-triton/.ready")
+    (tmp_path / "triton").symlink_to(found[0])  # alone, without the torch beside it
+    from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
+
+    paths = (HERE / "interpreted_triton", tmp_path, ROOT)
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    command = [sys.executable, str(HERE / "v2_process.py"), str(model_path), str(tmp_path)]
+    subprocess.run(
+        command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
+    )
+    one = local(model_path, algorithms.reinforce())
+    for name, sampling in SAMPLINGS.items():
+        mine, theirs = sample(one, name), DataProto.load(tmp_path / name)
+        for column in ("responses", "response_mask", "ended"):
+            assert torch.equal(mine[column], theirs[column]), (name, column)
+        torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+        if sampling.truncates:
+            for a, b in zip(mine["kept_ids"].unbind(), theirs["kept_ids"].unbind(), strict=True):
+                assert torch.equal(a, b)

@@ -1,0 +1,33 @@
+"""A process with an engine on vLLM's V2 runner: ``python v2_process.py MODEL OUT`` samples and saves batches."""
+
+import sys
+from pathlib import Path
+
+from rlprims.execution import ModelConfig, RayConfig, Sampling
+from tests import tiny
+from tests.execution.execution_contract import prompts
+
+QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7")
+SAMPLINGS = {
+    "plain": Sampling(max_new_tokens=6),
+    "truncated": Sampling(max_new_tokens=4, temperature=0.7, top_k=12, top_p=0.9, min_p=0.01),
+}
+
+
+def sample(execution, name):
+    return execution.generate(prompts(QUESTIONS), SAMPLINGS[name], seed=5, prompt_width=12)
+
+
+def main(model, out):
+    from rlprims.execution.ray._vllm import VllmEngine
+
+    config = ModelConfig(path=model, device="cpu")
+    cluster = RayConfig(kv_cache_bytes=64 << 20)
+    engine = VllmEngine(config, tiny.tokenizer(), cluster, context_window=128)
+    assert engine.llm.collective_rpc("draw_as_a_gpu") == [True], "vLLM took its V1 runner"
+    for name in SAMPLINGS:
+        sample(engine, name).save(Path(out) / name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""The arithmetic of `rlprims plan`: numbers worked by hand, and settings that lower what they are said to lower."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from rlprims.trainer.cli import main
+from rlprims.trainer.config import Config
+from rlprims.trainer.plan import Plan, Prompts, lengths_of, plan, shape_of, total
+
+GRPO = {"preset": "grpo", "kl_coef": 0.0, "group_size": 4}
+CLUSTER = {"execution": "ray", "ray": {"training_workers": 2, "rollout_workers": 2, "kv_cache_bytes": 2**20}}
+
+
+@pytest.fixture
+def job(settings: dict[str, Any]) -> dict[str, Any]:
+    """8 prompts of 10 tokens, 4 samples of 8 tokens each, one update."""
+    return {**settings, "algorithm": GRPO, "prompts_per_step": 8, "prompts_per_generation": None}
+
+
+def lines(found: Plan) -> dict[str, float]:
+    every = [*found.rank, *found.sampling, *found.update, *found.engine, *found.sync]
+    return {line.what: line.bytes for line in every}
+
+
+def test_numbers_by_hand(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    config = load({**job, "model": {"path": job["model"]["path"], "device": "cpu"}})
+    model = AutoModelForCausalLM.from_pretrained(job["model"]["path"])
+    n = model.num_parameters()
+    found = lines(plan(config, Prompts(mean=10, longest=12, evaluated=5)))
+    assert found["trained weights"] == found["gradients"] == found["optimizer"] / 2 == 4 * n
+    # 2 layers; queries 2 x 32, keys 1 x 32, hidden 64, inner 128; 32 words.
+    assert found["KV cache"] == 32 * (12 + 8) * (2 * 2 * 32 * 4)
+    assert found["logits of a step"] == 4 * 32 * 32 * 4
+    tokens = 8 * 10 + 32 * 8  # a shared prompt once
+    assert found["activations"] == tokens * 2 * 4 * (6 * 64 + 64 + 4 * 128)
+    assert found["inputs of attention"] == 32 * 18 * 2 * 4 * (64 + 32 + 32 + 64)
+    assert found["logits"] == 4 * 256 * 32 * 4
+    assert "reference" not in found
+
+
+def test_a_peak_is_of_sampling_or_of_an_update(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    few, many = (plan(load(job), Prompts(10, 10, evaluated)) for evaluated in (1, 500))
+    assert few.peak == total(few.rank) + total(few.update)
+    assert many.peak == total(many.rank) + total(many.sampling) > few.peak
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("logits", ["model.fused_head=true", "sampling.max_new_tokens=1000000"]),
+        ("logits", ["model.max_tokens_per_micro_batch=64"]),
+        ("activations", ["model.max_tokens_per_micro_batch=64"]),
+        ("inputs of attention", ["model.max_tokens_per_micro_batch=64"]),
+        ("KV cache", ["model.max_rows_per_generation=4"]),
+        ("KV cache", ["model.dtype=bfloat16"]),
+        ("logits of a step", ["model.max_rows_per_generation=4"]),
+        ("optimizer", ["model.lora={rank: 2}"]),
+        ("gradients", ["model.lora={rank: 2}"]),
+        ("reference", ["model.lora={rank: 2}"]),
+        ("reference", ["algorithm.kl_coef=0"]),
+    ],
+)
+def test_each_setting_lowers_what_the_table_says(
+    load: Callable[..., Config], job: dict[str, Any], what: str, changes: list[str]
+) -> None:
+    values = {**job, "algorithm": {**GRPO, "kl_coef": 0.1}, "model": {"path": job["model"]["path"]}}
+    prompts = Prompts(10, 10)
+    before = lines(plan(load(values, *changes[1:]), prompts))[what]
+    assert lines(plan(load(values, *changes), prompts)).get(what, 0.0) < before
+
+
+def test_ranks_share_and_engines_do_not(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    model = {"path": job["model"]["path"], "device": "cpu"}
+    one = lines(plan(load({**job, "model": model}), Prompts(10, 10)))
+    found = plan(load({**job, **CLUSTER, "model": model}), Prompts(10, 10))
+    two = lines(found)
+    assert two["optimizer"] == one["optimizer"] / 2
+    assert two["logits"] == one["logits"] / 2
+    assert two["weights"] == two["sync, to each engine"] == one["trained weights"]
+    assert two["sync, from each rank"] == two["weights"] / 2
+    assert not found.sampling
+    adapters = {**model, "lora": {"rank": 2, "sync": "adapter"}}
+    sent = lines(plan(load({**job, **CLUSTER, "model": adapters}), Prompts(10, 10)))["sync, to each engine"]
+    assert sent == 4 * shape_of(load({**job, "model": adapters}).model).trained < two["weights"] / 4
+
+
+def test_prompts_are_those_of_the_data(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    config = load(settings)  # 20 sums; five questions of them are evaluated, two samples each
+    found = lengths_of(config)
+    assert 0 < found.mean <= found.longest
+    assert found.evaluated == 10
+
+
+def test_a_config_is_enough_of_a_model(
+    settings: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(Path(settings["model"]["path"]) / "config.json", tmp_path / "bare")
+    path = str(write_config({**settings, "model": {"path": str(tmp_path / "bare")}}))
+    assert main(["plan", path]) == 2
+    assert "--prompt-tokens" in capsys.readouterr().err
+    assert main(["plan", path, "--prompt-tokens", "100"]) == 0
+    assert "peak" in capsys.readouterr().out
