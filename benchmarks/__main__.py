@@ -16,6 +16,7 @@ from benchmarks import (
     gae,
     group_advantage,
     group_filter,
+    histories,
     log_probs,
     losses,
     policy_loss,
@@ -36,6 +37,7 @@ FAMILIES = {
     "head": fused_head.cases,
     "batch": data_proto.cases,
     "batching": batching.cases,
+    "histories": histories.cases,
     "rewards": rewards.cases,
 }
 RESULTS = Path("docs/benchmarks/results.json")

@@ -66,7 +66,7 @@ def measure(case: Case, seconds: float, min_rounds: int) -> list[Row]:
     peaks: dict[str, float | None] = {}
     repeats: dict[str, int] = {}
     for who, function in functions.items():
-        answer, peaks[who] = _with_peak(function)
+        answer, peaks[who] = with_peak(function)
         errors[who] = case.error(answer)
         del answer
         repeats[who] = max(1, round(SHORTEST / max(_cpu_seconds(function, 1), 1e-6)))
@@ -140,7 +140,7 @@ def _copy(size: int) -> Function:
     return lambda: target.copy_(source)
 
 
-def _with_peak(function: Function) -> tuple[Any, float | None]:
+def with_peak(function: Function) -> tuple[Any, float | None]:
     """The answer, and how far resident memory rose meanwhile; good to about one array, for freed memory is reused."""
     gc.collect()
     if not sys.platform.startswith("linux"):

@@ -40,7 +40,8 @@ with a head, the products of matrices alone. A case with "plain" is the formula 
 (`RLPRIMS_KERNELS=0`); one with "compiled" is the same lines under `torch.compile`.
 
 [Every row, with quartiles and peak memory]({all})
-· [the numbers that this library holds](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+· [speed and memory, asked and measured](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+· [ranks beside one process](ranks.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 

@@ -114,7 +114,7 @@ def escaped(line: str) -> str:
     return "".join(parts)
 
 
-class Room(SphinxDirective):
+class Package(SphinxDirective):
     """A package or module: its docstring, its public names at a glance, and each with its own docstring."""
 
     required_arguments = 1
@@ -171,7 +171,7 @@ class Names(SphinxTransform):
     def apply(self, **kwargs: Any) -> None:
         for literal in list(self.document.findall(nodes.literal)):
             match = self.NAME.fullmatch(literal.astext())
-            if match is None or match[1] not in ROOMS or _is_inside(literal, self.OFF):
+            if match is None or match[1] not in PACKAGES or _is_inside(literal, self.OFF):
                 continue
             module = importlib.import_module(f"rlprims.{match[1]}")
             if callable(getattr(module, match[2], None)):
@@ -182,7 +182,7 @@ class Names(SphinxTransform):
                 target += literal
 
 
-ROOMS = {*rlprims._MODULES, "lab", "data_proto"}
+PACKAGES = {*rlprims._MODULES, "lab", "data_proto"}
 
 
 class Stacked(SphinxTransform):
@@ -239,7 +239,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring, priority=900)
     app.connect("autodoc-process-signature", signature)
-    app.add_directive("room", Room)
+    app.add_directive("package", Package)
     app.add_transform(Names)
     app.add_transform(Formulas)
     app.add_transform(Stacked)
