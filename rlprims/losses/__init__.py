@@ -40,7 +40,7 @@ from rlprims.losses._aggregation import (
 )
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
 from rlprims.losses._distillation import full_kl, jsd, topk_jsd, topk_kl
-from rlprims.losses._group import flowrl, gvpo, real
+from rlprims.losses._group import flowrl, gvpo, online_dpo, real
 from rlprims.losses._kl import kl, sampled_reverse_kl, sdar, weighted_kl
 from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._preference_pairs import (
@@ -97,6 +97,7 @@ __all__ = [
     "luffy",
     "nca",
     "nll",
+    "online_dpo",
     "opmd",
     "orpo",
     "prompt_token_mean",

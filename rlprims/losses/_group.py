@@ -1,4 +1,4 @@
-"""Losses that compare the responses of a group with each other: GVPO, REAL and FlowRL.
+"""Losses that compare the responses of a group with each other: GVPO, REAL, FlowRL and online DPO.
 
 Each response's loss depends on the log-probs of its whole group, so a group must not be split over micro-batches or
 ranks. An :class:`~rlprims.algorithms.Algorithm` finds that in the signature, which has ``group_ids``.
@@ -6,8 +6,9 @@ ranks. An :class:`~rlprims.algorithms.Algorithm` finds that in the signature, wh
 
 import torch
 
-from rlprims.grouping import group_bounds, group_centred, group_count, group_sum
+from rlprims.grouping import first_rows, group_bounds, group_centred, group_count, group_sum
 from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
+from rlprims.losses._preference import dpo
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
 from rlprims.ratios import clamp_log_ratio
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
@@ -211,6 +212,73 @@ def flowrl(
     weights = group_sum(w, group_ids, has_tokens)
     log_z = -group_sum(w * x.detach(), group_ids, has_tokens) / torch.where(weights > 0, weights, 1.0)
     return to_tokens(w * (log_z + x).square(), response_mask, cu_seqlens)
+
+
+def online_dpo(
+    log_probs: PerToken,
+    ref_log_probs: PerToken,
+    advantages: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    beta: float = 0.1,
+    all_reduce_rows: AllReduce | None = None,
+) -> PerToken:
+    """Online DPO, Guo et al. 2024 (arXiv:2402.04792): :func:`dpo` on the best and the worst response of a group.
+
+    With A_i the mean of response i's advantages, the best response is the one of the largest A_i of the group, the
+    worst that of the smallest, and of equal ones the first. Δ is Σ_t (log_probs − ref_log_probs) of the best less that
+    of the worst: loss = −log σ(β Δ), the group's number on each of its tokens, so ``prompt_token_mean`` is the mean
+    over groups. A group whose A_i are all equal is 0. No gradient reaches the other responses.
+
+    The paper samples two responses and asks a model which is better. Best and worst of n by a reward is the choice of
+    Dong et al. 2024 (arXiv:2405.07863), section 3.2. Only the order of the advantages is used, so rewards do as well.
+    TRL's OnlineDPOTrainer has groups of two and also trains on a pair whose scores are equal.
+
+    Args:
+        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        ref_log_probs: float, like log_probs: frozen reference.
+        advantages: float, like log_probs.
+        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
+        response_mask: bool, like log_probs. A row without tokens is in no group.
+        cu_seqlens: int (B+1,) if packed.
+        beta: β > 0, the strength of the KL to the reference.
+        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
+            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+
+    Returns:
+        float, like log_probs; 0 outside the mask, and in a group of one.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; beta not above 0.
+
+    >>> m, one_group = torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
+    >>> x, advantages = torch.tensor([[-1.0], [-2.0], [-3.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
+    >>> online_dpo(x, torch.zeros(3, 1), advantages, one_group, m, beta=1.0)[0]  # −log σ(−2 + 3)
+    tensor([0.3133])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, ref_log_probs=ref_log_probs, advantages=advantages)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+
+    has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
+    values = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
+    low, high = group_bounds(values, group_ids, has_tokens)
+    best = _first_of_group(has_tokens & (values == high), group_ids)
+    worst = _first_of_group(has_tokens & (values == low), group_ids)
+
+    policy = sequence_sum(upcast(log_probs), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    ref = sequence_sum(upcast(ref_log_probs).detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    chosen, rejected = group_sum(policy, group_ids, best), group_sum(policy, group_ids, worst)
+    ref_chosen, ref_rejected = group_sum(ref, group_ids, best), group_sum(ref, group_ids, worst)
+    losses = dpo(chosen, rejected, ref_chosen, ref_rejected, beta=beta)
+    return to_tokens(zero_outside(losses, has_tokens & (low < high)), response_mask, cu_seqlens)
+
+
+def _first_of_group(members: RowMask, group_ids: GroupIds) -> RowMask:
+    """True at the first of each group's members."""
+    rows = torch.arange(len(group_ids), device=group_ids.device)
+    return members & (rows == first_rows(group_ids, members)[group_ids])
 
 
 def _row_means(

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlprims import algorithms
 from rlprims.algorithms import Algorithm
 from rlprims.grouping import dense_ids
-from rlprims.losses import flowrl, gvpo, prompt_token_mean, real, seq_mean_token_mean
+from rlprims.losses import dpo, flowrl, gvpo, online_dpo, prompt_token_mean, real, seq_mean_token_mean
 from rlprims.testing import check_loss
 from tests.records import DETACHED_WEIGHT, Record, one_more
 
@@ -35,6 +35,12 @@ RECORDS = [
         call={"beta": 1.0},
         matters={"beta": 2.0, "w_max": 0.5, "all_reduce_rows": one_more},
         exempt={"on policy it is reinforce": "the target is a distribution", **GROWS, **DETACHED_WEIGHT},
+    ),
+    Record(
+        "losses.online_dpo",
+        check_loss,
+        matters={"beta": 1.0, "all_reduce_rows": one_more},
+        exempt=GROWS,
     ),
 ]
 
@@ -179,7 +185,45 @@ def test_flowrl_has_the_heads_gradient_where_the_head_has_learned_the_group() ->
         torch.testing.assert_close(mine, want)
 
 
-@pytest.mark.parametrize("loss", [gvpo, real])
+def test_online_dpo_by_hand() -> None:
+    """The second of three is best and the first worst: −log σ(β (2 − 0.5 − (1 − 1))), and nothing for the third."""
+    x, m = column(1.0, 2.0, 7.0).requires_grad_(), torch.ones(3, 1, dtype=torch.bool)
+    losses = online_dpo(x, column(1.0, 0.5, 0.0), column(-1.0, 3.0, 0.0), ONE, m, beta=0.5)
+    assert losses.flatten().tolist() == pytest.approx([math.log(1 + math.exp(-0.75))] * 3)
+    slope = 0.5 / (1 + math.exp(0.75))
+    assert gradient(losses, x, ONE) == pytest.approx([slope, -slope, 0.0])
+
+
+def test_online_dpo_is_dpo_on_the_pairs_that_a_loop_finds() -> None:
+    """Groups of two to five in any order, responses of one to six tokens, padded and packed."""
+    ids = dense_ids([0, 1, 1, 2, 0, 3, 2, 3, 3, 1, 3, 3])
+    m = torch.arange(6) < torch.randint(1, 7, (12, 1))
+    x, ref, a = (torch.randn(12, 6).double() for _ in range(3))
+    sums = [[float(v[i][m[i]].sum()) for i in range(12)] for v in (x, ref)]
+    scores = [float(a[i][m[i]].mean()) for i in range(12)]
+    pairs = []
+    for g in range(4):
+        rows = sorted((i for i in range(12) if ids[i] == g), key=lambda i: scores[i])
+        pairs.append((rows[-1], rows[0]))
+    theirs = dpo(*(torch.tensor([v[pair[k]] for pair in pairs]).double() for v in sums for k in (0, 1)), beta=0.3)
+    got = prompt_token_mean(online_dpo(x, ref, a, ids, m, beta=0.3), ids, m)
+    assert float(got) == pytest.approx(float(theirs.mean()))
+    cu = torch.nn.functional.pad(m.sum(1).cumsum(0), (1, 0)).int()
+    packed = online_dpo(x[m], ref[m], a[m], ids, torch.ones(int(m.sum()), dtype=torch.bool), cu, beta=0.3)
+    torch.testing.assert_close(packed, online_dpo(x, ref, a, ids, m, beta=0.3)[m])
+
+
+def test_online_dpo_without_a_pair_is_zero() -> None:
+    """Equal advantages, and a group of one; among equal best responses the first is the chosen one."""
+    x, z, m = column(0.3, 0.9, 0.5).requires_grad_(), column(0, 0, 0), torch.ones(3, 1, dtype=torch.bool)
+    losses = online_dpo(x, z, z, torch.tensor([0, 0, 1]), m)
+    assert losses.flatten().tolist() == [0.0] * 3
+    assert gradient(losses, x, torch.tensor([0, 0, 1])) == [0.0] * 3
+    slopes = gradient(online_dpo(x, z, column(1.0, 1.0, 0.0), ONE, m), x, ONE)
+    assert slopes[0] < 0 == slopes[1] < slopes[2]
+
+
+@pytest.mark.parametrize("loss", [gvpo, real, online_dpo])
 def test_a_row_without_tokens_is_in_no_group(loss) -> None:
     m = torch.tensor([[True], [True], [False]])
     x, old, a = column(0.3, -0.4, torch.nan), column(0, 0, 0), column(1.0, -1.0, torch.nan)
@@ -187,7 +231,7 @@ def test_a_row_without_tokens_is_in_no_group(loss) -> None:
     torch.testing.assert_close(got, loss(x[:2], old[:2], a[:2], ONE[:2], m[:2]))
 
 
-@pytest.mark.parametrize(("loss", "option"), [(gvpo, "beta"), (real, "tau")])
+@pytest.mark.parametrize(("loss", "option"), [(gvpo, "beta"), (real, "tau"), (online_dpo, "beta")])
 def test_what_must_be_positive(loss, option: str) -> None:
     z, m = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match=f"{option}=0"):
@@ -196,7 +240,7 @@ def test_what_must_be_positive(loss, option: str) -> None:
         flowrl(z, z, z, z, ONE[:2], m, w_max=0)
 
 
-IN_GROUPS = [algorithms.gvpo(), algorithms.real(), algorithms.flowrl()]
+IN_GROUPS = [algorithms.gvpo(), algorithms.real(), algorithms.flowrl(), algorithms.online_dpo()]
 
 
 def step(groups: int = 4) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from rlprims.algorithms.presets._critic import ppo, reinforce_pp, reinforce_pp_b
 from rlprims.algorithms.presets._dialects import DIALECTS as DIALECTS
 from rlprims.algorithms.presets._distilled import iw_opd, mopd, opd, opsd, rlsd, sdar, sdft, sdpo
 from rlprims.algorithms.presets._group import bnpo, dapo, dr_grpo, gdpo, grpo, lite_ppo, pass_at_k, quantile
-from rlprims.algorithms.presets._in_groups import flowrl, gvpo, real
+from rlprims.algorithms.presets._in_groups import flowrl, gvpo, online_dpo, real
 from rlprims.algorithms.presets._mixed import chord, echo, luffy, sft
 from rlprims.algorithms.presets._ratio import (
     aspo,
@@ -70,6 +70,7 @@ __all__ = [
     "m2po",
     "maxrl",
     "mopd",
+    "online_dpo",
     "opd",
     "opmd",
     "opo",

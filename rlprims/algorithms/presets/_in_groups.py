@@ -47,3 +47,17 @@ def flowrl(*, beta: float = 15.0) -> Algorithm:
         policy_loss=use(losses.flowrl, beta=beta),
         aggregation=use(losses.seq_mean_token_mean),
     )
+
+
+def online_dpo(*, beta: float = 0.1) -> Algorithm:
+    """Online DPO (Guo et al. 2024, arXiv:2402.04792): DPO on the best and the worst response of each group.
+
+    A group whose responses have equal scores has no pair and a loss of 0. Use a filter of groups to drop it instead.
+    """
+    return Algorithm(
+        name="online_dpo",
+        group_size=8,
+        advantage=use(advantage.grpo, normalize_std=False),
+        policy_loss=use(losses.online_dpo, beta=beta),
+        aggregation=use(losses.prompt_token_mean),
+    )
