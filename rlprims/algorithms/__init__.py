@@ -25,9 +25,9 @@ from rlprims.algorithms._algorithm import (
     LossTerm,
     Support,
     diff,
-    knobs,
     merge,
     parse,
+    settings,
 )
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
@@ -80,7 +80,7 @@ __all__ = [
     "import_path",
     "kl_to_old",
     "kl_to_sampler",
-    "knobs",
+    "settings",
     "leave_out_rows",
     "mask_turns",
     "merge",

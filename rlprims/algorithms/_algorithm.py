@@ -366,7 +366,7 @@ def _path(fn: Any) -> Any:
         return fn
 
 
-def knobs(algorithm: Algorithm) -> dict[str, Any]:
+def settings(algorithm: Algorithm) -> dict[str, Any]:
     """Every value of an algorithm under its dotted name, defaults included."""
     found: dict[str, Any] = {}
 
@@ -394,6 +394,6 @@ def diff(a: Algorithm, b: Algorithm) -> dict[str, tuple[Any, Any]]:
     >>> diff(algorithms.grpo(), algorithms.grpo().replace(group_size=16))
     {'group_size': (64, 16)}
     """
-    mine, theirs = knobs(a), knobs(b)
+    mine, theirs = settings(a), settings(b)
     names = [*mine, *(name for name in theirs if name not in mine)]
     return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}

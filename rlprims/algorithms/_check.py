@@ -163,8 +163,8 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
     if a.kl_in_reward and any("ref_log_probs" in term.loss.needs for term in a.loss_terms):
         yield warning("the KL is in the reward and in the loss: it is paid twice")
     for i, term in enumerate(a.loss_terms):
-        knobs = term.loss.hyperparameters
-        if term.loss.fn is losses.kl and (knobs["gradient"] or knobs["value"]) == "k1":
+        hyperparameters = term.loss.hyperparameters
+        if term.loss.fn is losses.kl and (hyperparameters["gradient"] or hyperparameters["value"]) == "k1":
             yield warning("k1 as a loss has an expected gradient of 0 and regularizes nothing: use gradient='k2'")
         if term.mask != "response_mask" and term.over == "policy":
             yield warning(

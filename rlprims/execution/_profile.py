@@ -1,4 +1,7 @@
-"""A profile of one process, by torch's profiler: a trace for a viewer, and a table for a reader."""
+"""A profile of one process, by torch's profiler: a trace for a viewer, and a table for a reader.
+
+:class:`Observed` is the base of a Ray worker: its report, and its profile.
+"""
 
 import os
 import tempfile
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlprims.execution._config import ProfileConfig
+from rlprims.execution._meter import Meter, WorkerReport
 
 
 class Profile(NamedTuple):
@@ -53,3 +57,20 @@ def _all_threads() -> Any:
         return torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
     except TypeError:
         return None  # an older torch records only the thread that started it
+
+
+class Observed:
+    """A worker with a report of its work and a profile."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.profiler = Profiler()
+
+    def report(self, name: str) -> WorkerReport:
+        return self.meter.report(name)
+
+    def start_profile(self, name: str, config: ProfileConfig) -> None:
+        self.profiler.start(config)
+
+    def stop_profile(self, name: str) -> Profile | None:
+        return self.profiler.stop()

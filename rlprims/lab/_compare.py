@@ -18,7 +18,7 @@ class Comparison:
     """The differences between algorithms on the same rollouts.
 
     Attributes:
-        knobs: the settings that differ from the first algorithm's.
+        settings: the settings that differ from the first algorithm's.
         responses: the columns ``step``, ``group_ids``, ``scores`` and ``answer`` if the batch has them; and per
             algorithm ``push``, the sum of the tokens' gradients, and ``share``, the tokens' part of the sum of all
             |gradient|.
@@ -26,15 +26,15 @@ class Comparison:
             gradient minus the first algorithm's.
     """
 
-    knobs: Table
+    settings: Table
     responses: Table
     tokens: Table
 
     def __repr__(self) -> str:
-        return "\n\n".join(map(repr, (self.knobs, self.responses, self.tokens)))
+        return "\n\n".join(map(repr, (self.settings, self.responses, self.tokens)))
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in (self.knobs, self.responses, self.tokens))
+        return "".join(table._repr_html_() for table in (self.settings, self.responses, self.tokens))
 
 
 def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> Comparison:
@@ -65,7 +65,7 @@ def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> 
     }
     shaded = tuple(name for name in tokens if name.startswith(("gradient ", "change ")))
     return Comparison(
-        knobs=_knobs(names, algorithms),
+        settings=_settings(names, algorithms),
         responses=_responses(place["row"], gradients, batch),
         tokens=Table(tokens, "tokens", coloured=shaded),
     )
@@ -79,15 +79,15 @@ def _names(algorithms: Sequence[Algorithm]) -> list[str]:
     return names
 
 
-def _knobs(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
+def _settings(names: Sequence[str], algorithms: Sequence[Algorithm]) -> Table:
     """A row per setting and algorithm, except the first algorithm."""
-    columns: dict[str, list[Any]] = {"knob": [], "algorithm": [], "value": [], names[0]: []}
+    columns: dict[str, list[Any]] = {"setting": [], "algorithm": [], "value": [], names[0]: []}
     for name, other in zip(names[1:], algorithms[1:], strict=True):
-        for knob, (mine, theirs) in diff(algorithms[0], other).items():
-            if knob != "name":
-                for column, value in zip(columns.values(), (knob, name, str(theirs), str(mine)), strict=True):
+        for setting, (mine, theirs) in diff(algorithms[0], other).items():
+            if setting != "name":
+                for column, value in zip(columns.values(), (setting, name, str(theirs), str(mine)), strict=True):
                     column.append(value)
-    return Table(columns, "knobs that differ")
+    return Table(columns, "settings that differ")
 
 
 _OF_A_RESPONSE = {"step": "step", "group": "group_ids", "score": "scores", "answer": "answer"}

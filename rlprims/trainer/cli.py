@@ -265,8 +265,8 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
         title = "rlprims algorithms NAME shows one, NAME NAME compares two"
         console.print(make_table(("preset", "what it is"), rows, title=title))
     elif len(chosen) == 2:
-        differences = [(knob, *map(str, values)) for knob, values in algorithms.diff(*chosen).items()]
-        console.print(make_table(("knob", *(algorithm.name for algorithm in chosen)), differences))
+        differences = [(setting, *map(str, values)) for setting, values in algorithms.diff(*chosen).items()]
+        console.print(make_table(("setting", *(algorithm.name for algorithm in chosen)), differences))
     else:
         for name, algorithm in zip(options.names, chosen, strict=True):
             if options.yaml:

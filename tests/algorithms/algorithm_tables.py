@@ -27,13 +27,15 @@ def dialects() -> Iterator[str]:
     for dialect, names in DIALECTS.items():
         for name in names:
             changed = algorithms.diff(PRESETS[name](), PRESETS[name](dialect=dialect))
-            knobs = ", ".join(f"`{knob}={_short(value)}`" for knob, (_, value) in changed.items() if value is not None)
+            settings = ", ".join(
+                f"`{setting}={_short(value)}`" for setting, (_, value) in changed.items() if value is not None
+            )
             entry = ENTRIES[dialect, name]
             counts = [
                 str(len(of(dialect, source))) if isinstance(source, Recorded) else ""
                 for source in (entry.advantages, entry.loss)
             ]
-            yield f"| {dialect} | `{name}` | {knobs} | {' | '.join(counts)} |"
+            yield f"| {dialect} | `{name}` | {settings} | {' | '.join(counts)} |"
 
 
 def _short(value: object) -> str:

@@ -3,11 +3,11 @@
 import pytest
 
 from rlprims import advantage, algorithms, filters, losses
-from rlprims.algorithms import Algorithm, diff, knobs, merge, parse, use
+from rlprims.algorithms import Algorithm, diff, merge, parse, settings, use
 
 
 class TestReplace:
-    def test_a_mapping_changes_one_knob_and_keeps_the_others(self):
+    def test_a_mapping_changes_one_setting_and_keeps_the_others(self):
         dapo = algorithms.dapo()
         assert dapo.replace(policy_loss={"clip_high": 0.3}).policy_loss == use(
             losses.clipped_surrogate, clip_low=0.2, clip_high=0.3
@@ -126,7 +126,7 @@ class TestDiff:
         assert diff(grpo, grpo.replace(advantage={"ddof": 1})) == {}
         assert grpo == grpo.replace(advantage={"ddof": 1})
 
-    def test_a_knob_that_one_lacks_is_none_there(self):
+    def test_a_setting_that_one_lacks_is_none_there(self):
         found = diff(algorithms.ppo(), algorithms.ppo().replace(policy_loss=losses.reinforce))
         assert found["policy_loss.clip_high"] == (0.2, None)
         assert found["policy_loss.fn"] == ("rlprims.losses.clipped_surrogate", "rlprims.losses.reinforce")
@@ -135,8 +135,8 @@ class TestDiff:
         there, back = diff(algorithms.ppo(), algorithms.dapo()), diff(algorithms.dapo(), algorithms.ppo())
         assert there == {name: (b, a) for name, (a, b) in back.items()}
 
-    def test_knobs_are_flat_and_hold_the_defaults(self):
-        flat = knobs(algorithms.dapo())
+    def test_settings_are_flat_and_hold_the_defaults(self):
+        flat = settings(algorithms.dapo())
         assert flat["filter.keep.tolerance"] == 1e-6
         assert flat["score_shaping.0.max_length"] == 20480
         assert flat["kl_in_reward"] is None

@@ -74,7 +74,7 @@ class TestShortNames:
     def test_what_is_printed_is_read(self, fn):
         assert use(str(use(fn))) == use(fn)
 
-    def test_a_short_name_keeps_the_knobs_of_its_stage(self):
+    def test_a_short_name_keeps_the_settings_of_its_stage(self):
         mine = algorithms.dapo().replace(policy_loss={"fn": "losses.clipped_surrogate", "dual_clip": 3.0})
         assert mine.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 

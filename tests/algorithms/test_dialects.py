@@ -20,16 +20,16 @@ from tests.test_golden import difference
 
 CASES = list(cases())
 Data = dict[str, Any]
-Knobs = Mapping[str, Any]
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Cases of a library's function: which of them speak of an entry, what they give, and the knobs that they vary."""
+    """Cases of a library's function: which of them speak of an entry, what they give, the settings that they vary."""
 
     primitive: str
     data: Callable[[Case], Data]
-    knobs: Callable[[Case], Knobs] = lambda c: {}
+    settings: Callable[[Case], Settings] = lambda c: {}
     chosen: Callable[[Case], bool] = lambda c: True
     names: tuple[str, ...] = ("advantages",)
 
@@ -80,11 +80,11 @@ def nemo_rows(c: Case) -> Data:
     return scored(c.inputs["rewards"], ids, c.inputs["mask"].bool(), values=c.inputs.get("values"))
 
 
-def of_group(**changes: Any) -> Callable[[Case], Knobs]:
+def of_group(**changes: Any) -> Callable[[Case], Settings]:
     return lambda c: {"advantage": changes}
 
 
-def verl_eps(c: Case) -> Knobs:
+def verl_eps(c: Case) -> Settings:
     return {"advantage": {"eps": c.args["epsilon"]}}
 
 
@@ -99,14 +99,14 @@ def trl_advantage(scale: str = "group", how: str = "sum_then_normalize") -> Reco
     def chosen(c: Case) -> bool:
         return (c.args["scale_rewards"], c.args["multi_objective_aggregation"]) == (scale, how)
 
-    def knobs(c: Case) -> Knobs:
+    def settings(c: Case) -> Settings:
         return {"advantage": {"weights": c.args["reward_weights"]}} if how == "normalize_then_sum" else {}
 
     def data(c: Case) -> Data:
         rows = trl_rows(c)
         return rows if how == "normalize_then_sum" else {**rows, "component_scores": None}
 
-    return Recorded("trl_grpo_advantage", data, knobs, chosen)
+    return Recorded("trl_grpo_advantage", data, settings, chosen)
 
 
 def openrlhf_advantage(estimator: str) -> Recorded:
@@ -152,83 +152,83 @@ def totals_of(c: Case, mask: Tensor) -> Totals:
     return Totals(tokens=c.args.get("batch_num_tokens", int(mask.sum())), sequences=sequences, groups=0)
 
 
-def clips(c: Case) -> Knobs:
+def clips(c: Case) -> Settings:
     return {"policy_loss": clip_of(c)}
 
 
-def clipped_with_length(c: Case) -> Knobs:
+def clipped_with_length(c: Case) -> Settings:
     width = policy_of(c).mask.shape[-1]
     length = c.args.get("loss_scale_factor") or c.args.get("max_completion_length") or width
     return {**clips(c), "aggregation": {"length": length}}
 
 
-def weights(c: Case) -> Knobs:
+def weights(c: Case) -> Settings:
     return {"policy_loss": around_one(c)}
 
 
-def verl_loss(name: str, knobs: Callable[[Case], Knobs] = clips, mode: str | None = "token-mean") -> Recorded:
+def verl_loss(name: str, settings: Callable[[Case], Settings] = clips, mode: str | None = "token-mean") -> Recorded:
     def chosen(c: Case) -> bool:
         return c.inputs["rollout_is_weights"] is None and mode in (None, c.args["loss_agg_mode"])
 
-    return Recorded(f"policy_loss.{name}", tensors, knobs, chosen, ("loss", "grad_log_prob"))
+    return Recorded(f"policy_loss.{name}", tensors, settings, chosen, ("loss", "grad_log_prob"))
 
 
-def held(c: Case) -> Knobs:
+def held(c: Case) -> Settings:
     term = algorithms.kl_cov(fraction=c.args["kl_cov_ratio"], kl_coef=c.args["ppo_kl_coef"]).loss_terms
     return {"loss_terms": term}
 
 
-def trl_loss(name: str, knobs: Callable[[Case], Knobs] = clips, *, level: str = "token") -> Recorded:
+def trl_loss(name: str, settings: Callable[[Case], Settings] = clips, *, level: str = "token") -> Recorded:
     options = {"beta", "vllm_is", "top_entropy_quantile", "off_policy_mask_threshold", "delta"}
 
     def chosen(c: Case) -> bool:
         plain = not any(c.args.get(option) for option in options)
         return plain and c.args.get("importance_sampling_level", "token") == level
 
-    return Recorded(f"trl_grpo_loss.{name}", tensors, knobs, chosen, ("loss", "grad_log_prob"))
+    return Recorded(f"trl_grpo_loss.{name}", tensors, settings, chosen, ("loss", "grad_log_prob"))
 
 
-def loss_of(peer: str, primitive: str, knobs: Callable[[Case], Knobs] = clips) -> Recorded:
-    return Recorded(primitive, tensors, knobs, names=("loss", NAMES[peer][3]))
+def loss_of(peer: str, primitive: str, settings: Callable[[Case], Settings] = clips) -> Recorded:
+    return Recorded(primitive, tensors, settings, names=("loss", NAMES[peer][3]))
 
 
-def masked_weights(c: Case) -> Knobs:
+def masked_weights(c: Case) -> Settings:
     rule = c.args["rejection_sampling"]
     bounds = {"action": rule["action"], "low": rule["lower"], "high": rule["upper"]}
     return {**clips(c), "corrections": [use(corrections.importance_weights, **bounds)]}
 
 
-def skyrl_loss(name: str, knobs: Callable[[Case], Knobs] = clips) -> Recorded:
+def skyrl_loss(name: str, settings: Callable[[Case], Settings] = clips) -> Recorded:
     """SkyRL sums: its advantages hold the denominators, see skyrl_advantage_scaling."""
-    return loss_of("skyrl", f"skyrl_loss.{name}", lambda c: {**knobs(c), "aggregation": losses.token_sum})
+    return loss_of("skyrl", f"skyrl_loss.{name}", lambda c: {**settings(c), "aggregation": losses.token_sum})
 
 
-def slime_loss(name: str, knobs: Callable[[Case], Knobs] = clips) -> Recorded:
+def slime_loss(name: str, settings: Callable[[Case], Settings] = clips) -> Recorded:
     """Recorded per token, with the gradient of the sum."""
     return Recorded(
         name,
         tensors,
-        lambda c: {**knobs(c), "aggregation": losses.token_sum},
+        lambda c: {**settings(c), "aggregation": losses.token_sum},
         lambda c: not c.args.get("eps_clip_c"),
         ("pg_losses", "grad_log_probs"),
     )
 
 
-def prime_loss(name: str, knobs: Callable[[Case], Knobs]) -> Recorded:
+def prime_loss(name: str, settings: Callable[[Case], Settings]) -> Recorded:
     """Recorded for each sequence, with the gradient of the sum; its old policy is the one that sampled."""
 
     def data(c: Case) -> Data:
         p = policy_of(c)
         return {**tensors(c), "rollout_log_probs": p.old_log_probs, "advantages": c.args["adv_tau"] * p.advantages}
 
-    def with_penalty(c: Case) -> Knobs:
+    def with_penalty(c: Case) -> Settings:
         term = {"coefficient": 2 * c.args["kl_tau"], "loss": algorithms.kl_to_sampler}
-        return {**knobs(c), "loss_terms": [term], "aggregation": losses.token_sum}
+        return {**settings(c), "loss_terms": [term], "aggregation": losses.token_sum}
 
     return Recorded(f"prime_loss.{name}", data, with_penalty, names=("per_sequence_loss", "grad_logprobs"))
 
 
-def prime_masks(c: Case) -> Knobs:
+def prime_masks(c: Case) -> Settings:
     return {"policy_loss": {"threshold_low": c.args["dppo_mask_low"], "threshold_high": c.args["dppo_mask_high"]}}
 
 
@@ -282,16 +282,16 @@ NOT_RECORDED = "the advantages were not recorded; the formula is that of the ref
 SKYRL_CISPO = skyrl_loss("cispo", lambda c: {})
 
 
-def verl_rewards(name: str, knobs: Callable[[Case], Knobs] = lambda c: {}) -> Recorded:
-    return Recorded(f"advantage.{name}", verl_rows, knobs)
+def verl_rewards(name: str, settings: Callable[[Case], Settings] = lambda c: {}) -> Recorded:
+    return Recorded(f"advantage.{name}", verl_rows, settings)
 
 
-def discounts(*names: str, stage: str = "advantage", **renamed: str) -> Callable[[Case], Knobs]:
+def discounts(*names: str, stage: str = "advantage", **renamed: str) -> Callable[[Case], Settings]:
     ours = {name: name for name in names} | renamed
     return lambda c: {stage: {name: c.args[theirs] for name, theirs in ours.items()}}
 
 
-def vapo_knobs(c: Case) -> Knobs:
+def vapo_settings(c: Case) -> Settings:
     return {
         "advantage": {"alpha": c.args["length_adaptive_alpha"], "gamma": c.args["gae_gamma"]},
         "value_target": {"lam": c.args["gae_lambda_value"], "gamma": c.args["gae_gamma"]},
@@ -363,7 +363,7 @@ ENTRIES: dict[tuple[str, str], Entry] = {
         Recorded(
             "nemo_gae",
             nemo_rows,
-            vapo_knobs,
+            vapo_settings,
             lambda c: c.args["gae_lambda_value"] is not None,
             ("advantages", "returns"),
         ),
@@ -429,7 +429,7 @@ def test_the_advantages_are_the_librarys(dialect: str, preset: str, source: Reco
     for c in of(dialect, source):
         data = source.data(c)
         penalty = {"kl_in_reward": {}} if "ref_log_probs" in data else {}
-        algorithm = made(dialect, preset, **source.knobs(c), **penalty)
+        algorithm = made(dialect, preset, **source.settings(c), **penalty)
         got = algorithms.estimate_advantages(algorithm, data, kl_coef=1.0)
         per_response = {name: got["advantages"][:, 0] for name in c.expected if c.expected[name].dim() == 1}
         check(c, {**got, **per_response}, source.names)
@@ -438,7 +438,7 @@ def test_the_advantages_are_the_librarys(dialect: str, preset: str, source: Reco
 @pytest.mark.parametrize(("dialect", "preset", "source"), recorded("loss"))
 def test_the_loss_and_its_gradient_are_the_librarys(dialect: str, preset: str, source: Recorded) -> None:
     for c in of(dialect, source):
-        algorithm, data = made(dialect, preset, **source.knobs(c)), source.data(c)
+        algorithm, data = made(dialect, preset, **source.settings(c)), source.data(c)
         data |= algorithms.weigh_tokens(algorithm, data)
         ranks = 1 if c.primitive == "policy_loss.geo_mean" else c.args.get("dp_size", 1)
         loss = algorithms.policy_objective(algorithm, data) * ranks
@@ -452,7 +452,7 @@ def test_the_loss_and_its_gradient_are_the_librarys(dialect: str, preset: str, s
 @pytest.mark.parametrize(("dialect", "preset", "source"), recorded("values"))
 def test_the_value_loss_is_the_librarys(dialect: str, preset: str, source: Recorded) -> None:
     for c in of(dialect, source):
-        algorithm, data = made(dialect, preset, **source.knobs(c)), source.data(c)
+        algorithm, data = made(dialect, preset, **source.settings(c)), source.data(c)
         loss = algorithms.value_objective(algorithm, data) * c.args.get("dp_size", 1)
         check(c, {"loss": loss.detach(), source.names[1]: slope(loss, data["new_values"])}, source.names)
 
@@ -501,7 +501,7 @@ def test_a_preset_that_the_library_does_not_have_names_those_it_has() -> None:
         algorithms.remax(dialect="slime-2026.08")
 
 
-def test_a_dialect_changes_knobs_and_not_the_algorithm() -> None:
+def test_a_dialect_changes_settings_and_not_the_algorithm() -> None:
     found = algorithms.diff(algorithms.dapo(), algorithms.dapo(dialect="nemo-rl-2026.08"))
     assert found == {}
     found = algorithms.diff(algorithms.sapo(), algorithms.sapo(dialect="trl-1.16"))

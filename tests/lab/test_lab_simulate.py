@@ -201,7 +201,7 @@ def test_packed_batches_are_refused():
 
 def test_equal_algorithms_change_nothing():
     comparison = lab.compare([algorithms.gspo(), algorithms.gspo()], batch())
-    assert len(comparison.knobs) == 0
+    assert len(comparison.settings) == 0
     assert set(comparison.tokens["change gspo #2"]) == {0.0}
     assert comparison.responses["share gspo"] == comparison.responses["share gspo #2"]
 
@@ -210,8 +210,8 @@ def test_what_a_swap_changes():
     mine = algorithms.dr_grpo(max_length=10)
     unclipped = mine.replace(name="unclipped", policy_loss={"clip_high": 9.0})
     comparison = lab.compare([mine, unclipped], two_by_two())
-    assert list(comparison.knobs.rows()) == [
-        {"knob": "policy_loss.clip_high", "algorithm": "unclipped", "value": "9.0", "dr_grpo": "0.2"}
+    assert list(comparison.settings.rows()) == [
+        {"setting": "policy_loss.clip_high", "algorithm": "unclipped", "value": "9.0", "dr_grpo": "0.2"}
     ]
     assert comparison.tokens["change unclipped"] == pytest.approx([0.0, 0.0375, 0.0])
     assert comparison.responses["push dr_grpo"] == pytest.approx([0.025, -0.025])

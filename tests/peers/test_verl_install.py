@@ -83,9 +83,9 @@ CONFIGS = [{}, {"gamma": 0.9, "norm_adv_by_std_in_grpo": False}]
 @pytest.mark.parametrize("name", INSTALLED.estimators)
 def test_an_estimator_through_verl_is_ours_called_directly(name, config):
     settings = AlgoConfig(**config)
-    knobs = {"gamma": settings.gamma, "normalize_std": settings.norm_adv_by_std_in_grpo}
+    hyperparameters = {"gamma": settings.gamma, "normalize_std": settings.norm_adv_by_std_in_grpo}
     part = use(getattr(advantage, name.removeprefix("rlprims/")))
-    own = part(batch(), **{k: v for k, v in knobs.items() if k in part.hyperparameters})
+    own = part(batch(), **{k: v for k, v in hyperparameters.items() if k in part.hyperparameters})
     assert torch.equal(by_verl(name, **config), own)
     assert own.abs().sum() > 0
 
@@ -151,7 +151,7 @@ MODES = {
     "seq-mean-token-mean": use(losses.seq_mean_token_mean),
     "seq-mean-token-sum-norm": use(losses.seq_mean_token_sum_norm, length=T),
 }
-ACTORS_KNOBS = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
+ACTORS_SETTINGS = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -161,7 +161,7 @@ def test_a_loss_through_verl_is_ours_called_directly(name, mode):
     data["log_probs"].requires_grad_()
     data["rollout_log_probs"] = data["old_log_probs"]
     part = use(getattr(losses, name.removeprefix("rlprims/")))
-    per_token = part(data, **{k: v for k, v in ACTORS_KNOBS.items() if k in part.hyperparameters})
+    per_token = part(data, **{k: v for k, v in ACTORS_SETTINGS.items() if k in part.hyperparameters})
     own = 2 * MODES[mode]({**data, "losses": per_token * data["rollout_is_weights"]})
     own.backward()
     loss, gradient, metrics = step(name, loss_agg_mode=mode)

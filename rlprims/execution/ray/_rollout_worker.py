@@ -11,10 +11,10 @@ from torch import Tensor
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, RayConfig, Sampling
 from rlprims.execution._meter import metered
+from rlprims.execution._profile import Observed
 from rlprims.execution.hf import Generation
 from rlprims.execution.hf._adapters import adapt, parameters, trained
 from rlprims.execution.hf._models import load_causal_lm
-from rlprims.execution.ray._observed import Observed
 from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums, differences
 from rlprims.execution.ray._worker_group import first
 

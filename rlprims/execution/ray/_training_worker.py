@@ -14,13 +14,13 @@ from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution._meter import metered
+from rlprims.execution._profile import Observed
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
 from rlprims.execution.hf._adapters import merged, parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _fsdp
 from rlprims.execution.ray._division import SCORED
-from rlprims.execution.ray._observed import Observed
 from rlprims.execution.ray._wire import Info, Sender, Sums, checksums, layers
 from rlprims.execution.ray._worker_group import everywhere, first, reads, split, split_by_prompt
 

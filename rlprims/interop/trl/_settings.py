@@ -66,14 +66,14 @@ def _loss_type(a: Algorithm, args: Any) -> str | None:
     return names[0] if names else None
 
 
-def _knob(name: str) -> Callable[[Algorithm, Any], Any]:
+def _hyperparameter(name: str) -> Callable[[Algorithm, Any], Any]:
     """A hyperparameter of the policy loss."""
     return lambda a, args: a.policy_loss.hyperparameters.get(name)
 
 
 def _upper_bound(a: Algorithm, args: Any) -> float | None:
-    knobs = a.policy_loss.hyperparameters
-    bound: float | None = knobs.get("w_max" if a.policy_loss.fn is losses.cispo else "clip_high")
+    hyperparameters = a.policy_loss.hyperparameters
+    bound: float | None = hyperparameters.get("w_max" if a.policy_loss.fn is losses.cispo else "clip_high")
     return bound
 
 
@@ -84,10 +84,10 @@ def _lower_bound(a: Algorithm, args: Any) -> float | None:
 
 
 def _scale(a: Algorithm, args: Any) -> str | None:
-    knobs = a.advantage.hyperparameters
-    if "normalize_std" not in knobs:
+    hyperparameters = a.advantage.hyperparameters
+    if "normalize_std" not in hyperparameters:
         return None
-    return str(knobs.get("std_over", "group")) if knobs["normalize_std"] else "none"
+    return str(hyperparameters.get("std_over", "group")) if hyperparameters["normalize_std"] else "none"
 
 
 def _level(a: Algorithm, args: Any) -> str:
@@ -152,7 +152,7 @@ _SHARED: Settings = {
 }
 GRPO: Settings = {
     **_SHARED,
-    "delta": (_knob("dual_clip"), "replace(policy_loss={{'dual_clip': {!r}}})"),
+    "delta": (_hyperparameter("dual_clip"), "replace(policy_loss={{'dual_clip': {!r}}})"),
     "loss_type": (_loss_type, "take the preset {!r}, or replace(policy_loss=..., aggregation=...)"),
     "importance_sampling_level": (_level, "replace(policy_loss=losses.gspo)"),
     "scale_rewards": (_scale, "replace(advantage={{'normalize_std': ..., 'std_over': ...}}) for {!r}"),
@@ -162,10 +162,16 @@ GRPO: Settings = {
     "use_bias_correction_kl": (_weighted, "take losses.kl, without the ratio, in its loss term"),
     "entropy_coef": (_entropy_coefficient, "add LossTerm(coefficient={!r}, loss=use(losses.entropy))"),
     "use_adaptive_entropy": (_no_counterpart, "take a fixed entropy_coef"),
-    "sapo_temperature_pos": (_knob("tau_pos"), "replace(policy_loss={{'tau_pos': {!r}}}) of algorithms.sapo()"),
-    "sapo_temperature_neg": (_knob("tau_neg"), "replace(policy_loss={{'tau_neg': {!r}}}) of algorithms.sapo()"),
+    "sapo_temperature_pos": (
+        _hyperparameter("tau_pos"),
+        "replace(policy_loss={{'tau_pos': {!r}}}) of algorithms.sapo()",
+    ),
+    "sapo_temperature_neg": (
+        _hyperparameter("tau_neg"),
+        "replace(policy_loss={{'tau_neg': {!r}}}) of algorithms.sapo()",
+    ),
     **{
-        f"vespo_{name}": (_knob(name), f"replace(policy_loss={{{{'{name}': {{!r}}}}}}) of algorithms.vespo()")
+        f"vespo_{name}": (_hyperparameter(name), f"replace(policy_loss={{{{'{name}': {{!r}}}}}}) of algorithms.vespo()")
         for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
     },
     "vllm_importance_sampling_mode": (_mode, "replace(corrections=...) by what {!r} is"),

@@ -6,9 +6,12 @@ from typing import Any
 from rlprims.algorithms import Use
 
 
-def configured(part: Use, config: Any, knobs: Mapping[str, str]) -> dict[str, Any]:
-    """Values for the hyperparameters of ``part`` that ``config`` has a setting for; ``knobs`` maps ours to its name."""
+def configured(part: Use, config: Any, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Values for the hyperparameters of ``part`` that ``config`` has a setting for.
+
+    ``settings`` maps their names to verl's.
+    """
     if config is None:
         return {}
-    values = {ours: config.get(knobs[ours], None) for ours in part.hyperparameters if ours in knobs}
+    values = {ours: config.get(settings[ours], None) for ours in part.hyperparameters if ours in settings}
     return {ours: value for ours, value in values.items() if value is not None}

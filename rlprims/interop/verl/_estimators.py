@@ -17,10 +17,10 @@ Estimator = Callable[..., tuple[Tensor, Tensor]]
 HANDED = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
 """The data that verl passes to an estimator whose name is not verl's own."""
 
-KNOBS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}
+SETTINGS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}
 
 
-def estimator(part: Use, normalization: Use | None = None, *, knobs: Mapping[str, str] = KNOBS) -> Estimator:
+def estimator(part: Use, normalization: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> Estimator:
     """``part`` as verl calls it; the second result, a critic's target, is the discounted return."""
 
     def estimate(
@@ -38,7 +38,7 @@ def estimator(part: Use, normalization: Use | None = None, *, knobs: Mapping[str
         if reward_baselines is not None:
             data["baseline_scores"] = reward_baselines
         with torch.no_grad():
-            advantages = part(data, **configured(part, config, knobs))
+            advantages = part(data, **configured(part, config, settings))
             if normalization is not None:
                 advantages = normalization({**data, "advantages": advantages})
             gamma = 1.0 if config is None else config.get("gamma", 1.0)

@@ -41,8 +41,8 @@ def install(*algorithms: Algorithm) -> Installed:
     for algorithm in algorithms:
         _check(algorithm)
         name = f"rlprims/algorithms/{algorithm.name}"
-        estimators[name] = _estimators.estimator(algorithm.advantage, algorithm.normalization, knobs={})
-        policy_losses[name] = _losses.policy_loss(algorithm.policy_loss, algorithm.aggregation, knobs={})
+        estimators[name] = _estimators.estimator(algorithm.advantage, algorithm.normalization, settings={})
+        policy_losses[name] = _losses.policy_loss(algorithm.policy_loss, algorithm.aggregation, settings={})
 
     core, managers = _verl("verl.trainer.ppo.core_algos"), _verl("verl.experimental.reward_loop.reward_manager")
     for name, estimator in estimators.items():

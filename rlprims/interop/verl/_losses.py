@@ -17,7 +17,7 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 HANDED = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
 """The data that verl passes to a policy loss."""
 
-KNOBS = {
+SETTINGS = {
     "clip_low": "clip_ratio_low",
     "clip_high": "clip_ratio_high",
     "dual_clip": "clip_ratio_c",
@@ -40,7 +40,7 @@ def needed(part: Use) -> frozenset[str]:
     return part.needs if both <= part.needs else part.needs - {"rollout_log_probs"}
 
 
-def policy_loss(part: Use, aggregation: Use | None = None, *, knobs: Mapping[str, str] = KNOBS) -> PolicyLoss:
+def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> PolicyLoss:
     """``part`` as verl calls it; without ``aggregation`` verl's ``loss_agg_mode`` decides."""
 
     def loss(
@@ -61,7 +61,7 @@ def policy_loss(part: Use, aggregation: Use | None = None, *, knobs: Mapping[str
             "advantages": advantages,
             "response_mask": mask,
         }
-        values = {**part.hyperparameters, **configured(part, config, knobs)}
+        values = {**part.hyperparameters, **configured(part, config, settings)}
         per_token = part.fn(**{name: data[name] for name in part.needs}, **values)
         if rollout_is_weights is not None:
             per_token = per_token * zero_outside(rollout_is_weights, mask)
