@@ -87,6 +87,8 @@ def update(model: Path, rank: int, ranks: int, head: str) -> dict[str, float]:
     weights = sum(p.numel() for p in training.policy.module.parameters()) * 4
     with _received() as received:
         measured = _measured(lambda: training.update(whole, GRPO, totals))
+    if head != "alone" and ranks > 1 and not received[0]:
+        raise RuntimeError("no bytes were counted: this version of torch has other collectives under FSDP2")
     least = 2 * weights * (ranks - 1) / ranks
     return measured | {"moved": received[0] / TOKENS, "least": least / TOKENS}
 
@@ -170,22 +172,25 @@ def _measured(run: Callable[[], Any]) -> dict[str, float]:
 
 @contextmanager
 def _received() -> Iterator[list[float]]:
-    """Bytes that this rank gets from the others in gathers of weights and sums of gradients."""
-    count, gather, scatter = [0.0], dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    """Bytes that this rank gets from the others in gathers of weights and sums of gradients, by the calls of FSDP2."""
+    count, gather, scatter = [0.0], dist.all_gather_single, dist.reduce_scatter_single
 
-    def gathered(output: Tensor, *args: Any, **kwargs: Any) -> Any:
-        count[0] += output.nbytes * (dist.get_world_size() - 1) / dist.get_world_size()
-        return gather(output, *args, **kwargs)
+    def received(x: Tensor) -> None:
+        count[0] += x.nbytes * (dist.get_world_size() - 1) / dist.get_world_size()
 
-    def scattered(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        count[0] += input.nbytes * (dist.get_world_size() - 1) / dist.get_world_size()
-        return scatter(output, input, *args, **kwargs)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        received(args[0] if args else kwargs["output"])
+        return gather(*args, **kwargs)
 
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gathered, scattered
+    def scattered(*args: Any, **kwargs: Any) -> Any:
+        received(args[1] if len(args) > 1 else kwargs["input"])
+        return scatter(*args, **kwargs)
+
+    dist.all_gather_single, dist.reduce_scatter_single = gathered, scattered
     try:
         yield count
     finally:
-        dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+        dist.all_gather_single, dist.reduce_scatter_single = gather, scatter
 
 
 def _on_ranks(case: str, how: str, ranks: int, model: Path) -> dict[str, float]:

@@ -39,7 +39,7 @@ def rlprims(*arguments: str | Path) -> list[str]:
 def config(model: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("faults")
     settings = small_run(model, questions, directory / "run") | {
-        **{"steps": 60, "checkpoint": {"every": 3}, "evaluation": {"every": 100, "samples": 1, "limit": 2}},
+        **{"steps": 40, "checkpoint": {"every": 3}, "evaluation": {"every": 100, "samples": 1, "limit": 2}},
         **{"execution": "ray", "ray": CLUSTER, "optimizer": {"lr": 1e-4, "eps": 1e-4}},
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(settings))
