@@ -34,6 +34,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             "data.environment=tests.trainer.environments.Digits",
             *(
                 "limits.turns=3",
+                "stream=true",
                 "steps=2",
                 "ray.training_workers=1",
                 "ray.engine=vllm",
@@ -41,7 +42,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=["in turn", "one ahead", "truncated sampling in vLLM", "episodes of several turns in vLLM"],
+    ids=["in turn", "one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM"],
 )
 def test_the_metrics_are_those_of_one_process(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]

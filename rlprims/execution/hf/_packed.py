@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -179,6 +180,8 @@ def _attention(
     """Causal attention of (1, heads, N, d) within each row of the layout; without a layout transformers' ``sdpa``."""
     where: Layout | None = kwargs.pop("layout", None)
     if where is None:
+        if query.shape[2] == 1 and query.shape[1] > key.shape[1] and kwargs.get("position_bias") is None:
+            return _of_one_token(query, key, value, attention_mask, kwargs.get("scaling")), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
         raise ValueError(f"packed attention has no {unknown}: set model.packing: false")
@@ -198,6 +201,18 @@ def _attention(
         mask = None if window is None or window >= width else _window_mask(width, window, q.device)
         outputs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
     return torch.cat(outputs).index_select(0, where.slots)[None], None
+
+
+def _of_one_token(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of the newest token, (batch, 1, heads, d), where several query heads share the keys of one head.
+
+    The heads that share keys stand in the place of positions. transformers' ``sdpa`` copies the cache once for each of
+    them if there is a mask, in every layer for every token.
+    """
+    batch, heads, _, width = query.shape
+    sharing = query.reshape(batch, key.shape[1], heads // key.shape[1], width)
+    attended = scaled_dot_product_attention(sharing, key, value, attn_mask=mask, scale=scaling)
+    return attended.reshape(batch, 1, heads, width)
 
 
 def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
