@@ -27,7 +27,6 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        ("staleness=0",),
         ("staleness=1",),
         ("sampling.top_p=0.8", "sampling.top_k=20", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
         (
@@ -42,7 +41,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=["in turn", "one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM"],
+    ids=["one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM"],
 )
 def test_the_metrics_are_those_of_one_process(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]
