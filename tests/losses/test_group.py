@@ -214,13 +214,15 @@ def test_online_dpo_is_dpo_on_the_pairs_that_a_loop_finds() -> None:
 
 
 def test_online_dpo_without_a_pair_is_zero() -> None:
-    """Equal advantages, and a group of one; among equal best responses the first is the chosen one."""
+    """Equal advantages, and a group of one; among equal best responses the first is chosen."""
     x, z, m = column(0.3, 0.9, 0.5).requires_grad_(), column(0, 0, 0), torch.ones(3, 1, dtype=torch.bool)
     losses = online_dpo(x, z, z, torch.tensor([0, 0, 1]), m)
     assert losses.flatten().tolist() == [0.0] * 3
     assert gradient(losses, x, torch.tensor([0, 0, 1])) == [0.0] * 3
     slopes = gradient(online_dpo(x, z, column(1.0, 1.0, 0.0), ONE, m), x, ONE)
     assert slopes[0] < 0 == slopes[1] < slopes[2]
+    slopes = gradient(online_dpo(x, z, column(0.0, 1.0, 0.0), ONE, m), x, ONE)  # and among equal worst ones
+    assert slopes[1] < 0 == slopes[2] < slopes[0]
 
 
 @pytest.mark.parametrize("loss", [gvpo, real, online_dpo])
