@@ -41,6 +41,8 @@ followed by one of ours. CPU seconds, medians; **ratio** is the median of the ro
 **loss gap**: our loss and TRL's of the same rollouts and weights, over the mean |advantage|. Both call the same torch;
 on AMD's processors with AVX-512 ours multiplies by its oneDNN, which is twice as fast there as its MKL.
 
+A step of a real language model, with its sampling: [SmolLM2-135M](smollm_step.md).
+
 {table}
 {picture}
 ## Where our step goes
