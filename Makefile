@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
-RAY_TESTS ?= tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -53,7 +52,8 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
 test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m ray --durations=25 $(RAY_TESTS)
+	.venv-ray/bin/python -m pytest -q -m ray --durations=25 tests/execution tests/trainer tests/rewards/test_judges_vllm.py \
+		tests/examples/test_smollm_ray.py
 
 test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
 	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges

@@ -14,7 +14,7 @@ from rlprims import advantage, controllers, corrections, filters, losses, reward
 from rlprims.algorithms import PRESETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
-ROOMS = (advantage, losses, corrections, rewards, filters, controllers)
+PACKAGES = (advantage, losses, corrections, rewards, filters, controllers)
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 SOURCES = re.compile(
     r"\bpapers?\b|disagree|\bpeers?\b|authors|differs from|\bTRL|\bverl\b|OpenRLHF|NeMo|SkyRL|slime|ROLL"
@@ -51,11 +51,11 @@ def made_of(algorithm: Any) -> str:
 
 def primitives() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Those whose docstring opens with a paper."""
-    for room in ROOMS:
-        for name in getattr(room, "__all__", vars(room)):
-            thing = getattr(room, name)
-            if getattr(thing, "__module__", "").startswith(room.__name__) and ARXIV.search(paragraphs(thing)[0]):
-                yield f"{room.__name__.removeprefix('rlprims.')}.{name}", thing
+    for package in PACKAGES:
+        for name in getattr(package, "__all__", vars(package)):
+            thing = getattr(package, name)
+            if getattr(thing, "__module__", "").startswith(package.__name__) and ARXIV.search(paragraphs(thing)[0]):
+                yield f"{package.__name__.removeprefix('rlprims.')}.{name}", thing
 
 
 def paragraphs(thing: Any) -> list[str]:

@@ -33,7 +33,7 @@ def pass_at_k(
     best, every other 0, and all get 0 if two share the lead. The k of pass@k is the size of the group; see :func:`pkpo`
     for a smaller one.
 
-    verl 0.9 (``grpo_passk``) divides by σ + ε of the group unless told otherwise, and raises on a group of one.
+    verl 0.9 (``grpo_passk``) divides by σ + ε of the group unless set otherwise, and raises on a group of one.
 
     Args:
         rewards: float (B, T) or (N,), per token.

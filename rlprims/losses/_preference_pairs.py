@@ -315,8 +315,8 @@ def discopop(
     """Log-ratio modulated loss, Lu et al. 2024 (DiscoPOP, arXiv:2406.08414), eq. 5, which a language model wrote.
 
     (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ): logistic for pairs in the wrong order, exponential for the
-    others. It is not convex: just below Δ = 0 it pushes a pair further into the wrong order. The exponent is held
-    within ±20. TRL's ``discopop``.
+    others. It is not convex: just below Δ = 0 it pushes a pair further into the wrong order. The exponent is clamped
+    to ±20. TRL's ``discopop``.
 
     Args:
         chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
@@ -357,7 +357,7 @@ def f_dpo(
 
     −log σ(β (f'(e^c) − f'(e^r))), where f'(t) is log t for ``reverse_kl`` (:func:`dpo`), 1 − 1/t for ``forward_kl``,
     log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha``, all up to a constant that cancels. At α = 1
-    the last is log t, at α = 0 it is 1 − 1/t. Exponents are held within ±20. TRL's ``f_divergence_type``.
+    the last is log t, at α = 0 it is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
 
     Args:
         chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.

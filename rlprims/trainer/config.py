@@ -39,6 +39,13 @@ class Section(BaseModel):
 Settings = TypeVar("Settings", bound=Section)
 
 
+def check_template(template: str, field: str) -> str:
+    """``template``, if it is "chat" or has ``field`` in it."""
+    if template != "chat" and field not in template:
+        raise ValueError(f"expected text with {field} in it, or chat")
+    return template
+
+
 class DataConfig(Section):
     """The prompts: JSON lines with a question and an answer."""
 
@@ -85,9 +92,7 @@ class DataConfig(Section):
     @field_validator("template")
     @classmethod
     def _names_the_question(cls, template: str) -> str:
-        if template != "chat" and "{question}" not in template:
-            raise ValueError("expected text with {question} in it, or chat")
-        return template
+        return check_template(template, "{question}")
 
 
 class ScoringConfig(Section):

@@ -18,7 +18,7 @@ from rlprims.execution import (
     reads_means,
     reads_reference,
 )
-from rlprims.trainer.config import CheckpointConfig, Section
+from rlprims.trainer.config import CheckpointConfig, Section, check_template
 
 _OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
 """Settings of ``model`` that are only for runs on the policy's own samples."""
@@ -59,9 +59,7 @@ class FitDataConfig(Section):
     @field_validator("template")
     @classmethod
     def _names_the_prompt(cls, template: str) -> str:
-        if template != "chat" and "{prompt}" not in template:
-            raise ValueError("expected text with {prompt} in it, or chat")
-        return template
+        return check_template(template, "{prompt}")
 
 
 class FitEvaluationConfig(Section):
