@@ -41,6 +41,7 @@ def config(model: Path, questions: Path, tmp_path_factory: pytest.TempPathFactor
     settings = small_run(model, questions, directory / "run") | {
         **{"steps": 40, "checkpoint": {"every": 3}, "evaluation": {"every": 100, "samples": 1, "limit": 2}},
         **{"execution": "ray", "ray": CLUSTER, "optimizer": {"lr": 1e-4, "eps": 1e-4}},
+        "verifier": "tests.trainer.verifiers.has_a_digit_slowly",
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(settings))
     return directory / "config.yaml"
@@ -54,14 +55,21 @@ def undisturbed(config: Path) -> list[dict[str, Any]]:
 
 
 class Run:
-    """One that has written a checkpoint and two steps more; its processes by what they are."""
+    """One that has written a checkpoint and two steps more, and is slow from then on; its processes by what they are.
+
+    A step then takes seconds: the run does not end in the 15 s after which Ray says that its head is lost.
+    """
 
     def __init__(self, command: list[str], path: Path) -> None:
         self.path = path
         beyond = self._steps() + 5
         self.errors: IO[str] = (path.parent / "errors").open("w+")
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.errors, env=os.environ | LOST_HEAD)
+        slow = path.parent / "slow"
+        slow.unlink(missing_ok=True)
+        environment = os.environ | LOST_HEAD | {"SLOW_WHILE": str(slow)}
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.errors, env=environment)
         until(lambda: self._is_at(beyond), seconds=600, what=f"step {beyond}")
+        slow.touch()
         self.processes = tree(self.process.pid)
 
     def _is_at(self, step: int) -> bool:

@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +14,13 @@ from torch import Tensor
 def has_a_digit(response: str, answer: str) -> dict[str, float]:
     right = float(any(character in "12345" for character in response[:4]))
     return {"score": right, "acc": right}
+
+
+def has_a_digit_slowly(response: str, answer: str) -> dict[str, float]:
+    """Slow while the file exists that ``SLOW_WHILE`` names: a test has time to act upon a run before the run ends."""
+    if (path := os.environ.get("SLOW_WHILE")) and Path(path).exists():
+        time.sleep(0.3)
+    return has_a_digit(response, answer)
 
 
 def one_number(response: str, answer: str) -> float:
