@@ -34,7 +34,7 @@ compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about
 test: $(VENV)/.dev lint test-fast ## style, types, architecture, and the fast tests
 
 test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHON=python3.13 VENV=.venv-3.13
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-pythons: ## the fast tests on the other Pythons of the classifiers, where their interpreters are found
 	@for version in $(PYTHONS); do \
@@ -46,7 +46,7 @@ test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
 
 test-laws: $(VENV)/.dev ## the compiler, export, DTensors and every second derivative of every primitive; half an hour
-	$(BIN)/python -m pytest -q -n 2 -m laws tests/test_laws_slow.py
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m laws tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers

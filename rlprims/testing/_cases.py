@@ -94,11 +94,34 @@ def layout_of(name: str) -> Layout:
     return VOCABULARY[name] if name in VOCABULARY else _PRIVATE[name]
 
 
+class _OnDemand(Mapping[str, Tensor]):
+    """Tensors that are computed when they are first read. A primitive reads five of eighty."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self._names, self._compute, self._known = dict.fromkeys(names), compute, dict[str, Tensor]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = self._compute(name)
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class Batch:
     """A tensor for every name of the vocabulary, padded; or packed, and then with ``cu_seqlens``."""
 
-    data: dict[str, Tensor]
+    data: Mapping[str, Tensor]
 
     @property
     def mask(self) -> Tensor:
@@ -109,11 +132,16 @@ class Batch:
         return "cu_seqlens" in self.data
 
     def replace(self, **data: Tensor) -> "Batch":
-        return Batch({**self.data, **data})
+        names = {**dict.fromkeys(self.data), **dict.fromkeys(data)}
+        return Batch(_OnDemand(names, lambda name: data[name] if name in data else self.data[name]))
 
     def map(self, tokens: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor]) -> "Batch":
         """The same change to every per-token and every per-row tensor."""
-        return Batch({name: (tokens if layout_of(name) == "token" else rows)(x) for name, x in self.data.items()})
+        return self.each(lambda name, x: (tokens if layout_of(name) == "token" else rows)(x))
+
+    def each(self, change: Callable[[str, Tensor], Tensor]) -> "Batch":
+        """A change that knows the name of each tensor."""
+        return Batch(_OnDemand(self.data, lambda name: change(name, self.data[name])))
 
     def rows(self, index: Tensor) -> "Batch":
         return self.map(lambda x: x[index], lambda x: x[index])
@@ -139,10 +167,10 @@ class Batch:
         return self.replace(**{ids: names[self.data[ids]]})
 
     def to(self, dtype: torch.dtype) -> "Batch":
-        return Batch({name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()})
+        return self.each(lambda _, x: x.to(dtype) if x.is_floating_point() else x)
 
     def on(self, device: str) -> "Batch":
-        return Batch({name: x.to(device) for name, x in self.data.items()})
+        return self.each(lambda _, x: x.to(device))
 
     def without_tokens(self) -> "Batch":
         """The batch with no valid token."""
@@ -164,7 +192,7 @@ def merge(first: Batch, second: Batch) -> Batch:
     width = max(first.mask.shape[1], second.mask.shape[1])
     a, b = (batch.pad(0, width - batch.mask.shape[1]) for batch in (first, second))
     b = b.replace(**{name: b.data[name] + len(a.mask) for name in _IDS})
-    return Batch({name: torch.cat([a.data[name], b.data[name]]) for name in a.data})
+    return Batch(_OnDemand(a.data, lambda name: torch.cat([a.data[name], b.data[name]])))
 
 
 def make_batches(seeds: Iterable[int], dtype: torch.dtype = torch.float64) -> Iterator[Batch]:
@@ -213,7 +241,7 @@ def make_batch(
     if integers is not None:
         floats = {name: x for name, x in batch.data.items() if x.is_floating_point()}
         batch = _make_batch(integers, rows, width).replace(**floats)
-    return Batch({name: x.to(dtype if x.is_floating_point() else x.dtype, copy=True) for name, x in batch.data.items()})
+    return batch.each(lambda _, x: x.to(dtype if x.is_floating_point() else x.dtype, copy=True))
 
 
 @lru_cache(maxsize=64)
