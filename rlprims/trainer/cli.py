@@ -130,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
         "model", nargs="?", metavar="MODEL|CONFIG.yaml", help="do its tokenizer and settings agree about the end?"
     )
     doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
+    doctor.add_argument(
+        "--cluster",
+        action="store_true",
+        help="start the cluster of CONFIG.yaml (execution: ray), and time a sum over its ranks, sampling beside the "
+        "bare engine, an update, and a sync of its model; nothing is saved",
+    )
+    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="such as ray.training_workers=8")
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -282,13 +289,22 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
     if options.kernels:
         console.print(kernel_table())
         return 0
-    model = options.model
+    model, config = options.model, None
     if model is not None and model.endswith((".yaml", ".yml")):
         from rlprims.trainer.config import load_config
 
-        model = load_config(Path(model)).model.path
-    console.print(table(examine(model)))
-    return 0
+        config = load_config(Path(model), options.overrides)
+        model = config.model.path
+    if not options.cluster:
+        console.print(table(examine(model)))
+        return 0
+    if config is None:
+        raise ValueError("doctor --cluster needs a config with execution: ray: rlprims doctor --cluster CONFIG.yaml")
+    from rlprims.trainer.cluster_check import try_cluster
+
+    findings = list(try_cluster(config, console))
+    console.print(table(findings, "rlprims doctor --cluster"))
+    return 0 if all(finding.ok for finding in findings) else 1
 
 
 def _preset(name: str) -> Algorithm:

@@ -61,11 +61,11 @@ def examine(model: str | None = None) -> list[Finding]:
     return [check() for check in checks] + ([] if model is None else [ends(model)])
 
 
-def table(findings: list[Finding]) -> Any:
+def table(findings: list[Finding], title: str = "rlprims doctor") -> Any:
     """For a terminal."""
     rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.mend) for f in findings]
     styles = {"ok": "green", "no": "yellow"}
-    return make_table(("", "what", "found", "to mend it"), rows, title="rlprims doctor", styles=styles)
+    return make_table(("", "what", "found", "to mend it"), rows, title=title, styles=styles)
 
 
 def kernel_table() -> Any:

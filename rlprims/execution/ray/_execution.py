@@ -191,6 +191,17 @@ class RayExecution:
         self.weights_version = load_version(directory) - 1
         self.sync_weights()
 
+    def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
+        """The backend, the slowest rank's seconds of a sum of so many bytes, and whether the sum is right."""
+        self.turns.of_ranks()
+        backends, seconds, right = zip(*self.trainers.call(TrainingWorker.time_all_reduce, size).result(), strict=True)
+        return backends[0], max(seconds), all(right)
+
+    def time_plain_sampling(self, batch: DataProto) -> float | None:
+        """Seconds in which the engines alone sample responses of these lengths to these prompts; None for ``hf``."""
+        self.turns.of_engines()
+        return self.rollouts.time_plain_sampling(batch)
+
     def reports(self) -> list[WorkerReport]:
         return list(self._ask_all("report").values())
 

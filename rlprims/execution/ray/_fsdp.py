@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -58,6 +59,21 @@ def join(
     mine = {"is_master": True, "master_listen_fd": listener.detach()} if listener is not None else {"is_master": False}
     store = dist.TCPStore(*address, world_size=size, timeout=limit, **mine)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
+def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:
+    """The backend, the seconds of a sum of so many bytes over all ranks, and whether the sum is right."""
+    ones = torch.ones(size // 4, device=device)
+    dist.all_reduce(ones)  # the first call connects the ranks
+    seconds = []
+    for _ in range(3):
+        ones.fill_(1.0)
+        dist.barrier()
+        begun = time.perf_counter()
+        dist.all_reduce(ones)
+        right = bool((ones == dist.get_world_size()).all())  # waits for the device
+        seconds.append(time.perf_counter() - begun)
+    return dist.get_backend(), min(seconds), right
 
 
 def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:

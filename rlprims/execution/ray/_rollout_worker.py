@@ -27,6 +27,11 @@ class Engine(Protocol):
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto: ...
 
+    def sample_plainly(self, batch: DataProto) -> bool:
+        """Sample responses of the batch's lengths with nothing of ours around the engine; False if it has no other
+        way than :meth:`generate`."""
+        ...
+
     def score(self, tokens: list[int]) -> list[float]: ...
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -72,6 +77,9 @@ class ModelEngine:
 
     def wake(self) -> None:
         self.module.to(self.device)
+
+    def sample_plainly(self, batch: DataProto) -> bool:
+        return False
 
     @torch.no_grad()
     def score(self, tokens: list[int]) -> list[float]:
@@ -153,6 +161,11 @@ class RolloutWorker(Observed):
     @metered
     def wake(self) -> None:
         self.engine.wake()
+
+    @first
+    def sample_plainly(self, batch: DataProto) -> bool:
+        """Sample as many tokens for each prompt as the batch has, for a comparison of seconds."""
+        return self.engine.sample_plainly(batch)
 
     @first
     def score(self, tokens: list[int]) -> list[float]:

@@ -1,6 +1,7 @@
 """The driver of the rollout workers: it sends requests, and replaces workers that die."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -77,7 +78,7 @@ class Rollouts:
 
     def generate(self, prompts: DataProto, *args: Any) -> DataProto:
         """Every prompt's response, in the prompts' order."""
-        chunks = prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
+        chunks = self._parts(prompts)
         done: dict[int, DataProto] = {}
         running = {self.workers[i].generate.remote(chunk, *args): i for i, chunk in enumerate(chunks)}
         while running:
@@ -94,6 +95,17 @@ class Rollouts:
                 self._replace(i, reason)
                 running[self.workers[i].generate.remote(chunks[i], *args)] = i
         return DataProto.concat([done[i] for i in range(len(chunks))])
+
+    def time_plain_sampling(self, batch: DataProto) -> float | None:
+        """Seconds of the bare engines for the same prompts and lengths, divided as :meth:`generate` divides them."""
+        begun = time.perf_counter()
+        asked = [w.sample_plainly.remote(part) for w, part in zip(self.workers, self._parts(batch), strict=False)]
+        sampled = [fetch(ref, self._who(rank), self.timeout) for rank, ref in enumerate(asked)]
+        return time.perf_counter() - begun if all(sampled) else None
+
+    def _parts(self, prompts: DataProto) -> list[DataProto]:
+        """The rows of each worker."""
+        return prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
 
     def sleep(self, level: int) -> None:
         """Free memory. A lost worker is replaced at :meth:`wake`, because until then its devices are in use."""

@@ -125,6 +125,11 @@ class TrainingWorker(Observed):
         return self.training.update_critic(batch, algorithm, totals)
 
     @everywhere
+    def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
+        """The backend, the seconds of a sum of so many bytes over all ranks, and whether it is right."""
+        return _fsdp.time_all_reduce(size, self.training.device)
+
+    @everywhere
     @metered
     def adapters(self) -> dict[str, tuple[str, np.ndarray]] | None:
         """Of the policy, by name, each with its dtype; rank 0 alone answers with them."""

@@ -162,6 +162,17 @@ class VllmEngine:
         responses = Responses(tokens, mask, log_probs, ended, *kept)
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
+    def sample_plainly(self, batch: DataProto) -> bool:
+        """As vLLM's own users do: one generator for all requests, and no log-probs."""
+        lengths = batch["response_mask"].sum(-1).tolist()
+        self.llm.generate(
+            [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]],
+            [SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False) for length in lengths],
+            use_tqdm=False,
+            lora_request=self.adapter and self.adapter.request,
+        )
+        return True
+
     def _number_of_logprobs(self, sampling: Sampling) -> int:
         """Beside that of the drawn token: enough to see which tokens the sampler left."""
         if not sampling.truncates:
