@@ -1,7 +1,7 @@
 """Writes tests/public_api.txt: every public name and how it is called. ``python -m tests.public_api``, from the root.
 
-A module is public if it has ``__all__`` and no underscore hides it; a room that is one file is public without, and so
-are its names. The signatures are those of the source: nothing is imported or evaluated, so that they are the same on
+A module is public if it has ``__all__`` and no underscore hides it; a top-level module of one file is public without,
+and so are its names. The signatures are those of the source: nothing is imported or evaluated, so that they are the same on
 every machine, with every version of torch, and without the extras. Inherited methods stand where they are defined.
 """
 
@@ -49,13 +49,13 @@ def table() -> str:
 
 
 def _public_modules() -> list[str]:
-    rooms = {f"rlprims.{name}" for name in _names("rlprims")}
+    top = {f"rlprims.{name}" for name in _names("rlprims")}
     modules = []
     for file in sorted((ROOT / "rlprims").rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         hidden = any(part.startswith("_") for part in module.split("."))
-        if not hidden and (module in rooms or "\n__all__ = " in file.read_text()):
+        if not hidden and (module in top or "\n__all__ = " in file.read_text()):
             modules.append(module)
     return modules
 

@@ -45,7 +45,10 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Ray's ranks train and its vLLM engines sample: a start of either takes half a minute. Adapters are trained."""
+    """Ray's ranks train and its vLLM engines sample: a start of either takes half a minute. Adapters are trained.
+
+    So engines are started for one row at once, and not again for three.
+    """
 
     def wanted(item):
         file, test = item.path.stem.removeprefix("test_execution_"), item.name.partition("[")[0]
@@ -53,7 +56,7 @@ def pytest_collection_modifyitems(items):
         if backend is ADAPTED["local-lora"]:
             return file in OF_ADAPTERS and test != "test_it_is_the_step_that_torch_makes"
         if backend is CLUSTERS["ray-vllm"]:
-            return file not in OF_TRAINING
+            return file not in OF_TRAINING and item.callspec.params.get("at_once") != 3
         if backend is CLUSTERS["ray"]:
             size, tied = (item.callspec.params.get(name) for name in ("tokens", "interrupted"))
             if size not in (None, ONE_SIZE.get(file, size)) or tied is False:
@@ -92,6 +95,12 @@ def build(request, model_path):
 def without_engines(build):
     """Options where nobody samples with what is built: vLLM takes longest to start."""
     return {"engine": "hf", "rollout_workers": 1} if build.func is CLUSTERS["ray-vllm"] else {}
+
+
+@pytest.fixture(scope="session")
+def one_engine(build):
+    """Options where one engine shows what two would: each takes a quarter of a minute to start."""
+    return {"rollout_workers": 1} if build.func is CLUSTERS["ray-vllm"] else {}
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ class TestASampleIsAFunctionOfSeedAndId:
         self.assert_same(again, sampled, rows)
 
     @pytest.mark.parametrize("at_once", [1, 3])
-    def test_however_many_are_sampled_at_once(self, fresh, sampled, at_once):
-        execution = fresh(algorithms.reinforce(), max_rows_per_generation=at_once)
+    def test_however_many_are_sampled_at_once(self, fresh, one_engine, sampled, at_once):
+        execution = fresh(algorithms.reinforce(), max_rows_per_generation=at_once, **one_engine)
         self.assert_same(generate(execution, prompts()), sampled, [*ROWS])
 
     def assert_same(self, again, sampled, rows):
@@ -81,8 +81,9 @@ class TestEnds:
 
 class TestDistribution:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_the_log_probs_are_those_of_the_sampled_tokens(self, fresh, plain, temperature):
-        execution = fresh(algorithms.reinforce(), temperature=temperature)
+    def test_the_log_probs_are_those_of_the_sampled_tokens(self, execution, fresh, one_engine, plain, temperature):
+        if temperature != 1.0:
+            execution = fresh(algorithms.reinforce(), temperature=temperature, **one_engine)
         batch = generate(execution, prompts(), Sampling(max_new_tokens=LIMIT, temperature=temperature))
         rollout = batch["rollout_log_probs"]
         torch.testing.assert_close(rollout, execution.log_probs(batch), rtol=1e-5, atol=1e-5)
@@ -91,7 +92,7 @@ class TestDistribution:
             expected = log_probs.gather(1, torch.tensor(responses(batch)[row])[:, None])[:, 0]
             torch.testing.assert_close(rollout[row, : len(expected)], expected, rtol=1e-5, atol=1e-5)
 
-    def test_learned_positions_are_counted_from_the_prompts_first_token(self, build, tmp_path):
+    def test_learned_positions_are_counted_from_the_prompts_first_token(self, build, one_engine, tmp_path):
         settings = GPT2Config(
             vocab_size=32,
             n_embd=64,  # heads of 32: the least that vLLM takes on a CPU
@@ -105,7 +106,7 @@ class TestDistribution:
             torch.manual_seed(0)
             model = GPT2LMHeadModel(settings).eval()
         model.save_pretrained(tmp_path)
-        execution = build.func(tmp_path, algorithms.reinforce())
+        execution = build.func(tmp_path, algorithms.reinforce(), **one_engine)
         assert execution.context_window == 64
         batch = generate(execution, prompts())
         for row in ROWS:
