@@ -1,8 +1,9 @@
 """Writes tests/public_api.txt: every public name and how it is called. ``python -m tests.public_api``, from the root.
 
 A module is public if it has ``__all__`` and no underscore hides it; a top-level module of one file is public without,
-and so are its names. The signatures are those of the source: nothing is imported or evaluated, so that they are the same on
-every machine, with every version of torch, and without the extras. Inherited methods stand where they are defined.
+and so are its names. The signatures are those of the source: nothing is imported or evaluated, so that they are the
+same on every machine, with every version of torch, and without the extras. Inherited methods stand where they are
+defined.
 """
 
 import ast
