@@ -1,7 +1,7 @@
 """Environments of verifiers, ``environment: rlprims.interop.verifiers.Verifiers``, and ours within verifiers.
 
 A row names an environment and a row of its data, ``{"name": "wordle", "index": 3}``: :func:`rows` makes them. Tried
-with verifiers 0.3.1 and 0.2.1, imported when the first episode begins. 0.4 has no environments that run in this
+with verifiers 0.3.1, 0.2.1 and 0.1.14, imported when the first episode begins. 0.4 has no environments that run in this
 process: there an agent is a program of its own that calls the model over HTTP.
 """
 
@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -151,14 +151,15 @@ def to_verifiers(
 
         @vf.cleanup  # type: ignore[untyped-decorator]
         async def close_ours(self, state: Any) -> None:
-            close = getattr(state.get("environment"), "close", None)
-            ask = state.get("ask")
+            if "ask" not in state:  # cancelled before setup_state
+                return
+            close, ask = getattr(state.get("environment"), "close", None), state["ask"]
             try:
                 if callable(close) and ask.left > 0:  # otherwise a call of it hangs
-                    await ask(close)
+                    with suppress(Exception):  # the rollout is over and has its reward
+                        await ask(close)
             finally:
-                if ask is not None:
-                    ask.close()
+                ask.close()
 
     def reward(state: Any) -> float:
         return math.fsum(step["reward"] or 0.0 for step in state["trajectory"])
@@ -241,6 +242,8 @@ class _Rollout:
         return Step(request.messages[known:])
 
     def _last(self) -> Step:
+        if self.task.cancelled():  # as such the error would end the run
+            raise RuntimeError(f"{self.name} cancelled its own rollout")
         (output,) = self.task.result()
         if output.get("error"):
             raise RuntimeError(f"{self.name} ended with an error: {output['error']['error_chain_repr']}")
@@ -261,7 +264,7 @@ def _verifiers() -> Any:
         return importlib.import_module("verifiers")
     except ImportError as error:
         raise ImportError(
-            f"interop.verifiers needs verifiers from 0.2.1 to 0.3.1 ({error}): pip install verifiers==0.3.1"
+            f"interop.verifiers needs verifiers from 0.1.14 to 0.3.1 ({error}): pip install verifiers==0.3.1"
         ) from None
 
 
@@ -307,9 +310,7 @@ def _without_signal_handlers() -> Iterator[None]:
 
 @cache
 def _client_class() -> Any:
-    vf = _verifiers()
-
-    base: Any = vf.Client
+    base: Any = _verifiers().Client
 
     class Client(base):  # type: ignore[misc]
         """Puts requests into a queue, and waits for their answers."""

@@ -66,6 +66,23 @@ def test_the_data_to_evaluate_on_and_a_name_that_verifiers_loads(monkeypatch: py
     assert played(Verifiers("owner/a-question", 0, "eval"), "4").score == 1.5
 
 
+def test_an_environment_that_verifiers_brings_along() -> None:
+    pytest.importorskip("reasoning_gym")
+    settings = {"gym": "basic_arithmetic", "num_train_examples": 4, "num_eval_examples": 2}
+
+    def answered(answer: str) -> Episode:
+        return played(Verifiers("verifiers.ReasoningGymEnv", 2, options=settings), f"<answer>{answer}</answer>")
+
+    right, wrong = answered("3"), answered("5")
+    assert contents(right)[1] == "Calculate 2 - -1."
+    assert (right.failure, right.columns["check_answer_reward_func"], wrong.columns["check_answer_reward_func"]) == (
+        None,
+        1.0,
+        0.0,
+    )
+    assert right.score - wrong.score == 1.0
+
+
 def test_several_turns() -> None:
     episode = played(Verifiers(f"{HERE}.guess", 7), "1", "7")
     assert (episode.failure, episode.score, len(episode.turns)) == (None, 1.0, 2)
@@ -101,6 +118,7 @@ def test_an_error_costs_its_episode() -> None:
     gave_up = played(Verifiers(f"{HERE}.guess", 7), "give up", "7")
     assert "ended with an error: " in str(gave_up.failure)
     assert "no die" in str(gave_up.failure)
+    assert "cancelled its own rollout" in str(played(Verifiers(f"{HERE}.guess", 7), "cancel", "7").failure)
     forgot = played(Verifiers(f"{HERE}.forgets", 0), "1", "2")
     assert "do not continue the 2 before: expected all of them unchanged" in str(forgot.failure)
     for name, index, why in [
@@ -202,6 +220,7 @@ class Shopping:
 
     def close(self) -> None:
         CLOSED.append(self.question)
+        raise RuntimeError("the door sticks")
 
 
 class Slow(Shopping):

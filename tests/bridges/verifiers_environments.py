@@ -1,5 +1,6 @@
 """Environments of verifiers, as its users write them: a question, a number to guess, a shop, and some that go wrong."""
 
+import asyncio
 from typing import Any
 
 import verifiers as vf
@@ -31,6 +32,8 @@ class Guess(vf.MultiTurnEnv):
         guess = messages[-1].content.strip()
         if guess == "crash":
             raise RuntimeError("the die rolled away")
+        if guess == "cancel":
+            raise asyncio.CancelledError
         if guess == "give up":
             raise vf.InfraError("no die")
         if guess == state["answer"]:
