@@ -124,13 +124,14 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 	@touch $@
 
-# Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB. Not in .ci/run: it would
-# install torch once more.
-.venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt
+# Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB, or else
+# VERIFIERS=verifiers the sixth and its 400 MB: they ask for different versions of mcp. Not in .ci/run: it would install torch once more.
+.venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt constraints/verifiers.txt
 	$(PYTHON) -m venv .venv-bridges
 	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt torch
 	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
 	.venv-bridges/bin/python -m pip install -q -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
+	$(if $(VERIFIERS),.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt -c constraints/verifiers.txt $(VERIFIERS))
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt

@@ -4,4 +4,5 @@
 ``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` give TRL's trainers an algorithm, `reward_func` a verifier.
 ``rlprims.interop.torchrl``: `grpo_loss` makes an algorithm one of torchrl's loss modules.
 ``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages, played here.
+``rlprims.interop.verifiers``: environments of verifiers, played here, and `to_verifiers`, which plays ours there.
 """
