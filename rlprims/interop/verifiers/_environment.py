@@ -1,0 +1,120 @@
+"""An environment of ours as one of verifiers."""
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rlprims.environments import Environment, Step
+from rlprims.environments._ask import Asker
+from rlprims.environments._tools import schemas_of
+from rlprims.interop.verifiers._messages import as_ours, with_call_ids
+from rlprims.interop.verifiers._package import package
+
+
+def to_verifiers(
+    make: Callable[..., Environment],
+    data: Sequence[Mapping[str, Any]],
+    *,
+    eval_data: Sequence[Mapping[str, Any]] | None = None,
+    columns: Sequence[str] = (),
+    max_turns: int = 8,
+    seconds: float = 60.0,
+    **options: Any,
+) -> Any:
+    """A ``verifiers.MultiTurnEnv`` that plays an environment of ours; return it from a ``load_environment``.
+
+    Its reward is the sum of the rewards of our steps; each is also the reward of its step of the trajectory. Every
+    message is answered, the last one of ``max_turns`` too. An exception is the ``error`` of that rollout's state.
+
+    Args:
+        make: the class, called with the fields of a row.
+        data: rows to train on.
+        eval_data: rows to evaluate on; without them those of ``data``.
+        columns: those that are metrics; 0 where an episode gave none.
+        max_turns: messages that the model writes; -1: no limit.
+        seconds: that the environment may take, over all calls of an episode.
+        options: other arguments of ``MultiTurnEnv``.
+    """
+    vf = package()
+    normalized = importlib.import_module("verifiers.utils.message_utils").normalize_messages
+
+    @contextmanager
+    def errors_of_theirs(what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # an error of theirs costs no more than the rollout
+            reason = f"longer than {seconds} s" if isinstance(error, TimeoutError) and not str(error) else error
+            raise vf.Error(f"{what}: {type(error).__name__}: {reason}") from error
+
+    base: Any = vf.MultiTurnEnv
+
+    class Ours(base):  # type: ignore[misc]
+        async def setup_state(self, state: Any) -> Any:
+            state["ask"], state["columns"] = Asker(seconds), {}
+            with errors_of_theirs("reset"):
+                state["environment"] = await state["ask"](lambda: make(**state["info"]))
+                start = await state["ask"](state["environment"].reset)
+                messages, tools = start if isinstance(start, tuple) else (start, ())
+                state["prompt"] = normalized(list(messages))
+                functions = [schema["function"] for schema in schemas_of(tools)]
+                state["tool_defs"] = [vf.Tool(**{"description": "", **function}) for function in functions]
+            return state
+
+        async def add_trajectory_step(self, state: Any, trajectory_step: Any) -> None:
+            # Here and not in env_response, which is not called after the last of max_turns.
+            await super().add_trajectory_step(state, trajectory_step)
+            written = trajectory_step["completion"][-1]
+            message = as_ours(written) | {"finish": "length" if trajectory_step["is_truncated"] else "stop"}
+            with errors_of_theirs("step"):
+                step: Step = await state["ask"](state["environment"].step, message)
+                trajectory_step["reward"] = float(step.reward)
+                state["columns"].update(step.columns)
+                state["environment_answer"] = normalized(with_call_ids(step.messages, written))
+            if step.done:
+                state["final_env_response"] = state["environment_answer"]
+
+        async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+            return state["environment_answer"]
+
+        @vf.cleanup  # type: ignore[untyped-decorator]
+        async def closeas_ours(self, state: Any) -> None:
+            if "ask" not in state:  # cancelled before setup_state
+                return
+            close, ask = getattr(state.get("environment"), "close", None), state["ask"]
+            try:
+                if callable(close) and ask.left > 0:  # otherwise a call of it hangs
+                    with suppress(Exception):  # the rollout is over and has its reward
+                        await ask(close)
+            finally:
+                ask.close()
+
+    def reward(state: Any) -> float:
+        return math.fsum(step["reward"] or 0.0 for step in state["trajectory"])
+
+    def metric(name: str) -> Callable[[Any], float]:
+        def of_state(state: Any) -> float:
+            return float(state["columns"].get(name, 0.0))
+
+        of_state.__name__ = name
+        return of_state
+
+    rubric = vf.Rubric(funcs=[reward])
+    for name in columns:
+        rubric.add_metric(metric(name))
+    return Ours(
+        dataset=_data_set(data),
+        eval_dataset=None if eval_data is None else _data_set(eval_data),
+        rubric=rubric,
+        max_turns=max_turns,
+        **options,
+    )
+
+
+def _data_set(data: Sequence[Mapping[str, Any]]) -> Any:
+    """``reset`` gives the prompt; until then the fields of the row stand there. As text they need no common types."""
+    texts = [json.dumps(dict(row), ensure_ascii=False) for row in data]
+    made = [{"prompt": [{"role": "user", "content": text}], "info": text} for text in texts]
+    return importlib.import_module("datasets").Dataset.from_list(made)
