@@ -370,7 +370,7 @@ class Config(Section):
         for name, setting in (
             ("model.reward", self.model.reward),
             ("score_weights", self.score_weights),
-            ("replay", self.replay),
+            ("replay_scores", self.replay_scores or None),
             ("data.teacher", self.data.teacher),
             ("data.teacher_template", self.data.teacher_template),
         ):

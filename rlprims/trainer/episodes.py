@@ -20,8 +20,8 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.rounds import Begun, Request, play_rounds
 from rlprims.turns import Turn, to_batch
 
-_TURN = 2**40
-"""A turn's randomness is that of the sample with the number ``sample_id + turn * _TURN``, so a function of
+TURN = 2**40
+"""A turn's randomness is that of the sample with the number ``sample_id + turn * TURN``, so a function of
 (seed, sample, turn); a first turn is drawn as a response without an environment is."""
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
@@ -195,7 +195,7 @@ class Player:
         for tokens in sorted(set(allowed), reverse=True):
             these = [i for i, own in enumerate(allowed) if own == tokens]
             prompts = DataProto.from_dict(
-                tensors={"sample_id": torch.tensor([asked[i].sample_id + _TURN * asked[i].turn for i in these])},
+                tensors={"sample_id": torch.tensor([asked[i].sample_id + TURN * asked[i].turn for i in these])},
                 non_tensors={"prompt_ids": [list(asked[i].prompt_ids) for i in these]},
             )
             width = max(len(asked[i].prompt_ids) for i in these)

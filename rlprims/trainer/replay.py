@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Execution, Sampling, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
+from rlprims.trainer.episodes import TURN
 
 
 class Replay:
@@ -20,13 +22,26 @@ class Replay:
 
     Samples are found by their ids, so the run must ask in the recorded order: same data, seed and group size.
     Evaluation has another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
+
+    Of episodes each turn is a sample: the environment runs again, reads the recorded messages, and must answer as it
+    did. A recording does not say why a turn ended; ``tokenizer`` and ``end_ids`` do.
     """
 
-    def __init__(self, execution: Execution, run: Path, *, seed: int, scores: bool = False) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        run: Path,
+        *,
+        seed: int,
+        scores: bool = False,
+        tokenizer: Any = None,
+        end_ids: Collection[int] = (),
+    ) -> None:
         self.execution = execution
         self.run = run
         self.seed = seed
         self.scores = scores
+        self.tokenizer, self.end_ids = tokenizer, frozenset(end_ids)
         self.pad_token_id = execution.pad_token_id
         self.context_window = execution.context_window
         self.overlaps = execution.overlaps
@@ -69,7 +84,7 @@ class Replay:
                 "attention_mask": attention,
                 "response_mask": attention[:, prompt_width:].clone(),
                 "rollout_log_probs": log_probs,
-                "ended": torch.tensor([Ended.of(row["ended"]) for row in rows], dtype=torch.int8),
+                "ended": torch.tensor([self._end(row, sampling) for row in rows], dtype=torch.int8),
                 "weights_version": torch.tensor(
                     [int(row.get("weights_version", self.weights_version)) for row in rows]
                 ),
@@ -122,14 +137,25 @@ class Replay:
 
     def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
         row = self.samples.get(sample_id)
+        turn, number = divmod(sample_id, TURN)
+        name = f"turn {turn} of sample {number}" if turn else f"sample {number}"
         if row is None:
             raise ValueError(
-                f"{self.run} has no sample {sample_id} ({len(self.samples)} are recorded): replay fewer steps, or with "
-                "the group size, batch sizes and filter that were recorded"
+                f"{self.run} has no {name} ({len(self.samples)} are recorded): replay fewer steps, or with the group "
+                "size, batch sizes, filter and limits that were recorded"
             )
         if row["prompt_ids"] != prompt_ids:
-            raise ValueError(f"{self.run}: sample {sample_id} answers another prompt: use the same data and seed")
+            mend = "an environment must answer as it did" if turn else "use the same data and seed"
+            raise ValueError(f"{self.run}: {name} answers another prompt: {mend}")
         return row
+
+    def _end(self, row: dict[str, Any], sampling: Sampling) -> Ended:
+        if "ended" in row:
+            return Ended.of(row["ended"])
+        ids: list[int] = row["response_ids"]
+        if ids[-1] in self.end_ids or any(text in self.tokenizer.decode(ids) for text in sampling.stop):
+            return Ended.STOP
+        return Ended.LENGTH if len(ids) == sampling.max_new_tokens else Ended.CONTEXT
 
 
 def _score(row: dict[str, Any]) -> float:
@@ -144,7 +170,7 @@ def _read(run: Path) -> dict[int, dict[str, Any]]:
         raise ValueError(
             f"{run} has no recorded rollouts: it needs rollouts/step_*.jsonl, of a run with record_rollouts"
         )
-    samples = {}
+    samples = dict[int, dict[str, Any]]()
     for file in files:
         with open_rollouts(file) as opened:
             lines = opened.read().decode().split("\n")
@@ -153,7 +179,29 @@ def _read(run: Path) -> dict[int, dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-                samples[int(row["sample_id"])] = row
+                samples |= dict(_turns(row)) if "turn_ids" in row else {int(row["sample_id"]): row}
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}:{number}: not a recorded sample: {error}") from None
     return samples
+
+
+def _turns(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each turn of a row of an episode as a sample of its own, by its number: what it read, and what it sampled."""
+    ids, turns = row["response_ids"], row["turn_ids"]
+    places: dict[int, list[int]] = {}
+    for place, (turn, observed) in enumerate(zip(turns, row["observation"], strict=True)):
+        if not observed:
+            places.setdefault(turn, []).append(place)
+    for turn, own in places.items():
+        part = slice(own[0], own[-1] + 1)
+        names = ["response_ids", "rollout_log_probs", *(["kept"] if "kept" in row else [])]
+        columns: dict[str, Any] = {name: row[name][part] for name in names}
+        yield (
+            int(row["sample_id"]) + TURN * turn,
+            {
+                "sample_id": row["sample_id"],
+                "prompt_ids": row["prompt_ids"] + ids[: own[0]],
+                "weights_version": row["weights_version"],
+                **columns,
+            },
+        )

@@ -73,7 +73,14 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     backend = _backend(config, path, tokenizer, console)
     execution: Execution = backend
     if config.replay is not None:
-        execution = Replay(backend, config.replay, seed=config.seed, scores=config.replay_scores)
+        execution = Replay(
+            backend,
+            config.replay,
+            seed=config.seed,
+            scores=config.replay_scores,
+            tokenizer=tokenizer,
+            end_ids=ends_of(path)[1],
+        )
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 

@@ -50,6 +50,16 @@ class AsyncDigits(Digits):
         return super().step(message)
 
 
+class SaysMore(Digits):
+    """Answers with another message."""
+
+    def step(self, message: Any) -> Step:
+        step = super().step(message)
+        return dataclasses.replace(
+            step, messages=[{**each, "content": each["content"] + "b"} for each in step.messages]
+        )
+
+
 class WithoutAcc(Digits):
     """Its rewards are all that it says."""
 

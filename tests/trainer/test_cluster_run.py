@@ -34,6 +34,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             *(
                 "limits.turns=3",
                 "stream=true",
+                "staleness=1",
                 "steps=2",
                 "ray.training_workers=1",
                 "ray.engine=vllm",
@@ -41,7 +42,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=["one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM"],
+    ids=["one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM, one batch ahead"],
 )
 def test_the_metrics_are_those_of_one_process(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -414,7 +415,7 @@ def test_groups_of_other_widths_are_padded_where_their_tokens_are_not() -> None:
     ("changes", "message"),
     [
         ({"data.template": "Q: {question}"}, "the environment writes the prompt; use chat, or leave the template out"),
-        ({"replay": "somewhere"}, "replay is for single responses"),
+        ({"replay": "somewhere", "replay_scores": True}, "replay_scores is for single responses"),
         ({"data.environment": "tests.trainer.environments.Nobody"}, "cannot import"),
         ({"data.environment": {"fn": DIGITS, "mosst": 3}}, "no hyperparameter 'mosst': did you mean 'most'?"),
         ({"limits.turns": 0}, "limits.turns"),
@@ -506,16 +507,39 @@ def test_groups_that_stream_do_not_depend_on_timing(
 
 
 @pytest.mark.slow
-def test_a_run_that_streams_resumes_alike(
-    load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_stream_is_sampled_ahead_of_the_update(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console, ahead: int
 ) -> None:
-    episodes |= {"algorithm": DAPO, "stream": True}
+    """All turns of a batch are of one version of the weights: the newest, or with ``staleness: 1`` the one before."""
+    episodes |= {"algorithm": DAPO | {"corrections": ["rlprims.corrections.tis"]}, "stream": True, "staleness": ahead}
+    episodes["data"]["eval"] = None
+    _, steps = run(load(episodes, "steps=3"), console)
+    versions = [step.batch["versions"][step.batch["response_mask"]].unique().tolist() for step in steps]
+    assert versions == [[1], [2 - ahead], [3 - ahead]]
+    assert [step.metrics["staleness_max"] for step in steps] == [0, ahead, ahead]
+    samples = torch.cat([group["sample_id"].unique() for step in steps for group in groups_of(step)])
+    assert len(samples) == len(samples.unique()), "an episode is trained on once"
+    assert all(len(step.batch["group"].unique()) == 4 for step in steps)
+
+
+def groups_of(step: Step) -> list[DataProto]:
+    return [step.batch, *(rows for rows, _ in step.dropped)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_that_streams_resumes_alike(
+    load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path, ahead: int
+) -> None:
+    episodes |= {"algorithm": DAPO, "stream": True, "staleness": ahead}
     episodes["data"]["eval"] = None
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert start(load(episodes, f"run_dir={whole}", "steps=3"), console) == 0
-    assert start(load(episodes, f"run_dir={broken}", "steps=2"), console) == 0
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoints" / "step_000003")
     record = RunDirectory.open(broken)
-    assert resume(record, record.config(["steps=3"]), console) == 0
+    assert resume(record, record.config(), console) == 0
     assert metrics_of(broken) == metrics_of(whole)
 
 

@@ -53,6 +53,43 @@ def test_a_replay_trains_as_the_recorded_run_did(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stream": True, "prompts_per_generation": None},
+        {"sampling": {"max_new_tokens": 8, "top_p": 0.8}, "algorithm": MASKED},
+        {"sampling": {"max_new_tokens": 8, "stop": ["3", "a"]}, "algorithm": MASKED},
+    ],
+    ids=["whole", "streamed", "truncated", "stop texts"],
+)
+def test_a_replay_of_episodes_plays_the_environment_again(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings["data"]["environment"] = "tests.trainer.environments.Digits"
+    settings |= {"limits": {"turns": 3}, **changes}
+    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    start(load(settings, f"run_dir={recorded}", "steps=4"), console)
+    start(load(settings, f"run_dir={replayed}", f"replay={recorded}", "steps=3"), console)
+    assert any(line.get("turns", 1) > 1 for line in metrics_of(recorded))
+    expected = [line for line in metrics_of(recorded) if line["step"] <= 3]
+    assert metrics_of(replayed) == expected
+    for step in (1, 2, 3):
+        assert read_rollouts(replayed, step) == read_rollouts(recorded, step)
+
+
+def test_an_environment_that_answers_otherwise_is_not_a_replay(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    settings["data"] |= {"environment": "tests.trainer.environments.Digits", "eval": None}
+    settings["limits"] = {"turns": 3}
+    recorded, other = tmp_path / "recorded", "data.environment=tests.trainer.environments.SaysMore"
+    start(load(settings, f"run_dir={recorded}", "steps=1"), console)
+    with pytest.raises(ValueError, match=r"turn 1 of sample \d+ answers another prompt: an environment must answer"):
+        start(load(settings, f"run_dir={tmp_path / 'new'}", f"replay={recorded}", "steps=1", other), console)
+
+
+@pytest.mark.slow
 def test_another_loss_on_the_same_samples(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
