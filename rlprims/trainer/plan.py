@@ -301,7 +301,7 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
     budget = max(model.max_tokens_per_micro_batch or 16384, longest)
     share = min(1.0, budget / tokens)
     return MicroBatches(
-        number=math.ceil(1 / share),
+        number=math.ceil(tokens / budget),
         tokens=share * tokens,
         answers=share * rows * response,
         slots=share * rows * (prompts.mean + response),
