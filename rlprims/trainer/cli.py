@@ -95,13 +95,22 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser(
         "plan",
-        help="the memory that a run will take",
-        description="Print the memory of a config, line by line, and which setting lowers it. Of the model only the "
-        "config is read.",
+        help="the memory that a run will take, and the seconds of a step",
+        description="Print the memory of a config, line by line, and which setting lowers it; with the rates of the "
+        "hardware also the bytes and seconds of each phase of a step. Of the model only the config is read.",
     )
     plan.add_argument("config", type=Path, metavar="CONFIG.yaml")
     plan.add_argument("overrides", nargs="*", metavar="key=value", help="such as model.fused_head=true")
     plan.add_argument("--prompt-tokens", type=int, help="of every prompt, where the data are not here yet")
+    rates = plan.add_argument_group(
+        "seconds of a step",
+        "rates that your devices reach, not those of a data sheet; the first three together print the phases",
+    )
+    rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations a second: 400 of an H100, say")
+    rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s: 3000 of an H100, say")
+    rates.add_argument("--network", type=float, help="that a rank receives from the others, GB/s: 50 of 400 Gb/s")
+    rates.add_argument("--disk", type=float, help="that a process writes, GB/s: the seconds of a checkpoint")
+    rates.add_argument("--response-tokens", type=float, help="of the mean response (default: the longest)")
     plan.set_defaults(run=_plan)
 
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw runs in one picture.")
@@ -235,11 +244,20 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
 
 def _plan(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.trainer import scale
     from rlprims.trainer.config import load_config
     from rlprims.trainer.plan import lengths_of, plan, table
 
     config = load_config(options.config, options.overrides)
-    console.print(table(plan(config, lengths_of(config, options.prompt_tokens))))
+    prompts = lengths_of(config, options.prompt_tokens)
+    console.print(table(plan(config, prompts)))
+    given = (options.tflops, options.memory_bandwidth, options.network)
+    if any(given):
+        if not all(given):
+            raise ValueError("the seconds of a step need --tflops, --memory-bandwidth and --network together")
+        rates = scale.Rates(given[0] * 1e12, given[1] * 1e9, given[2] * 1e9, options.disk and options.disk * 1e9)
+        found = scale.phases(config, prompts, rates, options.response_tokens)
+        console.print(scale.table(config, found, scale.checkpoint(config, rates)))
     return 0
 
 

@@ -4,6 +4,8 @@ Every line is one product. The model's sizes are read from its ``config.json`` a
 Bytes are those of a process that trains, or of an engine; a peak is the larger of sampling and updating.
 """
 
+import math
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,10 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.data import load_examples
 
 _PROCESS = 0.42 * 2**30
-"""Python, torch and transformers before a model, as a CPU process has them; a GPU's memory holds none of it."""
+"""Python, torch and transformers (of a rank: and Ray) without a model, in a CPU process. A GPU's memory has none."""
+
+_ENGINE_PROCESS = 0.65 * 2**30
+"""The same with vLLM and its engine."""
 
 _COPIES_OF_LOGITS = 4
 """Logits, their softmax for the entropies, and in the backward pass the gradient and what makes it."""
@@ -37,18 +42,19 @@ class Line(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The memory that is always used, that of sampling, that of an update, and that of an engine."""
+    """The memory that is always used, that of sampling, of an update, of a checkpoint, and that of an engine."""
 
     rank: list[Line]
     sampling: list[Line]
     update: list[Line]
+    saving: list[Line]
     engine: list[Line]
     sync: list[Line]
 
     @property
     def peak(self) -> float:
         """Of a process that trains, and in ``execution: local`` samples too."""
-        return total(self.rank) + max(total(self.sampling), total(self.update))
+        return total(self.rank) + max(total(self.sampling), total(self.update), total(self.saving))
 
 
 class Prompts(NamedTuple):
@@ -72,6 +78,22 @@ class Shape(NamedTuple):
     """Key-value heads x their width."""
     inner: int
     vocabulary: int
+    body: int
+    """Parameters of the layers; the others are the embedding, the head and the last norm."""
+
+
+class MicroBatches(NamedTuple):
+    """Of a rank in one update, and the tokens that they read; a shared prompt once if the rows are packed."""
+
+    number: int
+    tokens: float
+    """Of the largest one, as are the next two."""
+    answers: float
+    """Tokens of responses."""
+    slots: float
+    """Tokens with a shared prompt once for each response."""
+    tokens_of_step: float
+    """Of all ranks, updates and micro-batches."""
 
 
 def total(lines: list[Line]) -> float:
@@ -110,6 +132,7 @@ def shape_of(model: ModelConfig) -> Shape:
         keys=(getattr(text, "num_key_value_heads", None) or heads) * width,
         inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
+        body=sum(p.numel() for name, p in module.named_parameters() if re.search(r"\.\d+\.", name)),
     )
 
 
@@ -146,13 +169,12 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         ValueError: there is no model config.
     """
     model, shape = config.model, shape_of(config.model)
-    prompt, longest, _ = prompts
-    width, response = getattr(torch, model.dtype).itemsize, config.sampling.max_new_tokens
+    longest = prompts.longest
+    (width, trained_width), response = widths(model), config.sampling.max_new_tokens
     is_ray = config.execution == "ray"
     ranks = config.ray.training_workers if is_ray else 1
     half = is_ray and config.ray.mixed_precision is not None
     computed = 2 if half else width  # bytes of a number in forward and backward
-    trained_width = 4 if model.lora else width
     on_cpu = model.device == "cpu" or (model.device == "auto" and not torch.cuda.is_available())
 
     frozen, over = (
@@ -165,6 +187,9 @@ def plan(config: Config, prompts: Prompts) -> Plan:
             Line("frozen weights", frozen * width / ranks, f"{frozen / 1e6:.1f} M x {width}{over}", "model.dtype")
         )
     more = ", ray.training_workers, ray.cpu_offload" if is_ray else ""
+    if width < trained_width and not is_ray and not model.lora:
+        how = f"{shape.trained / 1e6:.1f} M x {width}, rounded, to compute with"
+        rank.append(Line("weights in 16 bits", shape.trained * width, how, "model.lora"))
     for what, copies, lower in (
         ("trained weights", 1, "model.lora"),
         ("gradients", 1, "model.lora"),
@@ -180,26 +205,33 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         size = shape.trained * trained_width * 4 + frozen * width
         rank.append(Line("critic with its optimizer", size / ranks, f"as the policy{over}", "another preset"))
 
-    # One micro-batch: as many rows as there are, or as the budget lets in.
-    rows = config.prompts_per_step * config.algorithm.group_size / config.algorithm.mini_batches / ranks
-    groups = max(1.0, rows / config.algorithm.group_size)
-    tokens = rows * response + (groups if model.packing else rows) * prompt
-    budget = max(model.max_tokens_per_micro_batch or 16384, longest + response)
-    share = min(1.0, budget / tokens)
-    tokens, answers, slots = share * tokens, share * rows * response, share * rows * (prompt + response)
+    number, tokens, answers, slots, _ = micro_batches(config, prompts)
     checkpointed = is_ray and config.ray.activation_checkpointing
     update = [
-        *([_gathered(shape, computed)] if ranks > 1 else []),
+        *([_gathered(shape, computed), _whole_gradients(config, shape, number)] if ranks > 1 else []),
         *_activations(shape, tokens, slots if model.packing else tokens, computed, checkpointed),
         _logits(config, shape, answers),
     ]
 
+    saving: list[Line] = []
+    if is_ray and on_cpu:  # beside a GPU both are in the memory of the host
+        if model.engine_lora is None:
+            how = f"{shape.trained / 1e6:.1f} M x {trained_width}{over}, for the engines"
+            rank.append(
+                Line("snapshot", shape.trained * trained_width / ranks, how, "model.lora, ray.training_workers")
+            )
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 2 x 2{over}, as tensors and as a file"
+        saving.append(
+            Line("shards of the optimizer", 4 * shape.trained * trained_width / ranks, how, "ray.training_workers")
+        )
+
     sampling: list[Line] = []
     engine: list[Line] = []
     sync: list[Line] = []
-    per_token = 2 * shape.layers * shape.keys * width
+    of_engine = engine_width(config)
+    per_token = 2 * shape.layers * shape.keys * of_engine
     if not is_ray:
-        drawn = min(model.max_rows_per_generation, max(_rows_sampled(config), prompts.evaluated))
+        drawn = min(model.max_rows_per_generation, max(rows_sampled(config), prompts.evaluated))
         cache = drawn * (longest + response) * per_token
         how = f"{drawn} rows x {longest + response} tokens x {per_token / 1024:.1f} KiB"
         sampling.append(Line("KV cache", cache, how, "model.max_rows_per_generation"))
@@ -207,36 +239,90 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         how = f"{_SAMPLER_COPIES} x {drawn} rows x {shape.vocabulary} words x 4"
         sampling.append(Line("logits of a step", size, how, "model.max_rows_per_generation"))
     else:
-        engine.append(
-            Line("weights", shape.parameters * width, f"{shape.parameters / 1e6:.1f} M x {width}", "model.dtype")
-        )
+        if on_cpu:
+            engine.append(Line("process", _ENGINE_PROCESS, "Python, torch, transformers, vLLM", ""))
+        devices = config.ray.tensor_parallel_size
+        how = f"{shape.parameters / 1e6:.1f} M x {of_engine}" + f" / {devices} devices" * (devices > 1)
+        engine.append(Line("weights", shape.parameters * of_engine / devices, how, "model.dtype"))
         cache_bytes = config.ray.kv_cache_bytes
         if cache_bytes is not None:
-            fits = int(cache_bytes // ((longest + response) * per_token))
+            fits = int(cache_bytes * devices // ((longest + response) * per_token))
             engine.append(
                 Line("KV cache", cache_bytes, f"room for {fits} whole responses at once", "ray.kv_cache_bytes")
             )
         else:
-            wanted = _rows_sampled(config) / config.ray.rollout_workers * (longest + response) * per_token
+            wanted = rows_sampled(config) / engine_count(config) * (longest + response) * per_token / devices
             engine.append(
                 Line("KV cache, if all run at once", wanted, "the engine takes what is free", "ray.kv_cache_bytes")
             )
         adapters = model.engine_lora is not None
-        sent = shape.trained * trained_width if adapters else shape.parameters * width
+        if on_cpu and not adapters:
+            largest = shape.vocabulary * shape.hidden * of_engine
+            how = f"2 x {shape.vocabulary} words x {shape.hidden} x {of_engine}, the largest part"
+            engine.append(Line("arriving weights", 2 * largest, how, "model.lora.sync: adapter"))
+        sent = shape.trained * trained_width if adapters else shape.parameters * of_engine
         what = "adapters" if adapters else "whole weights"
         sync.append(Line("sync, to each engine", sent, f"{what}, after every step", "model.lora.sync: adapter"))
         sync.append(Line("sync, from each rank", sent / ranks, f"its shard of them{over}", "model.lora.sync: adapter"))
-    return Plan(rank, sampling, update, engine, sync)
+    return Plan(rank, sampling, update, saving, engine, sync)
 
 
-def _rows_sampled(config: Config) -> int:
+def rows_sampled(config: Config) -> int:
     return (config.prompts_per_generation or config.prompts_per_step) * config.algorithm.group_size
 
 
+def engine_count(config: Config) -> int:
+    pool = config.ray.roles.rollout
+    return config.ray.rollout_workers if pool == "main" else config.ray.pools[pool].workers
+
+
+def widths(model: ModelConfig) -> tuple[int, int]:
+    """Bytes of a number of the model, and of a trained weight, of its gradient, and of each of Adam's moments."""
+    return getattr(torch, model.dtype).itemsize, 4
+
+
+def engine_width(config: Config) -> int:
+    """Bytes of a number of an engine."""
+    is_vllm = config.execution == "ray" and config.ray.engine == "vllm"
+    name = (config.ray.mixed_precision if is_vllm else None) or config.model.dtype
+    size: int = getattr(torch, name).itemsize
+    return size
+
+
+def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
+    """As many rows as there are, or as the budget lets in; None: all responses have the maximum length."""
+    model, algorithm = config.model, config.algorithm
+    ranks = config.ray.training_workers if config.execution == "ray" else 1
+    longest = prompts.longest + config.sampling.max_new_tokens
+    response = response or config.sampling.max_new_tokens
+    rows = config.prompts_per_step * algorithm.group_size / algorithm.mini_batches / ranks
+    groups = max(1.0, rows / algorithm.group_size)
+    tokens = rows * response + (groups if model.packing else rows) * prompts.mean
+    budget = max(model.max_tokens_per_micro_batch or 16384, longest)
+    share = min(1.0, budget / tokens)
+    return MicroBatches(
+        number=math.ceil(tokens / budget),
+        tokens=share * tokens,
+        answers=share * rows * response,
+        slots=share * rows * (prompts.mean + response),
+        tokens_of_step=tokens * algorithm.mini_batches * ranks,
+    )
+
+
 def _gathered(shape: Shape, width: int) -> Line:
-    """FSDP holds the current layer whole, and the next one, which is being gathered."""
-    layer = (shape.parameters - shape.vocabulary * shape.hidden) / shape.layers
-    return Line("gathered layers", 2 * layer * width, f"2 x {layer / 1e6:.1f} M x {width}", "ray.mixed_precision")
+    """FSDP holds the current layer whole and the next one, which is being gathered; and all that is outside them."""
+    layer, outside = shape.body / shape.layers, shape.parameters - shape.body
+    how = f"(2 x {layer / 1e6:.1f} M + {outside / 1e6:.1f} M) x {width}"
+    return Line("gathered weights", (2 * layer + outside) * width, how, "ray.mixed_precision")
+
+
+def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
+    """Of all trained weights until the last micro-batch; if each is reduced, of what is outside the layers."""
+    if config.ray.reduce_gradients == "once" and micro_batches > 1:
+        how = f"{shape.trained / 1e6:.1f} M x 4, until the last of {micro_batches} micro-batches"
+        return Line("whole gradients", shape.trained * 4, how, "ray.reduce_gradients: every_micro_batch")
+    outside = 0 if config.model.lora else shape.parameters - shape.body
+    return Line("whole gradients", outside * 4, f"{outside / 1e6:.1f} M x 4, outside the layers", "model.lora")
 
 
 def _activations(shape: Shape, tokens: float, slots: float, width: int, checkpointed: bool) -> list[Line]:
@@ -256,7 +342,7 @@ def _activations(shape: Shape, tokens: float, slots: float, width: int, checkpoi
     lower += ", ray.activation_checkpointing"
     parts = (("activations", tokens, of_token), ("inputs of attention", slots, of_slot))
     return [
-        Line(what, count * size * shape.layers, f"{count:.0f} tokens x {shape.layers} layers x {_size(size)}", lower)
+        Line(what, count * size * shape.layers, f"{count:.0f} tokens x {shape.layers} layers x {text_of(size)}", lower)
         for what, count, size in parts
     ]
 
@@ -279,24 +365,26 @@ def table(found: Plan, *, measured: float | None = None) -> Any:
 
     def add(title: str, lines: list[Line]) -> None:
         for i, line in enumerate(lines):
-            rows.append((title if i == 0 else "", line.what, _size(line.bytes), line.how, line.lower))
+            rows.append((title if i == 0 else "", line.what, text_of(line.bytes), line.how, line.lower))
 
     is_ray = bool(found.engine)
     add("a rank" if is_ray else "always", found.rank)
     add("while sampling", found.sampling)
     add("in an update", found.update)
-    rows.append(("", "peak of a rank" if is_ray else "peak", _size(found.peak), "", ""))
+    add("while saving", found.saving)
+    rows.append(("", "peak of a rank" if is_ray else "peak", text_of(found.peak), "", ""))
     add("an engine", found.engine)
     if found.engine:
-        rows.append(("", "an engine in all", _size(total(found.engine)), "", ""))
+        rows.append(("", "an engine in all", text_of(total(found.engine)), "", ""))
     add("after a step", found.sync)
     if measured is not None:
-        rows.append(("", "measured", _size(measured), f"{found.peak / measured - 1:+.0%}", ""))
+        rows.append(("", "measured", text_of(measured), f"{found.peak / measured - 1:+.0%}", ""))
     return make_table(("", "what", "memory", "how", "what lowers it"), rows, title="rlprims plan")
 
 
-def _size(size: float) -> str:
-    for unit, divisor, least in (("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
-        if size >= least:
-            return f"{size / divisor:.2f} {unit}"
-    return f"{size / 1024:.1f} KiB"
+def text_of(number: float) -> str:
+    """Of bytes, for a person."""
+    for unit, divisor, least in (("TiB", 2**40, 2**40), ("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
+        if number >= least:
+            return f"{number / divisor:.2f} {unit}"
+    return f"{number / 1024:.1f} KiB"

@@ -1,5 +1,6 @@
 """FSDP2 ranks in processes of their own, without Ray: see ``fsdp_ranks.py``."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,16 +14,28 @@ pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_ranks_are_one_process(tmp_path):
+def on_two_ranks(script: str, folder: Path) -> str:
+    """What a script printed."""
     from rlprims.execution.ray._cluster import CPU_ENVIRONMENT  # which needs Ray
 
-    for name, changes in {"plain": {}, "tied": {"tie_word_embeddings": True}, "wide": {"vocab_size": 4096}}.items():
-        tiny.save_model(tmp_path / name, **changes)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(Path(__file__).with_name("fsdp_ranks.py")), str(tmp_path)]
+    command += [str(Path(__file__).with_name(script)), str(folder)]
     # As pytest finds modules, for a process that is not pytest; one thread each.
     paths = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))}
     environment = os.environ | paths | CPU_ENVIRONMENT
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "passed: all" in done.stdout
+    return done.stdout
+
+
+def test_two_ranks_are_one_process(tmp_path):
+    for name, changes in {"plain": {}, "tied": {"tie_word_embeddings": True}, "wide": {"vocab_size": 4096}}.items():
+        tiny.save_model(tmp_path / name, **changes)
+    assert "passed: all" in on_two_ranks("fsdp_ranks.py", tmp_path)
+
+
+def test_formulas_of_two_ranks_are_within_a_quarter_of_what_they_send_hold_and_write(tmp_path):
+    found = [json.loads(line) for line in on_two_ranks("scale_ranks.py", tmp_path).splitlines() if line[:1] == "{"]
+    assert len(found) == 10
+    for measure in found:
+        assert 0.75 < measure["by_formula"] / measure["measured"] < 1.25, measure

@@ -150,6 +150,17 @@ def test_ranks_in_bfloat16_beside_an_engine_in_float32(tied, monkeypatch):
     execution.sync_weights()
 
 
+@pytest.mark.parametrize("engine", ["vllm", "hf"])
+def test_engines_of_a_model_in_bfloat16_get_bfloat16(tied, engine):
+    """Ranks train float32 weights for them: sent as they are trained, no engine would have held what it was sent."""
+    execution = cluster(tied, GRPO, engine=engine, dtype="bfloat16")
+    one = local(tied, GRPO, dtype="bfloat16")
+    batch = training_batch(one)
+    assert execution.update(batch, GRPO).loss == pytest.approx(one.update(batch, GRPO).loss, rel=0.2)
+    execution.sync_weights()
+    assert execution.rollouts.delivery.dtype == "bfloat16"
+
+
 class TestTurns:
     """An engine that sleeps while its rank trains gives the numbers of one that has a place of its own."""
 

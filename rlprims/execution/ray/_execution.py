@@ -111,8 +111,8 @@ class RayExecution:
             worker = begun.pop() if begun else process(rank)
             return worker, worker.build.remote(cluster, model, tokenizer, window)
 
-        # The model's own forward keeps its dtype, for any dtype that the ranks compute in.
-        dtype = cluster.mixed_precision if cluster.engine == "vllm" else None
+        # Engines get the numbers that they hold. The model's own forward keeps its dtype, for any that the ranks use.
+        dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
         alone = model.engine_lora is not None
         delivery: Delivery = (
             Adapters(self.trainers) if alone else Wire(self.trainers, cluster.tensor_parallel_size, dtype)
