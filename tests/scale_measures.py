@@ -4,6 +4,7 @@ Those that need two ranks are in ``tests/execution/fsdp_ranks.py``, which prints
 """
 
 import io
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,8 +140,6 @@ def recording(folder: Path) -> Measure:
     settings |= {"steps": 1, "algorithm": algorithm, "prompts_per_generation": None, "sampling": {"max_new_tokens": 64}}
     start(Config.model_validate(settings), Console(file=io.StringIO()))
     (path,) = (folder / "run" / "rollouts").glob("*.jsonl")
-    import json
-
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     prompt, response = (sum(len(row[f"{x}_ids"]) for row in rows) / len(rows) for x in ("prompt", "response"))
     planned = recorded_bytes(32, len(rows), prompt, response, characters=1)

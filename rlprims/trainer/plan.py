@@ -42,19 +42,20 @@ class Line(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The memory that is always used, that of sampling, of an update, of a checkpoint, and that of an engine."""
+    """The memory that is always used, that of sampling, of an update, a checkpoint and a sync; that of an engine."""
 
     rank: list[Line]
     sampling: list[Line]
     update: list[Line]
     saving: list[Line]
+    sending: list[Line]
     engine: list[Line]
     sync: list[Line]
 
     @property
     def peak(self) -> float:
         """Of a process that trains, and in ``execution: local`` samples too."""
-        return total(self.rank) + max(total(self.sampling), total(self.update), total(self.saving))
+        return total(self.rank) + max(map(total, (self.sampling, self.update, self.saving, self.sending)))
 
 
 class Prompts(NamedTuple):
@@ -214,8 +215,12 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     ]
 
     saving: list[Line] = []
+    sending: list[Line] = []
     if is_ray and on_cpu:  # beside a GPU both are in the memory of the host
         if model.engine_lora is None:
+            largest = shape.vocabulary * shape.hidden * width
+            how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one on its way"
+            sending.append(Line("largest part of a sync", 4 * largest, how, "model.lora.sync: adapter"))
             how = f"{shape.trained / 1e6:.1f} M x {trained_width}{over}, for the engines"
             rank.append(
                 Line("snapshot", shape.trained * trained_width / ranks, how, "model.lora, ray.training_workers")
@@ -264,7 +269,7 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         what = "adapters" if adapters else "whole weights"
         sync.append(Line("sync, to each engine", sent, f"{what}, after every step", "model.lora.sync: adapter"))
         sync.append(Line("sync, from each rank", sent / ranks, f"its shard of them{over}", "model.lora.sync: adapter"))
-    return Plan(rank, sampling, update, saving, engine, sync)
+    return Plan(rank, sampling, update, saving, sending, engine, sync)
 
 
 def rows_sampled(config: Config) -> int:
@@ -301,7 +306,7 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
     budget = max(model.max_tokens_per_micro_batch or 16384, longest)
     share = min(1.0, budget / tokens)
     return MicroBatches(
-        number=math.ceil(1 / share),
+        number=math.ceil(tokens / budget),
         tokens=share * tokens,
         answers=share * rows * response,
         slots=share * rows * (prompts.mean + response),
@@ -372,6 +377,7 @@ def table(found: Plan, *, measured: float | None = None) -> Any:
     add("while sampling", found.sampling)
     add("in an update", found.update)
     add("while saving", found.saving)
+    add("while sending", found.sending)
     rows.append(("", "peak of a rank" if is_ray else "peak", text_of(found.peak), "", ""))
     add("an engine", found.engine)
     if found.engine:

@@ -2,7 +2,8 @@
 
 A phase takes at least as long as the slower of its arithmetic, its reads of a device's memory and its network. The
 rates are given: those that devices reach, not those of a data sheet. What the processor of rank 0 does in a sync, and
-the trainer's process in a recording, was measured on one core. Memory is in :mod:`rlprims.trainer.plan`.
+the trainer's process in a recording, was measured on one core by ``benchmarks/host.py``. The memory of a step is in
+:mod:`rlprims.trainer.plan`.
 
 n is tokens read (a shared prompt once), r those of responses, Σn² the sum of squared lengths of rows, N parameters, L
 layers, d the width of attention, V x h the head.
@@ -36,11 +37,11 @@ class Rates(NamedTuple):
     """Bytes that a device receives from the others."""
     disk: float | None = None
     """Bytes that a process writes."""
-    host: float = 0.35e9
+    host: float = 0.32e9
     """Bytes that one thread of rank 0 casts, sums and packs for the engines; one core of an AMD EPYC."""
-    wire: float = 1.8e9
+    wire: float = 3.0e9
     """Bytes that gloo sends to a receiver in a second of its own core; the same core."""
-    record: float = 40e6
+    record: float = 50e6
     """Bytes of rollouts that the trainer's process writes as JSON; the same core."""
 
 

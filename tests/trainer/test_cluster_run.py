@@ -1,5 +1,6 @@
 """A run on Ray from the command line: as the local one."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rlprims.trainer.config import Config
+from rlprims.trainer.plan import Prompts, plan, total
 from tests.trainer.runs import metrics_of
 
 pytestmark = pytest.mark.ray
@@ -54,3 +57,19 @@ def test_the_metrics_are_those_of_one_process(
     for ours, theirs in pairs:
         assert ours.pop("kind") == theirs.pop("kind")
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_processes_without_a_model_are_as_large_as_a_plan_says(
+    settings: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    load: Callable[..., Config],
+    tmp_path: Path,
+) -> None:
+    """The tests' model is nothing beside Python, torch, transformers, Ray and vLLM."""
+    changes = ("steps=2", "ray.engine=vllm", f"ray.kv_cache_bytes={16 << 20}", "model.device=cpu")
+    subprocess.run(command("train", write_config(settings), *changes), cwd=ROOT, check=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    planned = plan(load(settings, *changes), Prompts(10, 10))
+    for process, size in (("training_0", planned.peak), ("rollout_0", total(planned.engine))):
+        measured = max(line.get(f"memory/{process}", 0.0) for line in lines)
+        assert size / 2**30 == pytest.approx(measured, rel=0.25), process

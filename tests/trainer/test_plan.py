@@ -23,7 +23,8 @@ def job(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(found: Plan) -> dict[str, float]:
-    every = [*found.rank, *found.sampling, *found.update, *found.engine, *found.sync]
+    rank = [*found.rank, *found.sampling, *found.update, *found.saving, *found.sending]
+    every = [*rank, *found.engine, *found.sync]
     return {line.what: line.bytes for line in every}
 
 
@@ -87,6 +88,43 @@ def test_ranks_share_and_engines_do_not(load: Callable[..., Config], job: dict[s
     adapters = {**model, "lora": {"rank": 2, "sync": "adapter"}}
     sent = lines(plan(load({**job, **CLUSTER, "model": adapters}), Prompts(10, 10)))["sync, to each engine"]
     assert sent == 4 * shape_of(load({**job, "model": adapters}).model).trained < two["weights"] / 4
+
+
+def test_what_a_rank_holds_whole(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    values = {**job, **CLUSTER, "model": {"path": job["model"]["path"], "device": "cpu"}}
+    shape, small = shape_of(load(values).model), "model.max_tokens_per_micro_batch=64"
+    outside = 2 * 32 * 64 + 64  # embedding, head, the last norm
+    assert shape.parameters - shape.body == outside
+    one, several, every = (
+        lines(plan(load(values, *changes), Prompts(10, 10)))
+        for changes in ((), (small,), (small, "ray.reduce_gradients=every_micro_batch"))
+    )
+    assert several["whole gradients"] == 4 * shape.parameters
+    assert one["whole gradients"] == every["whole gradients"] == 4 * outside
+    assert one["gathered weights"] == 4 * (2 * shape.body / 2 + outside)  # all, as there are two layers
+
+
+def test_sixteen_bits(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    """Trained weights are float32 beside them; ranks cast as they gather, one process holds both."""
+    n = shape_of(load(job).model).parameters
+    model = {"path": job["model"]["path"], "device": "cpu"}
+    alone = lines(plan(load({**job, "model": {**model, "dtype": "bfloat16"}}), Prompts(10, 10)))
+    assert (alone["weights in 16 bits"], alone["trained weights"], alone["optimizer"]) == (2 * n, 4 * n, 8 * n)
+    for changes in ("model.dtype=bfloat16", "ray.mixed_precision=bfloat16"):
+        ranks = lines(plan(load({**job, **CLUSTER, "model": model}, changes), Prompts(10, 10)))
+        assert "weights in 16 bits" not in ranks
+        assert ranks["trained weights"] == ranks["snapshot"] == 4 * n / 2
+        assert ranks["weights"] == ranks["sync, to each engine"] == 2 * n
+
+
+def test_engines_of_several_devices_in_a_pool(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    pool = {"tensor_parallel_size": 2, "pools": {"engines": {"workers": 4}}, "roles": {"rollout": "engines"}}
+    model = {"path": job["model"]["path"], "device": "cuda"}
+    ray = {**CLUSTER["ray"], **pool, "kv_cache_bytes": None}  # type: ignore[dict-item]
+    found = lines(plan(load({**job, **CLUSTER, "ray": ray, "model": model}), Prompts(10, 10)))
+    assert found["weights"] == 4 * shape_of(load(job).model).parameters / 2
+    assert found["KV cache, if all run at once"] == 32 / 4 * 18 * (2 * 2 * 32 * 4) / 2
+    assert "process" not in found
 
 
 def test_prompts_are_those_of_the_data(load: Callable[..., Config], settings: dict[str, Any]) -> None:
