@@ -37,9 +37,9 @@ class Rates(NamedTuple):
     """Bytes that a device receives from the others."""
     disk: float | None = None
     """Bytes that a process writes."""
-    host: float = 0.32e9
-    """Bytes that one thread of rank 0 casts, sums and packs for the engines; one core of an AMD EPYC."""
-    wire: float = 3.0e9
+    host: float = 1.3e9
+    """Bytes that one thread of rank 0 casts, packs and sums for the engines; one core of an AMD EPYC."""
+    wire: float = 2.1e9
     """Bytes that gloo sends to a receiver in a second of its own core; the same core."""
     record: float = 50e6
     """Bytes of rollouts that the trainer's process writes as JSON; the same core."""

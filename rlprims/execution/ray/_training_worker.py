@@ -21,7 +21,7 @@ from rlprims.execution.hf._adapters import merged, parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _fsdp
 from rlprims.execution.ray._division import SCORED
-from rlprims.execution.ray._wire import Info, Sender, Sums, checksums, layers
+from rlprims.execution.ray._wire import Info, Sender, Sums, layers
 from rlprims.execution.ray._worker_group import everywhere, first, reads, split, split_by_prompt
 
 
@@ -180,9 +180,7 @@ class TrainingWorker(Observed):
                 if number == 0:
                     infos = [self._infos(part, dtype) for part in parts]
                     sender.connect(receivers, infos)
-                cast = [tensors[info.name].to(getattr(torch, info.dtype)) for info in infos[number]]
-                sums |= checksums({info.name: x for info, x in zip(infos[number], cast, strict=True)})
-                sender.send(infos[number], cast)
+                sums |= sender.send(infos[number], [tensors[info.name] for info in infos[number]])
             except Exception as error:
                 failure = error
         if sender is None:
