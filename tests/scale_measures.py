@@ -1,6 +1,6 @@
 """What a step moves, holds and computes, measured on a CPU beside the formulas of ``rlprims.trainer``.
 
-Those that need two ranks are in ``tests/execution/fsdp_ranks.py``, which prints its measures in the same form.
+Those that need two ranks are in ``tests/execution/scale_ranks.py``, which prints its measures in the same form.
 """
 
 import io
