@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlprims.trainer.config import load_config
-from rlprims.trainer.plan import lengths_of, plan
+from rlprims.trainer.plan.memory import lengths_of, plan
 
 ROOT = Path(__file__).parents[1]
 

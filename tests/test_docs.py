@@ -17,7 +17,7 @@ from rlprims import rewards
 from rlprims.algorithms import Algorithm, Use
 from rlprims.testing._cases import VOCABULARY
 from rlprims.trainer.config import Config
-from rlprims.trainer.fit_config import FitConfig
+from rlprims.trainer.fit.config import FitConfig
 from tests import paper_pages
 
 ROOT = Path(__file__).parents[1]

@@ -166,8 +166,8 @@ def _train(options: argparse.Namespace, console: Any) -> int:
 
 def _fit(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.config import load_as
-    from rlprims.trainer.fit_config import FitConfig
-    from rlprims.trainer.fit_session import fit, resume_fit
+    from rlprims.trainer.fit.config import FitConfig
+    from rlprims.trainer.fit.session import fit, resume_fit
     from rlprims.trainer.run_directory import RunDirectory
 
     config = load_as(FitConfig, options.config, options.overrides)
@@ -208,7 +208,7 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
             raise ValueError(f"{override}: on resume only {', '.join(_RESUMABLE)} may change; start a new run for this")
     run = RunDirectory.open(options.run_directory)
     if run.is_of_stored_rows:
-        from rlprims.trainer.fit_session import resume_fit
+        from rlprims.trainer.fit.session import resume_fit
 
         return resume_fit(run, run.fit_config(options.overrides), console, overrides=options.overrides)
     return resume(run, run.config(options.overrides), console, overrides=options.overrides)
@@ -244,9 +244,9 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
 
 def _plan(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer import scale
     from rlprims.trainer.config import load_config
-    from rlprims.trainer.plan import lengths_of, plan, table
+    from rlprims.trainer.plan import scale
+    from rlprims.trainer.plan.memory import lengths_of, plan, table
 
     config = load_config(options.config, options.overrides)
     prompts = lengths_of(config, options.prompt_tokens)
@@ -302,7 +302,7 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
 
 
 def _doctor(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer.doctor import examine, kernel_table, table
+    from rlprims.trainer.doctor.installation import examine, kernel_table, table
 
     if options.kernels:
         console.print(kernel_table())
@@ -318,7 +318,7 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
         return 0
     if config is None:
         raise ValueError("doctor --cluster needs a config with execution: ray: rlprims doctor --cluster CONFIG.yaml")
-    from rlprims.trainer.cluster_check import try_cluster
+    from rlprims.trainer.doctor.cluster import try_cluster
 
     findings = list(try_cluster(config, console))
     console.print(table(findings, "rlprims doctor --cluster"))

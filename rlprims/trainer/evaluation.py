@@ -11,10 +11,10 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
+from rlprims.trainer.collect.episodes import Player, first_rows
+from rlprims.trainer.collect.rollout import prompt_rows, respond, verify
 from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
-from rlprims.trainer.episodes import Player, first_rows
-from rlprims.trainer.rollout import prompt_rows, respond, verify
 from rlprims.trainer.voting import Vote, answer_of, majority_at
 
 _SEED_OFFSET = 2**32

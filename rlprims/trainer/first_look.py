@@ -2,9 +2,9 @@
 
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
+from rlprims.trainer.collect.rollout import prompt_rows, verify
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.rollout import prompt_rows, verify
 
 
 def filter_note(config: Config, example: Example) -> str | None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rlprims._extras import hint
 from rlprims.trainer.config import Config
-from rlprims.trainer.fit_config import FitConfig
+from rlprims.trainer.fit.config import FitConfig
 
 Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 

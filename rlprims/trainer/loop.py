@@ -1,6 +1,6 @@
 """The loop, as in the papers: generate, score, filter, shape, log-probs, values, advantage, update, sync.
 
-The first four are :class:`rlprims.trainer.collect.Collector`'s, the rest is here. Everything else about a run
+The first four are :class:`rlprims.trainer.collect.collector.Collector`'s, the rest is here. Everything else about a run
 (evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
 """
 
@@ -20,14 +20,14 @@ from rlprims.execution import Execution, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
-from rlprims.trainer.collect import Collector
+from rlprims.trainer.collect.collector import Collector
+from rlprims.trainer.collect.episodes import outcome_scores, rollout_ids
+from rlprims.trainer.collect.pipeline import Pipeline
+from rlprims.trainer.collect.rollout import join
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.episodes import outcome_scores, rollout_ids
 from rlprims.trainer.measures import Clock, largest_mismatch, responses, summarize
 from rlprims.trainer.old_log_probs import old_log_probs
-from rlprims.trainer.pipeline import Pipeline
-from rlprims.trainer.rollout import join
 from rlprims.trainer.states import States
 from rlprims.trainer.teaching import TAUGHT, lessons
 

@@ -20,7 +20,7 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.config import Config, load_as, load_config, read_yaml
-from rlprims.trainer.fit_config import FitConfig
+from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.loop import Step
 from rlprims.trainer.writing import writing
 

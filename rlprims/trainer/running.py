@@ -21,7 +21,7 @@ from rlprims.trainer.checkpoint import (
     save_random_state,
 )
 from rlprims.trainer.config import Config
-from rlprims.trainer.fit_config import FitConfig
+from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.loggers import open_loggers
 from rlprims.trainer.loop import Hook, Step, Stepper, train
 from rlprims.trainer.measures import worker_metrics

@@ -13,18 +13,18 @@ from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.examine import examine
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import newest_checkpoint
+from rlprims.trainer.collect.episodes import Player
+from rlprims.trainer.collect.replay import Replay
+from rlprims.trainer.collect.rewarding import checks
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
-from rlprims.trainer.ends import disagreement, ends_of
-from rlprims.trainer.episodes import Player
+from rlprims.trainer.doctor.ends import disagreement, ends_of
 from rlprims.trainer.equal_scores import EqualScores
 from rlprims.trainer.evaluation import evaluate
 from rlprims.trainer.first_look import filter_note
 from rlprims.trainer.loggers import check_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer
 from rlprims.trainer.measures import worker_metrics
-from rlprims.trainer.replay import Replay
-from rlprims.trainer.rewarding import checks
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.running import Running, begin_or_resume, on_interrupt
 from rlprims.trainer.writing import writing

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution
-from rlprims.trainer.episodes import first_rows
-from rlprims.trainer.rollout import join
+from rlprims.trainer.collect.episodes import first_rows
+from rlprims.trainer.collect.rollout import join
 
 _OF_LOG_PROBS = (
     *("prompts", "responses", "attention_mask", "response_mask"),

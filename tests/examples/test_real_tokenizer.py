@@ -16,7 +16,7 @@ from rlprims.ended import Ended
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import DataConfig
 from rlprims.trainer.data import load_examples
-from rlprims.trainer.doctor import ends
+from rlprims.trainer.doctor.installation import ends
 from tests import tiny
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlprims.trainer.config import load_config
-from rlprims.trainer.plan import lengths_of, plan
+from rlprims.trainer.plan.memory import lengths_of, plan
 
 ROOT = Path(__file__).parents[2]
 

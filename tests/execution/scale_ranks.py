@@ -1,4 +1,4 @@
-"""What two FSDP2 ranks send, hold and write beside the formulas of ``rlprims.trainer.scale``, without Ray's cluster.
+"""What two FSDP2 ranks send, hold and write beside the formulas of ``rlprims.trainer.plan.scale``, without Ray.
 
 ``python -m torch.distributed.run --standalone --nproc-per-node 2 tests/execution/scale_ranks.py FOLDER``; rank 0 prints
 a line of JSON for each measure.
@@ -25,8 +25,8 @@ from rlprims.execution.hf import Training, with_counts
 from rlprims.execution.ray import _fsdp
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._wire import Endpoint, Receiver, Sender
-from rlprims.trainer.plan import Shape, shape_of
-from rlprims.trainer.scale import (
+from rlprims.trainer.plan.memory import Shape, shape_of
+from rlprims.trainer.plan.scale import (
     checkpoint_bytes,
     copies_sent,
     gathered_bytes,

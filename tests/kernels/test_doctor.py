@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlprims.kernels import ACCELERATED
-from rlprims.trainer import doctor
 from rlprims.trainer.cli import main
+from rlprims.trainer.doctor import installation
 
 Row = tuple[str, str, str]
 
@@ -39,4 +39,4 @@ def test_it_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     device = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "Some GPU"}
     for name, answer in device.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    assert doctor._accelerator().found == "2 x Some GPU; rlprims itself is untried on GPUs"
+    assert installation._accelerator().found == "2 x Some GPU; rlprims itself is untried on GPUs"

@@ -15,9 +15,9 @@ from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
 from rlprims.layout import sequence_sum
 from rlprims.logprobs import from_logits
-from rlprims.trainer.fit import batch_of
-from rlprims.trainer.fit_config import FitDataConfig
-from rlprims.trainer.fit_rows import Reader, as_batch
+from rlprims.trainer.fit.config import FitDataConfig
+from rlprims.trainer.fit.loop import batch_of
+from rlprims.trainer.fit.rows import Reader, as_batch
 from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan import Prompts, plan, total
+from rlprims.trainer.plan.memory import Prompts, plan, total
 from tests.trainer.runs import metrics_of
 
 pytestmark = pytest.mark.ray

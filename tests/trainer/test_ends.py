@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import Config
-from rlprims.trainer.doctor import ends
+from rlprims.trainer.doctor.installation import ends
 from rlprims.trainer.session import build
 from tests import tiny
 

@@ -22,9 +22,9 @@ from rlprims.ended import Ended
 from rlprims.environments import Episode, TextRenderer
 from rlprims.filters import SamplingExhausted
 from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
+from rlprims.trainer.collect.episodes import Player, episode_rows, outcome_scores, same_widths
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.episodes import Player, episode_rows, outcome_scores, same_widths
 from rlprims.trainer.loop import Step, Trainer, train
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
@@ -154,7 +154,7 @@ def test_an_episode_of_several_rows_counts_once(
         def prompt(self, messages: Any, tools: Any) -> list[int]:
             return super().prompt(messages[-1:], tools)
 
-    monkeypatch.setattr("rlprims.trainer.episodes.TextRenderer", Rewrites)
+    monkeypatch.setattr("rlprims.trainer.collect.episodes.TextRenderer", Rewrites)
     episodes["algorithm"] = {"preset": "grpo", "group_size": 3, "kl_coef": 0.0, "mini_batches": 2}
     _, steps = run(load(episodes, "steps=2", "sampling.top_k=6", "prompts_per_generation=4"), console)
     for step in steps:

@@ -20,9 +20,9 @@ from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import load_as
-from rlprims.trainer.fit import Fitting
-from rlprims.trainer.fit_config import FitConfig, FitDataConfig
-from rlprims.trainer.fit_rows import Reader, Response, StoredRow, StoredRows, as_batch
+from rlprims.trainer.fit.config import FitConfig, FitDataConfig
+from rlprims.trainer.fit.loop import Fitting
+from rlprims.trainer.fit.rows import Reader, Response, StoredRow, StoredRows, as_batch
 from tests import tiny
 from tests.trainer.runs import metrics_of
 from tests.trainer.test_docs import settings as of_section
@@ -57,7 +57,7 @@ def start(
     def start(name: str, *overrides: str) -> Path:
         run = tmp_path / name
         if name != "drawn":
-            monkeypatch.setattr("rlprims.trainer.fit_session.draw_curves", lambda runs, out: out)  # the slowest part
+            monkeypatch.setattr("rlprims.trainer.fit.session.draw_curves", lambda runs, out: out)  # the slowest part
         assert main(["fit", str(write_config(settings)), f"run_dir={run}", *overrides]) == 0
         return run
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan import Prompts, _activations, shape_of
-from rlprims.trainer.scale import (
+from rlprims.trainer.plan.memory import Prompts, _activations, shape_of
+from rlprims.trainer.plan.scale import (
     Job,
     Rates,
     checkpoint,

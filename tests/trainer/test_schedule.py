@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rlprims.trainer.schedule import Schedule
+from rlprims.trainer.collect.schedule import Schedule
 
 TRACES = 10_000
 

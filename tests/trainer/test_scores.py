@@ -14,9 +14,9 @@ from rich.console import Console
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.reports.examine import examine
+from rlprims.trainer.collect.rollout import join, score, split_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
-from rlprims.trainer.rollout import join, score, split_groups
 from rlprims.trainer.session import build, evaluate_parts, start
 from tests import tiny
 from tests.trainer.runs import metrics_of

@@ -22,10 +22,10 @@ from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
 from rlprims.rewards.scoring import Failure
+from rlprims.trainer.collect.episodes import first_rows, rollout_ids, same_widths
+from rlprims.trainer.collect.rewarding import as_columns, ask, lines
 from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
-from rlprims.trainer.episodes import first_rows, rollout_ids, same_widths
-from rlprims.trainer.rewarding import as_columns, ask, lines
 
 
 def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:

@@ -13,8 +13,9 @@ from rlprims.reports.curves import draw_curves, read_metrics
 from rlprims.reports.terminal import make_table
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import newest_checkpoint
-from rlprims.trainer.ends import disagreement, ends_of
-from rlprims.trainer.fit import (
+from rlprims.trainer.doctor.ends import disagreement, ends_of
+from rlprims.trainer.fit.config import FitConfig
+from rlprims.trainer.fit.loop import (
     Fitting,
     load_reference,
     measure,
@@ -23,8 +24,7 @@ from rlprims.trainer.fit import (
     save_reference,
     steps_of,
 )
-from rlprims.trainer.fit_config import FitConfig
-from rlprims.trainer.fit_rows import Reader, StoredRows
+from rlprims.trainer.fit.rows import Reader, StoredRows
 from rlprims.trainer.loggers import check_loggers
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.running import Running, begin_or_resume, on_interrupt

@@ -14,7 +14,7 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Execution, Sampling, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
-from rlprims.trainer.episodes import TURN
+from rlprims.trainer.collect.episodes import TURN
 
 
 class Replay:

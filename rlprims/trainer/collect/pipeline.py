@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from rlprims.data_proto import DataProto
-from rlprims.trainer.collect import Collected, Collector
+from rlprims.trainer.collect.collector import Collected, Collector
 
 
 class Pipeline:

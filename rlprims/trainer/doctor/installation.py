@@ -115,7 +115,7 @@ def _package(name: str, purpose: str, mend: str) -> Finding:
 
 def ends(model: str) -> Finding:
     """Whether tokenizer, chat template and generation config of a model use the same end token."""
-    from rlprims.trainer.ends import disagreement, ends_of
+    from rlprims.trainer.doctor.ends import disagreement, ends_of
 
     tokenizer, ids = ends_of(model)
     wrong = disagreement(tokenizer, ids)

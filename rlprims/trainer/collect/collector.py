@@ -12,13 +12,13 @@ from rlprims.data_proto import DataProto
 from rlprims.environments import Episode
 from rlprims.execution import Execution
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
+from rlprims.trainer.collect.episodes import Group, Player, first_rows
+from rlprims.trainer.collect.rewarding import causes
+from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline
+from rlprims.trainer.collect.schedule import Schedule
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
-from rlprims.trainer.episodes import Group, Player, first_rows
 from rlprims.trainer.measures import Clock
-from rlprims.trainer.rewarding import causes
-from rlprims.trainer.rollout import prompt_rows, respond, score, split_groups, with_baseline
-from rlprims.trainer.schedule import Schedule
 
 _COUNTERS = ("samples", "groups", "generated_tokens")
 

@@ -15,9 +15,9 @@ from rlprims.ended import Ended
 from rlprims.environments import ChatRenderer, Completion, Environment, Episode, Limits, Renderer, TextRenderer, rollout
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
+from rlprims.trainer.collect.rounds import Begun, Request, play_rounds
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.rounds import Begun, Request, play_rounds
 from rlprims.turns import Turn, to_batch
 
 TURN = 2**40

@@ -3,7 +3,7 @@
 A phase takes at least as long as the slower of its arithmetic, its reads of a device's memory and its network. The
 rates are given: those that devices reach, not those of a data sheet. What the processor of rank 0 does in a sync, and
 the trainer's process in a recording, was measured on one core by ``benchmarks/host.py``. The memory of a step is in
-:mod:`rlprims.trainer.plan`.
+:mod:`rlprims.trainer.plan.memory`.
 
 n is tokens read (a shared prompt once), r those of responses, Σn² the sum of squared lengths of rows, N parameters, L
 layers, d the width of attention, V x h the head.
@@ -13,7 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan import (
+from rlprims.trainer.plan.memory import (
     Prompts,
     Shape,
     engine_count,

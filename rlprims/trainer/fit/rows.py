@@ -11,8 +11,8 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
 from rlprims.trainer.data import read_rows
-from rlprims.trainer.ends import closing_ids
-from rlprims.trainer.fit_config import FitDataConfig
+from rlprims.trainer.doctor.ends import closing_ids
+from rlprims.trainer.fit.config import FitDataConfig
 
 
 class Response(NamedTuple):

@@ -13,8 +13,8 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import reads_reference
 from rlprims.execution.hf import StoredTraining
 from rlprims.trainer.data import PromptOrder
-from rlprims.trainer.fit_config import FitConfig
-from rlprims.trainer.fit_rows import StoredRow, StoredRows, as_batch
+from rlprims.trainer.fit.config import FitConfig
+from rlprims.trainer.fit.rows import StoredRow, StoredRows, as_batch
 from rlprims.trainer.loop import Step
 from rlprims.trainer.measures import Clock, summarize
 from rlprims.trainer.writing import writing

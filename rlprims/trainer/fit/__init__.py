@@ -1,0 +1,1 @@
+"""``rlprims fit``: training on stored rows."""

@@ -1,0 +1,1 @@
+"""``rlprims plan``: the memory and the seconds of a run by formula, before anything is loaded."""
