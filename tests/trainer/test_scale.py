@@ -150,8 +150,12 @@ def test_a_checkpoint_by_hand(load: Callable[..., Config], job: dict[str, Any]) 
 
 
 def test_the_command_prints_the_phases_where_the_rates_are_given(
-    job: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], capsys: pytest.CaptureFixture[str]
+    job: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table breaks its words
     path = str(write_config(job))
     assert main(["plan", path]) == 0
     assert "old log-probs" not in capsys.readouterr().out
