@@ -1,7 +1,7 @@
 """The protocols of an execution: the verbs of the training loop, and what logs and profiles read."""
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -28,6 +28,34 @@ class UpdateReport(NamedTuple):
     metrics: Metrics
 
 
+class Stream(Protocol):
+    """Prompts that are sampled independently of each other, each part with its answer as soon as it is complete.
+
+    Use it in a ``with`` statement, whose end abandons what still runs. Until then the sampler gets no new weights.
+
+        with execution.stream(sampling, seed=0, prompt_width=64) as stream:
+            numbers = [stream.submit(group) for group in groups]
+            for number, rows in stream.take().items():
+                ...
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, prompts: DataProto) -> int:
+        """Begin the prompts' responses; the number of this part."""
+        ...
+
+    def take(self) -> dict[int, DataProto]:
+        """Wait for a part that was submitted and not taken. All that are complete, by number: rows as of ``generate``.
+
+        Raises:
+            ValueError: there is none to wait for.
+        """
+        ...
+
+
 class Execution(Protocol):
     """The models of a run, by the verbs of the loop. The backend owns micro-batches, packing, precision and ranks.
 
@@ -52,6 +80,10 @@ class Execution(Protocol):
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
+        ...
+
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> Stream:
+        """The same responses, for prompts that are not all known at the beginning."""
         ...
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:

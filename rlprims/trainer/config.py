@@ -225,8 +225,8 @@ class Config(Section):
     )
     stream: bool = Field(
         default=False,
-        description="with an environment: filter a group when its last episode ends, and replace a dropped group at "
-        "once; false: finish a whole generation batch first",
+        description="score and filter a group when its last response (or episode) ends, and replace a dropped group "
+        "at once; false: finish a whole generation batch first",
     )
     staleness: Literal[0, 1] = Field(default=0, description="1: sample the next batch while this one is trained")
     recompute_log_probs: int = Field(
@@ -317,6 +317,7 @@ class Config(Section):
         self._check_teacher()
         self._check_optimizers()
         self._check_environment()
+        self._check_stream()
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -349,16 +350,27 @@ class Config(Section):
                 "leave top_k, top_p and min_p out"
             )
 
-    def _check_environment(self) -> None:
-        if self.data.environment is None:
-            if self.stream:
-                raise ValueError("stream: true needs data.environment: leave it out")
-            return
+    def _check_stream(self) -> None:
         if self.stream and "baseline_scores" in self.algorithm.needs:
             raise ValueError(
-                f"stream: true plays no greedy episodes, but {self.algorithm.advantage.path} needs their "
+                f"stream: true samples no greedy responses, but {self.algorithm.advantage.path} needs their "
                 "scores: leave it out, or set algorithm.baseline"
             )
+        on_ranks = self.model.reward is not None and self.ray.roles.reward == "main"
+        if self.stream and self.execution == "ray" and self.ray.colocate and on_ranks:
+            raise ValueError(
+                "stream: true scores while engines sample, and with ray.colocate the reward model waits for their "
+                "devices: leave one of the two out, or give the reward model a pool of its own"
+            )
+        if self.stream and self.execution == "ray" and self.data.pools and self.data.environment is None:
+            raise ValueError(
+                "stream: true draws a prompt when a group is dropped, so with data.pools it would depend on which "
+                "engine is faster: leave one of the two out"
+            )
+
+    def _check_environment(self) -> None:
+        if self.data.environment is None:
+            return
         if self.data.environment.unbound:
             wanted = ", ".join(sorted(self.data.environment.unbound))
             raise ValueError(f"data.environment: {self.data.environment.path} needs a value for {wanted}")

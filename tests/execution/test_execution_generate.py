@@ -50,6 +50,45 @@ class TestASampleIsAFunctionOfSeedAndId:
         assert torch.equal(cut["ended"] == Ended.LENGTH, (sampled["ended"] == Ended.LENGTH) | (lengths > limit))
 
 
+class TestAStream:
+    """Parts that are sampled independently have the rows of one batch."""
+
+    def test_each_part_is_as_in_a_batch(self, execution, sampled):
+        answers, parts = {}, {}
+        with execution.stream(SAMPLING, seed=0, prompt_width=WIDTH) as stream:
+            for rows in ([0, 1], [2, 3, 4]):
+                parts[stream.submit(self.part(rows))] = rows
+            answers |= stream.take()
+            parts[stream.submit(self.part([7, 5]))] = [7, 5]  # while others may still be sampled
+            while len(answers) < len(parts):
+                answers |= stream.take()
+            with pytest.raises(ValueError, match="that was submitted and not taken, got none"):
+                stream.take()
+        for number, rows in parts.items():
+            assert answers[number]["sample_id"].tolist() == rows
+            for name in ("responses", "response_mask", "ended", "prompts", "attention_mask", "weights_version"):
+                assert torch.equal(answers[number][name], sampled[name][rows]), name
+            ours, theirs = answers[number]["rollout_log_probs"], sampled["rollout_log_probs"][rows]
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+    def test_what_is_not_taken_is_abandoned(self, execution, sampled):
+        with execution.stream(SAMPLING, seed=0, prompt_width=WIDTH) as stream:
+            stream.submit(self.part([0, 1]))
+        again = generate(execution, prompts())
+        assert torch.equal(again["responses"], sampled["responses"])
+
+    def test_a_part_that_cannot_be_sampled_ends_the_stream_alone(self, execution, sampled):
+        with execution.stream(SAMPLING, seed=0, prompt_width=WIDTH) as stream:
+            stream.submit(self.part([0]))
+            stream.submit(prompts(["1" * (WIDTH + 1)], [1]))
+            with pytest.raises(ValueError, match=f"more than prompt_width={WIDTH}"):
+                _ = [stream.take() for _ in range(2)]
+        assert torch.equal(generate(execution, prompts())["responses"], sampled["responses"])
+
+    def part(self, rows):
+        return prompts([QUESTIONS[i] for i in rows], rows)
+
+
 class TestEnds:
     def test_a_response_ends_at_its_first_end_of_sequence(self, sampled):
         for tokens, truncated in zip(responses(sampled), (sampled["ended"] == Ended.LENGTH).tolist(), strict=True):

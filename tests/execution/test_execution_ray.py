@@ -235,6 +235,21 @@ class TestALostRolloutWorker:
         assert torch.equal(sample(execution)["responses"], undisturbed["responses"])
         assert execution.rollouts.replacements >= 1
 
+    def test_a_slow_one_that_answers_is_not(self, tied):
+        """No response is complete within ``call_timeout``, and the engine is between two tokens often enough."""
+        execution = cluster(tied, GRPO, engine="vllm")
+        undisturbed = sample(execution)
+        engine = process_of(execution.rollouts.workers[0])
+        execution.rollouts.timeout = 0.2
+        begun = time.monotonic()
+        slow = execution.generate(
+            prompts(), SAMPLING.model_copy(update={"max_new_tokens": 100}), seed=0, prompt_width=WIDTH
+        )
+        assert time.monotonic() - begun > 0.2
+        assert torch.equal(slow["responses"][:, : undisturbed["responses"].shape[1]], undisturbed["responses"])
+        assert execution.rollouts.replacements == 0
+        assert process_of(execution.rollouts.workers[0]) == engine
+
     def test_too_many_end_the_run(self, tied):
         execution = cluster(tied, GRPO, cluster={"max_replacements": 0})
         os.kill(process_of(execution.rollouts.workers[0]), signal.SIGKILL)

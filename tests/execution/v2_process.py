@@ -18,6 +18,13 @@ def sample(execution, name):
     return execution.generate(prompts(QUESTIONS), SAMPLINGS[name], seed=5, prompt_width=12)
 
 
+def sample_in(engine, name):
+    engine.begin(0, prompts(QUESTIONS), SAMPLINGS[name], seed=5, prompt_width=12)
+    while True:
+        if complete := engine.step():
+            return complete[0]
+
+
 def main(model, out):
     from rlprims.execution.ray._vllm import VllmEngine
 
@@ -26,7 +33,7 @@ def main(model, out):
     engine = VllmEngine(config, tiny.tokenizer(), cluster, context_window=128)
     assert engine.llm.collective_rpc("draw_as_a_gpu") == [True], "vLLM took its V1 runner"
     for name in SAMPLINGS:
-        sample(engine, name).save(Path(out) / name)
+        sample_in(engine, name).save(Path(out) / name)
 
 
 if __name__ == "__main__":

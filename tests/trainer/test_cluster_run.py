@@ -31,7 +31,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     "changes",
     [
         ("staleness=1",),
-        ("sampling.top_p=0.8", "sampling.top_k=20", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+        ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
         (
             "data.environment=tests.trainer.environments.Digits",
             *(
@@ -45,7 +45,11 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=["one ahead", "truncated sampling in vLLM", "streamed episodes of several turns in vLLM, one batch ahead"],
+    ids=[
+        "one ahead",
+        "streamed truncated responses of vLLM",
+        "streamed episodes of several turns in vLLM, one batch ahead",
+    ],
 )
 def test_the_metrics_are_those_of_one_process(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, changes: tuple[str, ...]

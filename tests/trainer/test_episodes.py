@@ -553,8 +553,7 @@ def test_a_stream_ends_at_its_limit(load: Callable[..., Config], episodes: dict[
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {"environment": None}}, "stream: true needs data.environment"),
-        ({"algorithm": {"preset": "remax", "group_size": 2}}, "stream: true plays no greedy episode"),
+        ({"algorithm": {"preset": "remax", "group_size": 2}}, "stream: true samples no greedy responses"),
     ],
 )
 def test_what_cannot_stream_is_refused(

@@ -1,5 +1,6 @@
 """The execution of one process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfi
 from rlprims.execution._meter import WorkerReport, metered
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport
+from rlprims.execution._stream import BatchStream
 from rlprims.execution._version import load_version, save_version
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
@@ -58,6 +60,9 @@ class LocalExecution:
         rows = self.generation.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
         rows["weights_version"] = torch.full((len(rows),), self.weights_version)
         return rows
+
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> BatchStream:
+        return BatchStream(partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width))
 
     @metered
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:

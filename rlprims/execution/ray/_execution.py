@@ -26,6 +26,7 @@ from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
+from rlprims.execution.ray._stream import RayStream, generate
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._turns import Turns
 from rlprims.execution.ray._worker_group import WorkerGroup, WorkerLost, fetch, start_worker
@@ -123,6 +124,7 @@ class RayExecution:
             timeout=cluster.call_timeout,
             start_timeout=cluster.start_timeout,
             max_replacements=cluster.max_replacements,
+            max_rows=model.max_rows_per_generation,
             delivery=delivery,
         )
         held.callback(self.rollouts.stop)
@@ -133,7 +135,11 @@ class RayExecution:
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         self.turns.of_engines()
-        return self.rollouts.generate(prompts, sampling, seed, prompt_width)
+        return generate(self.rollouts, prompts, sampling, seed=seed, prompt_width=prompt_width)
+
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> RayStream:
+        self.turns.of_engines()
+        return RayStream(self.rollouts, sampling, seed=seed, prompt_width=prompt_width)
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         group = self.pools[self.roles.reference] if reference else self.trainers

@@ -1,9 +1,13 @@
-"""The Ray actor that samples: an engine in a process of its own."""
+"""The Ray actor that samples: a server around an engine, in a process of its own."""
 
+import asyncio
 import gc
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +15,7 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, RayConfig, Sampling
-from rlprims.execution._meter import metered
+from rlprims.execution._meter import Work, metered
 from rlprims.execution._profile import Observed
 from rlprims.execution.hf import Generation
 from rlprims.execution.hf._adapters import adapt, parameters, trained
@@ -26,11 +30,24 @@ Arrays = Mapping[str, tuple[str, np.ndarray]]
 class Engine(Protocol):
     """The protocol of a sampler in a worker's process."""
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto: ...
+    joins: bool
+    """Whether requests that begin later are sampled together with those that run."""
+
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+        """Begin the responses of a call, which is known by its number."""
+        ...
+
+    def step(self) -> dict[int, DataProto]:
+        """Sample a part of what was begun; the calls whose responses are all complete, by their numbers."""
+        ...
+
+    def abandon(self, call: int) -> None:
+        """End the requests of a call; it will not be complete."""
+        ...
 
     def sample_plainly(self, batch: DataProto) -> bool:
         """Sample responses of the batch's lengths with nothing of ours around the engine; False if it has no other
-        way than :meth:`generate`."""
+        way than :meth:`step`."""
         ...
 
     def score(self, tokens: list[int]) -> list[float]: ...
@@ -58,13 +75,25 @@ class Engine(Protocol):
 
 
 class ModelEngine:
-    """The model's own forward, as the local execution samples."""
+    """The model's own forward, as the local execution samples: one call in each step, from its prompts to its ends."""
+
+    joins = False
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
         self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
         self.device = next(self.module.parameters()).device
         self._generation = Generation(self.module, tokenizer, max_rows=model.max_rows_per_generation)
-        self.generate = self._generation.generate
+        self._calls: dict[int, Callable[[], DataProto]] = {}
+
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+        self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
+
+    def step(self) -> dict[int, DataProto]:
+        call = next(iter(self._calls))
+        return {call: self._calls.pop(call)()}
+
+    def abandon(self, call: int) -> None:
+        self._calls.pop(call, None)
 
     @property
     def frees_memory(self) -> bool:
@@ -112,16 +141,30 @@ class ModelEngine:
         return differences(sent, [checksums(parameters(self.module))], {})
 
 
+class Built(NamedTuple):
+    """What a driver asks an engine."""
+
+    frees_memory: bool
+    joins: bool
+
+
 class RolloutWorker(Observed):
-    """An engine in a process, and the version of its weights."""
+    """A server: an engine in a process, the calls that it samples together, and the version of its weights.
+
+    All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and others are
+    answered; so a caller that gets no answer to :meth:`ping` knows that the engine hangs.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
         self.version = -1
+        self._numbers = count()
+        self._answers: dict[int, asyncio.Future[DataProto]] = {}
+        self._serving: asyncio.Task[None] | None = None
 
     @first
-    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int) -> bool:
-        """Load the engine; whether its sleep frees memory."""
+    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int) -> Built:
+        """Load the engine."""
         torch.set_num_threads(1)
         self.engine: Engine
         if cluster.engine == "hf":
@@ -134,7 +177,7 @@ class RolloutWorker(Observed):
             gc.freeze()
             gc.enable()
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window)
-        return self.engine.frees_memory
+        return Built(self.engine.frees_memory, self.engine.joins)
 
     @first
     @metered
@@ -178,12 +221,46 @@ class RolloutWorker(Observed):
         return self.engine.score(tokens)
 
     @first
-    @metered
-    def generate(self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int) -> DataProto:
-        """Responses, each with the version of the weights that made it."""
-        rows = self.engine.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
-        rows["weights_version"] = torch.full((len(rows),), self.version, dtype=torch.int64)
-        return rows
+    async def generate(self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int) -> DataProto:
+        """Responses, each with the version of the weights that made it, when all of them are complete."""
+        number = next(self._numbers)
+        self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        return await self._answers[number]
+
+    async def _serve(self) -> None:
+        """Steps of the engine, until no call waits for an answer."""
+        while self._answers:
+            await asyncio.sleep(0)  # calls that have arrived begin
+            begun = time.perf_counter()
+            try:
+                with torch.profiler.record_function("RolloutWorker.generate"):
+                    complete = self.engine.step()
+            except Exception as error:
+                for answer in self._answers.values():
+                    answer.set_exception(error)
+                self._answers.clear()
+                return
+            tokens = 0
+            for number, rows in complete.items():
+                rows["weights_version"] = torch.full((len(rows),), self.version, dtype=torch.int64)
+                tokens += int(rows["response_mask"].sum())
+                self._answers.pop(number).set_result(rows)
+            self.meter.add("generate", Work(time.perf_counter() - begun, tokens))
+
+    @first
+    def abandon(self) -> None:
+        """End all calls: nobody waits for their answers."""
+        for number, answer in self._answers.items():
+            self.engine.abandon(number)
+            answer.set_exception(RuntimeError("the call was abandoned"))
+        self._answers.clear()
+
+    @first
+    def ping(self) -> None:
+        """An answer says that the engine does not hang."""
 
 
 def _as_tensor(dtype: str, array: np.ndarray) -> Tensor:

@@ -1,6 +1,7 @@
-"""The driver of the rollout workers: it sends requests, and replaces workers that die."""
+"""The driver of the rollout workers: it sends weights and prompts, and replaces workers that die."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Rollout workers that may die. The driver keeps the list of requests and the newest weights.
+    """Rollout workers that may die. The driver keeps the prompts and the newest weights.
 
     A worker that dies or hangs is replaced; the new one gets the newest weights and the prompts. A sample is a function
     of (weights, seed, sample id), so the batch is the same as without the failure.
@@ -31,6 +32,7 @@ class Rollouts:
         timeout: float,
         start_timeout: float,
         max_replacements: int,
+        max_rows: int,
         delivery: Delivery,
     ) -> None:
         self.delivery = delivery
@@ -44,10 +46,14 @@ class Rollouts:
         self.check: Callable[[Sequence[float]], str | None] = lambda scores: None
         self.probe: list[int] = []
         self.stopped = False
+        self.one_at_a_time = threading.RLock()  # either responses are sampled or weights are received
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
-        built = [fetch(building, self._who(rank), start_timeout) for rank, (_, building) in enumerate(started)]
-        self.frees_memory = all(built)  # when it sleeps
+        built = [fetch(building, self.name_of(rank), start_timeout) for rank, (_, building) in enumerate(started)]
+        self.frees_memory = all(engine.frees_memory for engine in built)  # when it sleeps
+        self.joins = all(engine.joins for engine in built)
+        # Twice what it samples at once, so that it need not wait for the driver. Without joining a call runs alone.
+        self.rows_of_an_engine = 2 * max_rows if self.joins else 0
 
     def sync(self, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]) -> None:
         """Send the newest weights to every worker, and verify them by its scores of the probe; replace one that fails.
@@ -59,13 +65,19 @@ class Rollouts:
         self.send()
 
     def send(self) -> None:
-        """Send the newest weights again, as :meth:`sync` does."""
+        """Send the newest weights again, as :meth:`sync` does; first a batch that is being sampled is waited for."""
+        with self.one_at_a_time:
+            self._send()
+
+    def _send(self) -> None:
         everyone = dict(enumerate(self.workers))
         failed = self._deliver(everyone)
         # If a transfer fails for one worker it fails for all, so all living workers get the weights again.
         again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
         if again:
-            log.warning("weights did not reach %s; they are sent again", ", ".join(self._who(rank) for rank in again))
+            log.warning(
+                "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
+            )
             failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
         checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
         for rank, asked in checks.items():
@@ -74,36 +86,16 @@ class Rollouts:
             except (WorkerError, WorkerLost) as error:
                 failed[rank] = error
         for rank, reason in failed.items():
-            self._replace(rank, str(reason))
-
-    def generate(self, prompts: DataProto, *args: Any) -> DataProto:
-        """Every prompt's response, in the prompts' order."""
-        chunks = self._parts(prompts)
-        done: dict[int, DataProto] = {}
-        running = {self.workers[i].generate.remote(chunk, *args): i for i, chunk in enumerate(chunks)}
-        while running:
-            ready, _ = ray.wait(list(running), timeout=self.timeout)
-            failed: dict[int, str] = {} if ready else dict.fromkeys(running.values(), "no answer in time")
-            for ref in ready:
-                i = running.pop(ref)
-                try:
-                    done[i] = fetch(ref, self._who(i), self.timeout)
-                except WorkerLost as error:
-                    failed[i] = str(error)
-            running = {ref: i for ref, i in running.items() if i not in failed}
-            for i, reason in failed.items():
-                self._replace(i, reason)
-                running[self.workers[i].generate.remote(chunks[i], *args)] = i
-        return DataProto.concat([done[i] for i in range(len(chunks))])
+            self.replace(rank, str(reason))
 
     def time_plain_sampling(self, batch: DataProto) -> float | None:
-        """Seconds of the bare engines for the same prompts and lengths, divided as :meth:`generate` divides them."""
+        """Seconds of the bare engines for the same prompts and lengths, in equal parts."""
         begun = time.perf_counter()
-        asked = [w.sample_plainly.remote(part) for w, part in zip(self.workers, self._parts(batch), strict=False)]
-        sampled = [fetch(ref, self._who(rank), self.timeout) for rank, ref in enumerate(asked)]
+        asked = [w.sample_plainly.remote(part) for w, part in zip(self.workers, self.equal_parts(batch), strict=False)]
+        sampled = [fetch(ref, self.name_of(rank), self.timeout) for rank, ref in enumerate(asked)]
         return time.perf_counter() - begun if all(sampled) else None
 
-    def _parts(self, prompts: DataProto) -> list[DataProto]:
+    def equal_parts(self, prompts: DataProto) -> list[DataProto]:
         """The rows of each worker."""
         return prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
 
@@ -111,14 +103,14 @@ class Rollouts:
         """Free memory. A lost worker is replaced at :meth:`wake`, because until then its devices are in use."""
         for rank, ref in enumerate([worker.sleep.remote(level) for worker in self.workers]):
             with suppress(WorkerLost):
-                fetch(ref, self._who(rank), self.timeout)
+                fetch(ref, self.name_of(rank), self.timeout)
 
     def wake(self) -> None:
         for rank, ref in enumerate([worker.wake.remote() for worker in self.workers]):
             try:
-                fetch(ref, self._who(rank), self.timeout)
+                fetch(ref, self.name_of(rank), self.timeout)
             except WorkerLost as error:
-                self._replace(rank, str(error))
+                self.replace(rank, str(error))
 
     def stop(self) -> None:
         """Stop all workers. A thread that is sampling gets an error."""
@@ -137,27 +129,27 @@ class Rollouts:
         return worker.score.remote(self.probe), worker.unlike.remote(self.sent) if self.sent else None
 
     def _verify(self, rank: int, scoring: Any, comparing: Any) -> None:
-        wrong = self.check(fetch(scoring, self._who(rank), self.timeout))
-        unlike = fetch(comparing, self._who(rank), self.timeout) if comparing is not None else []
+        wrong = self.check(fetch(scoring, self.name_of(rank), self.timeout))
+        unlike = fetch(comparing, self.name_of(rank), self.timeout) if comparing is not None else []
         if unlike:
             wrong = f"{len(unlike)} tensors differ, {unlike[0]} among them"
         if wrong is not None:
-            raise WorkerError(f"{self._who(rank)} does not have the weights it was sent: {wrong}")
+            raise WorkerError(f"{self.name_of(rank)} does not have the weights it was sent: {wrong}")
 
-    def _replace(self, rank: int, reason: str) -> None:
+    def replace(self, rank: int, reason: str) -> None:
         """Replace a lost worker. The new one is used only after it has the newest weights."""
         if self.stopped:
-            raise WorkerLost(f"{self._who(rank)}: stopped")
+            raise WorkerLost(f"{self.name_of(rank)}: stopped")
         if self.replacements == self.max_replacements:
-            raise WorkerLost(f"{self._who(rank)}: {reason}; {self.replacements} were replaced already")
+            raise WorkerLost(f"{self.name_of(rank)}: {reason}; {self.replacements} were replaced already")
         self.replacements += 1
-        log.warning("%s: %s; it is replaced", self._who(rank), reason)
+        log.warning("%s: %s; it is replaced", self.name_of(rank), reason)
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        fetch(building, self._who(rank), self.start_timeout)
+        fetch(building, self.name_of(rank), self.start_timeout)
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))
 
-    def _who(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
         return f"rollout worker {rank} of {len(self.workers)}"

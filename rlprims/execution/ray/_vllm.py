@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from transformers import GenerationConfig
 from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt
 from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
+from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -66,8 +68,22 @@ class _Adapter:
         engine.add_lora(self.request)
 
 
+class _Call(NamedTuple):
+    """Prompts of one call, and their responses so far."""
+
+    prompts: DataProto
+    sampling: Sampling
+    prompt_width: int
+    responses: list[Any]
+
+
 class VllmEngine:
-    """An engine in this process. Its samples are functions of (weights, prompt, seed, sample id), as the local ones."""
+    """An engine in this process. Its samples are functions of (weights, prompt, seed, sample id), as the local ones.
+
+    Requests of all calls are sampled together, and each call is complete when its last request is.
+    """
+
+    joins = True
 
     def __init__(
         self,
@@ -111,41 +127,66 @@ class VllmEngine:
         self.llm = LLM(**ours, **checked_options(cluster.engine_options, ours))
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
+        self._calls: dict[int, _Call] = {}
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
         ids = prompt_ids(prompts, prompt_width)
-        outputs = self.llm.generate(
-            [TokensPrompt(prompt_token_ids=prompt) for prompt in ids],
-            [
-                SamplingParams(
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    min_p=sampling.min_p,
-                    seed=request_seed,
-                    logprobs=self._number_of_logprobs(sampling),
-                    max_tokens=sampling.max_new_tokens,
-                    stop_token_ids=self.end_ids,
-                    ignore_eos=True,  # the ends are those of end_ids
-                    stop=list(sampling.stop) or None,
-                    include_stop_str_in_output=True,
-                    detokenize=bool(sampling.stop),
+        seeds = sample_seeds(seed, prompts["sample_id"].tolist()).tolist()
+        requests = list[str]()
+        try:
+            for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
+                request = self.llm.llm_engine.add_request(
+                    f"{call}/{row}",
+                    tokens_input(prompt),
+                    self._parameters(sampling, request_seed),
+                    lora_request=self.adapter and self.adapter.request,
                 )
-                for request_seed in sample_seeds(seed, prompts["sample_id"].tolist()).tolist()
-            ],
-            use_tqdm=False,
-            lora_request=self.adapter and self.adapter.request,
+                requests.append(request)
+        except BaseException:  # of a prompt that is too long, say
+            self.llm.llm_engine.abort_request(requests, internal=True)
+            raise
+        self._calls[call] = _Call(prompts, sampling, prompt_width, [None] * len(ids))
+
+    def step(self) -> dict[int, DataProto]:
+        if self.llm.llm_engine.has_unfinished_requests():
+            for output in self.llm.llm_engine.step():
+                call, row = map(int, output.request_id.split("/"))
+                self._calls[call].responses[row] = output.outputs[0]
+        complete = [number for number, call in self._calls.items() if None not in call.responses]
+        return {number: self._answer(self._calls.pop(number)) for number in complete}
+
+    def abandon(self, call: int) -> None:
+        rows = len(self._calls.pop(call).responses) if call in self._calls else 0
+        self.llm.llm_engine.abort_request([f"{call}/{row}" for row in range(rows)])
+
+    def _parameters(self, sampling: Sampling, request_seed: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=request_seed,
+            logprobs=self._number_of_logprobs(sampling),
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=self.end_ids,
+            ignore_eos=True,  # the ends are those of end_ids
+            stop=list(sampling.stop) or None,
+            include_stop_str_in_output=True,
+            detokenize=bool(sampling.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        rows, limit = len(ids), sampling.max_new_tokens
+
+    def _answer(self, call: _Call) -> DataProto:
+        sampling = call.sampling
+        rows, limit = len(call.responses), sampling.max_new_tokens
         tokens = torch.full((rows, limit), self.pad_token_id, dtype=torch.int64)
         mask = torch.zeros(rows, limit, dtype=torch.bool)
         log_probs = torch.zeros(rows, limit)
         ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
         kept_ids = [torch.zeros(0, dtype=torch.int32)]
         kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
-        for i, output in enumerate(outputs):
-            response = output.outputs[0]
+        for i, response in enumerate(call.responses):
             length = len(response.token_ids)
             tokens[i, :length] = torch.tensor(response.token_ids, dtype=torch.int64)
             mask[i, :length] = True
@@ -160,7 +201,7 @@ class VllmEngine:
                 kept_counts[i, :length] = torch.tensor([len(left) for left in sets])
         kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
         responses = Responses(tokens, mask, log_probs, ended, *kept)
-        return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+        return with_responses(call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id)
 
     def sample_plainly(self, batch: DataProto) -> bool:
         """As vLLM's own users do: one generator for all requests, and no log-probs."""

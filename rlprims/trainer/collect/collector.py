@@ -1,8 +1,9 @@
 """The first half of a step: generate, score, filter and shape until a batch of groups is full."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rlprims.execution import Execution
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.trainer.collect.episodes import Group, Player, first_rows
 from rlprims.trainer.collect.rewarding import causes
-from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline
+from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline, with_texts
 from rlprims.trainer.collect.schedule import Schedule
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
@@ -100,6 +101,7 @@ class Collector:
         self.groups += len(examples)
 
         rows = self._scored(clock, examples, groups, copies=size)
+        self._observe(first_rows(rows))
         self._count(rows)
         if "baseline_scores" in self.algorithm.needs:
             greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
@@ -108,13 +110,14 @@ class Collector:
         self._add(rows, dropped)
 
     def _stream(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
-        """Sample groups independently: each is filtered when its last episode ends, and another one begins if it is
-        dropped. So the batch is full exactly when no group is being sampled, and there is no surplus."""
+        """Sample groups independently: each is filtered when its last response or episode ends, and another one begins
+        if it is dropped. So the batch is full exactly when no group is being sampled, and there is no surplus; and
+        which groups it has does not depend on which of them end first."""
         config, size, limits, begun = self.config, self.algorithm.group_size, self.algorithm.filter, 0
         at_once = config.prompts_per_generation or config.prompts_per_step
         batches = limits.max_generation_batches if limits else 10
         schedule = Schedule(groups=max(1, config.prompts_per_step - len(self.surplus)), window=None)
-        offset = self.groups
+        offset, admitted = self.groups, list[tuple[int, DataProto]]()
 
         def begin() -> list[Group]:
             nonlocal begun
@@ -126,27 +129,54 @@ class Collector:
             first, self.groups, self.samples = self.samples, self.groups + allowed, self.samples + allowed * size
             return Group.numbered(examples, groups, copies=size, first_sample=first)
 
-        def admit(group: Group, rows: DataProto, episodes: list[Episode]) -> list[Group]:
+        def admit(group: Group, rows: DataProto, episodes: Sequence[Episode] = ()) -> list[Group]:
             self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
-            self.generated_tokens += int(rows["response_mask"].sum())
-            self._count(rows)
+            self._observe(first_rows(rows))
+            admitted.append((group.number, rows))
             (reason,) = self._add(rows, dropped)
             schedule.finish(group.number - offset, kept=reason is None)
             schedule.take()
             return begin()
 
-        assert self.player is not None
         self.sampling.max_generation_batches = None  # which would count every group
-        if not self.sampling.full:
+        if not self.sampling.full and self.player is not None:
             with clock("generate"):
                 self.player.stream(begin(), config.sampling, seed=config.seed, admit=admit)
+        elif not self.sampling.full:
+            self._stream_responses(begin(), clock, admit)
+        for _, rows in sorted(admitted, key=lambda each: each[0]):  # sums do not depend on who was ready first
+            self.generated_tokens += int(rows["response_mask"].sum())
+            self._count(rows)
+        dropped.sort(key=lambda each: int(each[0]["group"][0]))
         self.sampling.surplus.sort(key=lambda rows: int(rows["group"][0]))
         self.sampling.generation_batches, self.sampling.max_generation_batches = -(-begun // at_once), batches
 
+    def _stream_responses(
+        self, first: Sequence[Group], clock: Clock, admit: Callable[[Group, DataProto], Sequence[Group]]
+    ) -> None:
+        """Responses of groups; ``admit`` gets each with its scores, and returns the groups that begin next."""
+        config, running = self.config, dict[int, Group]()
+        with self.execution.stream(config.sampling, seed=config.seed, prompt_width=self.prompt_width) as stream:
+
+            def begin(groups: Sequence[Group]) -> None:
+                for number, example, samples in groups:
+                    rows = prompt_rows([example], [number], copies=len(samples), first_sample=samples.start)
+                    running[stream.submit(rows)] = Group(number, example, samples)
+
+            begin(first)
+            while running:
+                with clock("generate"):
+                    complete = stream.take()
+                with clock("score"):
+                    rows = with_texts(self.tokenizer, DataProto.concat(list(complete.values())))
+                    rows = score(self.execution, config, rows)
+                ends = accumulate(map(len, complete.values()))
+                for (part, own), end in zip(complete.items(), ends, strict=True):
+                    begin(admit(running.pop(part), rows[end - len(own) : end]))
+
     def _count(self, rows: DataProto) -> None:
-        """Count the sampled rows, for the metrics and for the pools of prompts."""
+        """Count the sampled rows, for the metrics."""
         config, sampled = self.config, first_rows(rows)
-        self._observe(sampled)
         failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
         self.failures.update(cause for failure in failures for cause in causes(failure))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import Execution, Sampling, UpdateReport, kept_columns
+from rlprims.execution import BatchStream, Execution, Sampling, Stream, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
@@ -50,6 +51,11 @@ class Replay:
     @property
     def weights_version(self) -> int:
         return self.execution.weights_version
+
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> Stream:
+        if seed != self.seed:
+            return self.execution.stream(sampling, seed=seed, prompt_width=prompt_width)
+        return BatchStream(partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width))
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         if seed != self.seed:

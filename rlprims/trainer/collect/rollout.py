@@ -52,7 +52,11 @@ def respond(
     execution: Execution, tokenizer: Any, rows: DataProto, sampling: Sampling, *, seed: int, prompt_width: int
 ) -> DataProto:
     """The rows with a response each, as tokens and as text."""
-    sampled = execution.generate(rows, sampling, seed=seed, prompt_width=prompt_width)
+    return with_texts(tokenizer, execution.generate(rows, sampling, seed=seed, prompt_width=prompt_width))
+
+
+def with_texts(tokenizer: Any, sampled: DataProto) -> DataProto:
+    """The rows with their responses as text."""
     tokens, mask = sampled["responses"], sampled["response_mask"]
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(tokens, mask, strict=True)]
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))
