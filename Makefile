@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
+RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Otherwise every process compiles torch anew: no installer does it beforehand.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants test-triton lint bench docs notebooks pages clean
 
@@ -87,72 +90,62 @@ pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they
 	$(BIN)/python -m tests.algorithms.algorithm_tables
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints/dev.txt torch
-	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[train]"
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[train]"
 	@touch $@
 
 $(VENV)/.llm: $(VENV)/.train
-	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[lora,gguf]"
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[lora,gguf]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints/dev.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints/dev.txt torch
-	$(BIN)/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[dev]"
 	@touch $@ $(VENV)/.train $(VENV)/.llm
 
 # Peers pin other versions, so they live apart.
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt torch
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt verl trl torchrl math-verify
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt -e . matplotlib
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt torch
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt -e . matplotlib
 	@touch $@
 
 .venv-triton/.ready: pyproject.toml constraints/dev.txt
-	$(PYTHON) -m venv .venv-triton
-	.venv-triton/bin/python -m pip install -q -c constraints/dev.txt torch
-	.venv-triton/bin/python -m pip install -q -c constraints/dev.txt -e ".[triton]" \
-		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
+	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt torch
+	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt -e ".[triton]" $(RUNNER)
 	@touch $@
 
 # The test runner in the versions of constraints/dev.txt, whose other lines the peers would not bear.
 .venv-bench/.test: .venv-bench/.ready constraints/dev.txt
-	.venv-bench/bin/python -m pip install -q -c constraints/bench.txt \
-		$$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt $(RUNNER)
 	@touch $@
 
 # Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB, or else
-# VERIFIERS=verifiers the sixth and its 400 MB: they ask for different versions of mcp. Not in .ci/run: it would install torch once more.
+# VERIFIERS=verifiers the sixth and its 400 MB: they ask for different versions of mcp. Not in .ci/run.
 .venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt constraints/verifiers.txt
-	$(PYTHON) -m venv .venv-bridges
-	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt torch
-	.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt -e ".[dev]"
-	.venv-bridges/bin/python -m pip install -q -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
-	$(if $(VERIFIERS),.venv-bridges/bin/python -m pip install -q -c constraints/dev.txt -c constraints/verifiers.txt $(VERIFIERS))
+	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt torch
+	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt -e ".[dev]"
+	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
+	$(if $(VERIFIERS),.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt -c constraints/verifiers.txt $(VERIFIERS))
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt
-	$(PYTHON) -m venv .venv-mutants
-	.venv-mutants/bin/python -m pip install -q -c constraints/dev.txt torch
-	.venv-mutants/bin/python -m pip install -q -c constraints/dev.txt -c constraints/mutation.txt -e ".[dev]" cosmic-ray
+	.ci/install .venv-mutants $(PYTHON) -c constraints/dev.txt torch
+	.ci/install .venv-mutants $(PYTHON) -c constraints/dev.txt -c constraints/mutation.txt -e ".[dev]" cosmic-ray
 	@touch $@
 
 .venv-docs/.ready: pyproject.toml constraints/docs.txt
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install -q -c constraints/docs.txt torch
-	.venv-docs/bin/python -m pip install -q -c constraints/docs.txt -e ".[docs]"
+	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt torch
+	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt -e ".[docs]"
 	@touch $@
 
 # The CPU build; where there is a GPU: pip install '.[ray]' vllm
 install-ray: .venv-ray/.ready
 
 .venv-ray/.ready: pyproject.toml constraints/ray.txt
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -q --no-deps -r constraints/ray.txt
-	.venv-ray/bin/python -m pip install -q --no-deps -e .
+	.ci/install .venv-ray $(PYTHON) --no-deps -r constraints/ray.txt
+	.ci/install .venv-ray $(PYTHON) --no-deps -e .
 	@touch $@
 
 clean:

@@ -39,7 +39,7 @@ def rlprims(*arguments: str | Path) -> list[str]:
 def config(model: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("faults")
     settings = small_run(model, questions, directory / "run") | {
-        **{"steps": 40, "checkpoint": {"every": 3}, "evaluation": {"every": 100, "samples": 1, "limit": 2}},
+        **{"steps": 32, "checkpoint": {"every": 2}, "evaluation": {"every": 100, "samples": 1, "limit": 2}},
         **{"execution": "ray", "ray": CLUSTER, "optimizer": {"lr": 1e-4, "eps": 1e-4}},
         "verifier": "tests.trainer.verifiers.has_a_digit_slowly",
     }
@@ -62,7 +62,7 @@ class Run:
 
     def __init__(self, command: list[str], path: Path) -> None:
         self.path = path
-        beyond = self._steps() + 5
+        beyond = self._steps() + 4
         self.errors: IO[str] = (path.parent / "errors").open("w+")
         slow = path.parent / "slow"
         slow.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_
     """Room for one checkpoint, and not for the shards of a second."""
     ended = run_on_a_small_disk(tmp_path / "disk", "2m", "train", config, "checkpoint.keep=1")
     assert re.search(
-        r"cannot write \S+/run/checkpoints/step_000006: training rank [01] of 2: .*No space left", ended.errors
+        r"cannot write \S+/run/checkpoints/step_000004: training rank [01] of 2: .*No space left", ended.errors
     )
     assert len(ended.errors.splitlines()) < 10, "no traceback's lines"
     assert ended.metrics == undisturbed

@@ -53,9 +53,7 @@ def test_the_order_of_readiness_changes_nothing(
     _, steps = run(load(streamed), console)
     assert sum(len(step.dropped) for step in steps) > 0
     for mine, other in zip(history(steps), history(expected), strict=True):
-        assert mine == pytest.approx(
-            other, rel=1e-4, abs=1e-5, nan_ok=True
-        )  # log-probs round as in other batches
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-5, nan_ok=True)  # log-probs round as in other batches
     for ours, theirs in zip(steps, expected, strict=True):
         for name in ("sample_id", "responses", "scores"):
             assert torch.equal(ours.batch[name], theirs.batch[name])
