@@ -31,7 +31,8 @@ class UpdateReport(NamedTuple):
 class Stream(Protocol):
     """Prompts that are sampled independently of each other, each part with its answer as soon as it is complete.
 
-    Use it in a ``with`` statement, whose end abandons what still runs. Until then the sampler gets no new weights.
+    Use it in a ``with`` statement, whose end abandons what still runs. Until then ``sync_weights`` waits; or with
+    ``over_updates`` the responses go on under the new weights, and ``versions`` (B, T) has those of each token.
 
         with execution.stream(sampling, seed=0, prompt_width=64) as stream:
             numbers = [stream.submit(group) for group in groups]
@@ -82,7 +83,7 @@ class Execution(Protocol):
         """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
         ...
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> Stream:
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> Stream:
         """The same responses, for prompts that are not all known at the beginning."""
         ...
 

@@ -10,8 +10,9 @@ from rlprims.data_proto import DataProto
 class BatchStream:
     """:class:`rlprims.execution.Stream` of a sampler of whole batches: the next one is all that was submitted."""
 
-    def __init__(self, generate: Callable[[DataProto], DataProto]) -> None:
+    def __init__(self, generate: Callable[[DataProto], DataProto], *, versions: bool = False) -> None:
         self.generate = generate
+        self.versions = versions
         self._numbers = count()
         self._submitted: dict[int, DataProto] = {}
 
@@ -31,6 +32,8 @@ class BatchStream:
             raise ValueError("expected a part that was submitted and not taken, got none")
         submitted, self._submitted = self._submitted, {}
         rows = self.generate(DataProto.concat(list(submitted.values())))
+        if self.versions:  # a batch has one
+            rows["versions"] = rows["weights_version"][:, None].expand_as(rows["responses"]).clone()
         ends = accumulate(map(len, submitted.values()))
         return {
             number: rows[end - len(part) : end] for (number, part), end in zip(submitted.items(), ends, strict=True)

@@ -228,7 +228,12 @@ class Config(Section):
         description="score and filter a group when its last response (or episode) ends, and replace a dropped group "
         "at once; false: finish a whole generation batch first",
     )
-    staleness: Literal[0, 1] = Field(default=0, description="1: sample the next batch while this one is trained")
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        description="updates that samples may be older than the weights that they train. 1: the next batch is sampled "
+        "while this one is trained; 2 or more, with stream: batches of the groups that are complete",
+    )
     recompute_log_probs: int = Field(
         default=1,
         ge=1,
@@ -318,6 +323,8 @@ class Config(Section):
         self._check_optimizers()
         self._check_environment()
         self._check_stream()
+        if self.staleness > 1:
+            self._check_flow()
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -367,6 +374,19 @@ class Config(Section):
                 "stream: true draws a prompt when a group is dropped, so with data.pools it would depend on which "
                 "engine is faster: leave one of the two out"
             )
+
+    def _check_flow(self) -> None:
+        on_ray, limits = self.execution == "ray", self.algorithm.filter
+        for wrong, why in (
+            (not self.stream, "needs stream: true"),
+            (self.data.environment is not None, "cannot sample episodes"),
+            (self.replay is not None, "cannot replay a run"),
+            (on_ray and self.ray.colocate, "needs engines with devices of their own, without ray.colocate"),
+            (on_ray and self.model.engine_lora is not None, "needs model.lora.sync: merged"),
+            (limits is not None and limits.at_limit == "smaller_batch", "needs filter.at_limit: error"),
+        ):
+            if wrong:
+                raise ValueError(f"staleness: {self.staleness} {why}; otherwise use 0 or 1")
 
     def _check_environment(self) -> None:
         if self.data.environment is None:
@@ -441,7 +461,7 @@ class Config(Section):
             )
         if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
             found.append(
-                "staleness: 1 trains on samples from the weights before the last update, and nothing in "
+                f"staleness: {self.staleness} trains on samples of older weights, and nothing in "
                 f"{self.algorithm.name} corrects it: add corrections: [rlprims.corrections.tis], or use a loss that "
                 "reads rollout_log_probs"
             )

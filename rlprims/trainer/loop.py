@@ -22,6 +22,7 @@ from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
 from rlprims.trainer.collect.collector import Collector
 from rlprims.trainer.collect.episodes import outcome_scores, rollout_ids
+from rlprims.trainer.collect.flow import Flow
 from rlprims.trainer.collect.pipeline import Pipeline
 from rlprims.trainer.collect.rollout import join
 from rlprims.trainer.config import Config
@@ -74,7 +75,11 @@ class Trainer:
         self.execution = execution
         self.tokenizer = tokenizer
         self.collector = Collector(config, execution, tokenizer, examples)
-        self.pipeline = Pipeline(self.collector, staleness=config.staleness, overlaps=execution.overlaps)
+        self.pipeline = (
+            Flow(self.collector, staleness=config.staleness)
+            if config.staleness > 1
+            else Pipeline(self.collector, staleness=config.staleness, overlaps=execution.overlaps)
+        )
         self.states = States(self.algorithm)
         self.step_number = 0
         self.generated_tokens = 0

@@ -21,11 +21,13 @@ def streamed(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"stream": True, "steps": 3, "data": settings["data"] | {"eval": None}}
 
 
-class _Shuffled(BatchStream):
+class Shuffled(BatchStream):
     """Hands out one part at a time, in an order of its own."""
 
-    def __init__(self, generate: Callable[[DataProto], DataProto], order: random.Random) -> None:
-        super().__init__(generate)
+    def __init__(
+        self, generate: Callable[[DataProto], DataProto], order: random.Random, *, versions: bool = False
+    ) -> None:
+        super().__init__(generate, versions=versions)
         self.order = order
         self.complete: dict[int, DataProto] = {}
 
@@ -48,7 +50,7 @@ def test_the_order_of_readiness_changes_nothing(
     order = random.Random(seed)
     in_order = LocalExecution.stream
     monkeypatch.setattr(
-        LocalExecution, "stream", lambda *args, **settings: _Shuffled(in_order(*args, **settings).generate, order)
+        LocalExecution, "stream", lambda *args, **settings: Shuffled(in_order(*args, **settings).generate, order)
     )
     _, steps = run(load(streamed), console)
     assert sum(len(step.dropped) for step in steps) > 0

@@ -61,8 +61,9 @@ class LocalExecution:
         rows["weights_version"] = torch.full((len(rows),), self.weights_version)
         return rows
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> BatchStream:
-        return BatchStream(partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width))
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> BatchStream:
+        generate = partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width)
+        return BatchStream(generate, versions=over_updates)
 
     @metered
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:

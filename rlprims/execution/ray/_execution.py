@@ -137,9 +137,9 @@ class RayExecution:
         self.turns.of_engines()
         return generate(self.rollouts, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> RayStream:
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> RayStream:
         self.turns.of_engines()
-        return RayStream(self.rollouts, sampling, seed=seed, prompt_width=prompt_width)
+        return RayStream(self.rollouts, sampling, seed=seed, prompt_width=prompt_width, over_updates=over_updates)
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         group = self.pools[self.roles.reference] if reference else self.trainers

@@ -31,14 +31,19 @@ class Engine(Protocol):
     """The protocol of a sampler in a worker's process."""
 
     joins: bool
-    """Whether requests that begin later are sampled together with those that run."""
+    """Whether requests that begin later are sampled together with those that run, and go on under new weights."""
+    version: int
+    """Of its weights."""
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
         """Begin the responses of a call, which is known by its number."""
         ...
 
     def step(self) -> dict[int, DataProto]:
-        """Sample a part of what was begun; the calls whose responses are all complete, by their numbers."""
+        """Sample a part of what was begun; the calls whose responses are all complete, by their numbers.
+
+        ``versions`` (B, T): of the weights that drew each token.
+        """
         ...
 
     def abandon(self, call: int) -> None:
@@ -84,13 +89,16 @@ class ModelEngine:
         self.device = next(self.module.parameters()).device
         self._generation = Generation(self.module, tokenizer, max_rows=model.max_rows_per_generation)
         self._calls: dict[int, Callable[[], DataProto]] = {}
+        self.version = 0
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
         self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
     def step(self) -> dict[int, DataProto]:
         call = next(iter(self._calls))
-        return {call: self._calls.pop(call)()}
+        rows = self._calls.pop(call)()
+        rows["versions"] = torch.full(rows["responses"].shape, self.version)
+        return {call: rows}
 
     def abandon(self, call: int) -> None:
         self._calls.pop(call, None)
@@ -135,6 +143,7 @@ class ModelEngine:
                 missing.pop(name).copy_(tensor)
         if missing:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+        self.version = version
         return received
 
     def unlike(self, sent: Sums) -> list[str]:
@@ -149,7 +158,7 @@ class Built(NamedTuple):
 
 
 class RolloutWorker(Observed):
-    """A server: an engine in a process, the calls that it samples together, and the version of its weights.
+    """A server: an engine in a process, the calls that it samples together.
 
     All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and others are
     answered; so a caller that gets no answer to :meth:`ping` knows that the engine hangs.
@@ -157,7 +166,6 @@ class RolloutWorker(Observed):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        self.version = -1
         self._numbers = count()
         self._answers: dict[int, asyncio.Future[DataProto]] = {}
         self._serving: asyncio.Task[None] | None = None
@@ -185,15 +193,13 @@ class RolloutWorker(Observed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # arrays of the object store cannot be written to, and are not
             self.engine.load((name, _as_tensor(dtype, array)) for name, (dtype, array) in weights.items())
-        self.version = version
+        self.engine.version = version
 
     @first
     @metered
     def receive(self, endpoint: Endpoint, version: int) -> Sums:
         """New weights, from the wire; their checksums as they came."""
-        received = self.engine.receive(endpoint, version)
-        self.version = version
-        return received
+        return self.engine.receive(endpoint, version)
 
     @first
     def unlike(self, sent: Sums) -> list[str]:
@@ -221,14 +227,23 @@ class RolloutWorker(Observed):
         return self.engine.score(tokens)
 
     @first
-    async def generate(self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int) -> DataProto:
-        """Responses, each with the version of the weights that made it, when all of them are complete."""
+    async def generate(
+        self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int, versions: bool
+    ) -> DataProto:
+        """Responses when all of them are complete, each with the oldest version of the weights that sampled it, and
+        with ``versions`` that of each token."""
         number = next(self._numbers)
         self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
         self._answers[number] = asyncio.get_running_loop().create_future()
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
-        return await self._answers[number]
+        rows = await self._answers[number]
+        of_tokens, mask = rows["versions"], rows["response_mask"]
+        newest = torch.full((len(rows), 1), self.engine.version)  # where there is no token
+        rows["weights_version"] = torch.cat([of_tokens.where(mask, self.engine.version), newest], 1).amin(1)
+        if not versions:
+            del rows.batch["versions"]
+        return rows
 
     async def _serve(self) -> None:
         """Steps of the engine, until no call waits for an answer."""
@@ -245,7 +260,6 @@ class RolloutWorker(Observed):
                 return
             tokens = 0
             for number, rows in complete.items():
-                rows["weights_version"] = torch.full((len(rows),), self.version, dtype=torch.int64)
                 tokens += int(rows["response_mask"].sum())
                 self._answers.pop(number).set_result(rows)
             self.meter.add("generate", Work(time.perf_counter() - begun, tokens))

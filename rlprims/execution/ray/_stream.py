@@ -27,16 +27,20 @@ class RayStream:
     neither changes a response.
     """
 
-    def __init__(self, rollouts: Rollouts, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+    def __init__(
+        self, rollouts: Rollouts, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False
+    ) -> None:
         self.rollouts = rollouts
-        self.settings = sampling, seed, prompt_width
+        self.settings = sampling, seed, prompt_width, over_updates
+        self.over_updates = over_updates
         self._numbers = count()
         self._waiting: deque[_Part] = deque()
         self._running: dict[Any, tuple[int, _Part]] = {}  # by Ray's reference of the answer
         self._held = ExitStack()
 
     def __enter__(self) -> "RayStream":
-        self._held.enter_context(self.rollouts.one_at_a_time)
+        if not self.over_updates:
+            self._held.enter_context(self.rollouts.one_at_a_time)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +85,9 @@ class RayStream:
             rows[rank] += len(part.prompts)
         while self._waiting:
             rank = rows.index(min(rows))
-            if rows[rank] and rows[rank] + len(self._waiting[0].prompts) > self.rollouts.rows_of_an_engine:
+            enough = rows[rank] + len(self._waiting[0].prompts) > self.rollouts.rows_of_an_engine
+            # During an update nobody is here to send more, so all of them go.
+            if rows[rank] and enough and not (self.over_updates and self.rollouts.joins):
                 return
             part = self._waiting.popleft()
             self._running[self.rollouts.workers[rank].generate.remote(part.prompts, *self.settings)] = rank, part

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt
+from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt
 from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
@@ -39,6 +39,8 @@ _ENDED = {
 }
 """vLLM's names of the reasons."""
 _TIES = 8
+_SCORED = "scored"
+"""The request of a text that is scored."""
 
 
 class _Adapter:
@@ -128,6 +130,7 @@ class VllmEngine:
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
+        self.version = 0  # of the weights
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
@@ -138,7 +141,8 @@ class VllmEngine:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
                 request = self.llm.llm_engine.add_request(
                     f"{call}/{row}",
-                    tokens_input(prompt),
+                    # Keys and values of older weights must not be found: running requests keep the engine's cache.
+                    tokens_input(prompt, cache_salt=str(self.version)),
                     self._parameters(sampling, request_seed),
                     lora_request=self.adapter and self.adapter.request,
                 )
@@ -150,11 +154,20 @@ class VllmEngine:
 
     def step(self) -> dict[int, DataProto]:
         if self.llm.llm_engine.has_unfinished_requests():
-            for output in self.llm.llm_engine.step():
-                call, row = map(int, output.request_id.split("/"))
-                self._calls[call].responses[row] = output.outputs[0]
+            self._advance()
         complete = [number for number, call in self._calls.items() if None not in call.responses]
         return {number: self._answer(self._calls.pop(number)) for number in complete}
+
+    def _advance(self) -> RequestOutput | None:
+        """One step of the engine; the output of a scored text, if it is complete."""
+        scored = None
+        for output in self.llm.llm_engine.step():
+            if output.request_id == _SCORED:
+                scored = output
+            else:
+                call, row = map(int, output.request_id.split("/"))
+                self._calls[call].responses[row] = output.outputs[0]
+        return scored
 
     def abandon(self, call: int) -> None:
         rows = len(self._calls.pop(call).responses) if call in self._calls else 0
@@ -186,8 +199,12 @@ class VllmEngine:
         ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
         kept_ids = [torch.zeros(0, dtype=torch.int32)]
         kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
+        versions = torch.full((rows, limit), self.version)
         for i, response in enumerate(call.responses):
             length = len(response.token_ids)
+            for span in response.weight_versions or ():
+                if span.version.isdecimal():
+                    versions[i, span.start : span.end] = int(span.version)
             tokens[i, :length] = torch.tensor(response.token_ids, dtype=torch.int64)
             mask[i, :length] = True
             found = list(zip(response.token_ids, response.logprobs, strict=True))
@@ -201,7 +218,11 @@ class VllmEngine:
                 kept_counts[i, :length] = torch.tensor([len(left) for left in sets])
         kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
         responses = Responses(tokens, mask, log_probs, ended, *kept)
-        return with_responses(call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id)
+        sampled = with_responses(
+            call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id
+        )
+        sampled["versions"] = versions
+        return sampled
 
     def sample_plainly(self, batch: DataProto) -> bool:
         """As vLLM's own users do: one generator for all requests, and no log-probs."""
@@ -234,14 +255,19 @@ class VllmEngine:
         self.llm.wake_up()
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """The log-prob of each token but the first, at temperature 1."""
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        (output,) = self.llm.generate(
-            [TokensPrompt(prompt_token_ids=list(tokens))],
-            params,
-            use_tqdm=False,
-            lora_request=self.adapter and self.adapter.request,
+        """The log-prob of each token but the first, at temperature 1. Requests that run go on beside it."""
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        lora = self.adapter and self.adapter.request
+        salted = tokens_input(list(tokens), cache_salt=str(self.version))
+        self.llm.llm_engine.add_request(_SCORED, salted, params, lora_request=lora)
+        while (output := self._advance()) is None:
+            pass
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -251,7 +277,20 @@ class VllmEngine:
         self.llm.reset_prefix_cache()
 
     def receive(self, endpoint: Endpoint, version: int) -> Sums:
-        """Whole weights by vLLM's four calls; the checksums of what came."""
+        """Whole weights by vLLM's four calls; the checksums of what came.
+
+        Requests that run are kept, and go on with the new weights and the keys and values that they have.
+        """
+        self.llm.sleep(level=0, mode="keep")  # nothing is scheduled, until an update is whole
+        for _ in range(self.llm.llm_engine.vllm_config.max_concurrent_batches):
+            self._advance()  # tokens that the old weights drew already
+        received = self._receive(endpoint, version)
+        self.version = version
+        self.llm.reset_prefix_cache()
+        self.llm.wake_up(tags=["scheduling"])
+        return received
+
+    def _receive(self, endpoint: Endpoint, version: int) -> Sums:
         try:
             self.llm.init_weight_transfer_engine({"init_info": endpoint._asdict()})
             self.llm.start_weight_update()
@@ -262,7 +301,6 @@ class VllmEngine:
             raise
         finally:
             self.llm.shutdown_weight_transfer_engine()
-        self.llm.reset_prefix_cache()
         received: Sums = self.llm.collective_rpc("received_sums")[0]
         return received
 

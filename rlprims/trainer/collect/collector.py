@@ -1,7 +1,7 @@
 """The first half of a step: generate, score, filter and shape until a batch of groups is full."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -80,15 +80,12 @@ class Collector:
     def _collect(self) -> Collected:
         clock, dropped = Clock(), list[tuple[DataProto, str]]()
         before, first_group = self.generated_tokens, self.groups
-        self.scores.clear()
-        self.failures.clear()
-        self.sampled_rows = self.unscored_rows = 0
-        self.causes.clear()
+        self.begin_counts()
         if self.config.stream:
             self._stream(clock, dropped)
         while not self.sampling.full:
             self._sample(clock, dropped)
-        metrics = self._metrics(self.generated_tokens - before) | clock.seconds()
+        metrics = self.metrics(before) | clock.seconds()
         groups = self.sampling.take()
         surplus = [group for group in self.surplus if int(group["group"][0]) >= first_group]
         return Collected(groups, dropped, surplus, metrics)
@@ -101,10 +98,11 @@ class Collector:
         self.groups += len(examples)
 
         rows = self._scored(clock, examples, groups, copies=size)
-        self._observe(first_rows(rows))
-        self._count(rows)
+        self.observe(first_rows(rows))
+        self.count(rows)
         if "baseline_scores" in self.algorithm.needs:
             greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
+            self.generated_tokens += int(greedy["response_mask"].sum())
             rows = with_baseline(rows, greedy)
             dropped.append((greedy, "greedy baseline"))
         self._add(rows, dropped)
@@ -113,9 +111,8 @@ class Collector:
         """Sample groups independently: each is filtered when its last response or episode ends, and another one begins
         if it is dropped. So the batch is full exactly when no group is being sampled, and there is no surplus; and
         which groups it has does not depend on which of them end first."""
-        config, size, limits, begun = self.config, self.algorithm.group_size, self.algorithm.filter, 0
-        at_once = config.prompts_per_generation or config.prompts_per_step
-        batches = limits.max_generation_batches if limits else 10
+        config, begun = self.config, 0
+        at_once, batches = self._limits()
         schedule = Schedule(groups=max(1, config.prompts_per_step - len(self.surplus)), window=None)
         offset, admitted = self.groups, list[tuple[int, DataProto]]()
 
@@ -124,14 +121,11 @@ class Collector:
             count = len(schedule.begin())
             allowed = count if batches is None else min(count, batches * at_once - begun)
             begun += allowed
-            examples = self._draw(allowed) if allowed else []
-            groups = range(self.groups, self.groups + allowed)
-            first, self.groups, self.samples = self.samples, self.groups + allowed, self.samples + allowed * size
-            return Group.numbered(examples, groups, copies=size, first_sample=first)
+            return [group for group, _ in self.begin_groups(range(self.groups, self.groups + allowed))]
 
         def admit(group: Group, rows: DataProto, episodes: Sequence[Episode] = ()) -> list[Group]:
             self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
-            self._observe(first_rows(rows))
+            self.observe(first_rows(rows))
             admitted.append((group.number, rows))
             (reason,) = self._add(rows, dropped)
             schedule.finish(group.number - offset, kept=reason is None)
@@ -145,8 +139,7 @@ class Collector:
         elif not self.sampling.full:
             self._stream_responses(begin(), clock, admit)
         for _, rows in sorted(admitted, key=lambda each: each[0]):  # sums do not depend on who was ready first
-            self.generated_tokens += int(rows["response_mask"].sum())
-            self._count(rows)
+            self.count(rows)
         dropped.sort(key=lambda each: int(each[0]["group"][0]))
         self.sampling.surplus.sort(key=lambda rows: int(rows["group"][0]))
         self.sampling.generation_batches, self.sampling.max_generation_batches = -(-begun // at_once), batches
@@ -159,23 +152,56 @@ class Collector:
         with self.execution.stream(config.sampling, seed=config.seed, prompt_width=self.prompt_width) as stream:
 
             def begin(groups: Sequence[Group]) -> None:
-                for number, example, samples in groups:
-                    rows = prompt_rows([example], [number], copies=len(samples), first_sample=samples.start)
-                    running[stream.submit(rows)] = Group(number, example, samples)
+                running.update({stream.submit(self.prompts_of(group)): group for group in groups})
 
             begin(first)
             while running:
                 with clock("generate"):
-                    complete = stream.take()
+                    answers = stream.take()
                 with clock("score"):
-                    rows = with_texts(self.tokenizer, DataProto.concat(list(complete.values())))
-                    rows = score(self.execution, config, rows)
-                ends = accumulate(map(len, complete.values()))
-                for (part, own), end in zip(complete.items(), ends, strict=True):
-                    begin(admit(running.pop(part), rows[end - len(own) : end]))
+                    scored = self.scored(answers)
+                for part, rows in scored.items():
+                    begin(admit(running.pop(part), rows))
 
-    def _count(self, rows: DataProto) -> None:
-        """Count the sampled rows, for the metrics."""
+    def prompts_of(self, group: Group) -> DataProto:
+        return prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
+
+    def scored(self, answers: Mapping[int, DataProto]) -> dict[int, DataProto]:
+        """The groups of a stream, by the numbers of their parts, with the scores of their responses."""
+        rows = with_texts(self.tokenizer, DataProto.concat(list(answers.values())))
+        rows = score(self.execution, self.config, rows)
+        ends = accumulate(map(len, answers.values()))
+        return {part: rows[end - len(own) : end] for (part, own), end in zip(answers.items(), ends, strict=True)}
+
+    def _limits(self) -> tuple[int, int | None]:
+        """Groups of a generation batch, and the most of such batches for a training batch; None: no limit."""
+        limits = self.algorithm.filter
+        at_once = self.config.prompts_per_generation or self.config.prompts_per_step
+        return at_once, limits.max_generation_batches if limits else 10
+
+    def check_limit(self, groups: int) -> None:
+        """``groups`` were sampled for a batch that is not full.
+
+        Raises:
+            SamplingExhausted: these are as many as the limit allows.
+        """
+        at_once, batches = self._limits()
+        self.sampling.generation_batches, self.sampling.max_generation_batches = groups // at_once, batches
+        try:
+            _ = self.sampling.full
+        except SamplingExhausted as error:
+            raise SamplingExhausted(self._with_failures(str(error))) from None
+
+    def begin_counts(self) -> None:
+        """Before a batch."""
+        self.scores.clear()
+        self.failures.clear()
+        self.sampled_rows = self.unscored_rows = 0
+        self.causes.clear()
+
+    def count(self, rows: DataProto) -> None:
+        """Count sampled rows, for the metrics."""
+        self.generated_tokens += int(rows["response_mask"].sum())
         config, sampled = self.config, first_rows(rows)
         failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
@@ -188,12 +214,32 @@ class Collector:
 
     def _add(self, rows: DataProto, dropped: list[tuple[DataProto, str]]) -> list[str | None]:
         """The groups go to the accumulator, or to ``dropped`` with the reason, which is returned, or None."""
-        kept, reasons = split_groups(self.algorithm, rows, leave_out=self.config.unscored == "leave_out")
+        kept, reasons = self.split(rows)
         self.sampling.add(kept, reasons)
         dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
         return reasons
 
+    def split(self, rows: DataProto) -> tuple[list[DataProto], list[str | None]]:
+        """The groups with shaped scores, and for each the reason to drop it, or None."""
+        return split_groups(self.algorithm, rows, leave_out=self.config.unscored == "leave_out")
+
+    def begin_groups(self, numbers: Sequence[int]) -> list[tuple[Group, int]]:
+        """The next groups, which have these numbers, and for each the number of its example."""
+        first, size = self.samples, self.algorithm.group_size
+        examples = self._draw_numbers(len(numbers)) if numbers else []
+        self.groups += len(numbers)
+        self.samples += len(numbers) * size
+        pairs = enumerate(zip(numbers, examples, strict=True))
+        return [(self.group(number, example, first + i * size), example) for i, (number, example) in pairs]
+
+    def group(self, number: int, example: int, first_sample: int) -> Group:
+        samples = range(first_sample, first_sample + self.algorithm.group_size)
+        return Group(number, self.examples[example], samples)
+
     def _draw(self, count: int) -> list[Example]:
+        return [self.examples[number] for number in self._draw_numbers(count)]
+
+    def _draw_numbers(self, count: int) -> list[int]:
         """The next prompts: of the epoch's order, or by the weights of their pools."""
         begun = self.order.position
         taken = self.order.take(count)
@@ -205,9 +251,9 @@ class Collector:
             except ValueError as error:
                 raise SamplingExhausted(f"data.pools: {error}. Give a pool more weight, or sample fewer") from None
             taken = [self.by_key[key] for key in keys]
-        return [self.examples[i] for i in taken]
+        return taken
 
-    def _observe(self, sampled: DataProto) -> None:
+    def observe(self, sampled: DataProto) -> None:
         """Update the pools with the rate at which each prompt was solved: the mean of ``acc``, or of the score."""
         if self.pools is None:
             return
@@ -247,14 +293,14 @@ class Collector:
                     examples, groups, sampling, copies=copies, first_sample=first, seed=config.seed
                 )
                 self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
-        self.generated_tokens += int(rows["response_mask"].sum())
         if self.player is not None:
             return rows
         with clock("score"):
             return score(self.execution, config, rows)
 
-    def _metrics(self, generated: int) -> dict[str, float]:
-        sampling = self.sampling
+    def metrics(self, generated_before: int) -> dict[str, float]:
+        """Of the batch that is full: what was counted since :meth:`begin_counts`."""
+        sampling, generated = self.sampling, self.generated_tokens - generated_before
         dropped = sum(sampling.dropped.values())
         metrics = {
             "generation_batches": sampling.generation_batches,

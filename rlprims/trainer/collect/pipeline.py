@@ -48,6 +48,10 @@ class Pipeline:
         return state, held
 
     def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+        if "flow" in state:
+            raise ValueError(
+                "a run of staleness 2 or more cannot be resumed with less: start a new run from its weights"
+            )
         surplus, ahead = held.get("surplus", []), state.get("ahead")
         self.collector.load_state_dict(state["collector"], surplus)
         if ahead is not None:

@@ -52,10 +52,11 @@ class Replay:
     def weights_version(self) -> int:
         return self.execution.weights_version
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int) -> Stream:
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> Stream:
         if seed != self.seed:
-            return self.execution.stream(sampling, seed=seed, prompt_width=prompt_width)
-        return BatchStream(partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width))
+            return self.execution.stream(sampling, seed=seed, prompt_width=prompt_width, over_updates=over_updates)
+        generate = partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width)
+        return BatchStream(generate, versions=over_updates)
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
         if seed != self.seed:

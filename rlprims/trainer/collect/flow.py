@@ -1,0 +1,114 @@
+"""Batches of groups that are sampled on through updates: the sampler never waits for the trainer."""
+
+from typing import Any
+
+from rlprims.data_proto import DataProto
+from rlprims.execution import Stream
+from rlprims.trainer.collect.collector import Collected, Collector
+from rlprims.trainer.collect.episodes import Group
+from rlprims.trainer.collect.schedule import Schedule
+from rlprims.trainer.measures import Clock
+
+
+class Flow:
+    """Hands out batches as :class:`Pipeline` does, for ``staleness`` k of 2 and more.
+
+    Its stream stays open over updates. A batch takes the groups that are complete, and at most P others overtake one
+    that is not; so a group's first token is at most k updates old when it is trained on. Which groups are complete
+    depends on the time that they take, so two runs are not alike, unless the execution samples whole batches.
+    """
+
+    def __init__(self, collector: Collector, *, staleness: int) -> None:
+        groups = collector.config.prompts_per_step
+        self.collector = collector
+        self.schedule = Schedule(groups=groups, ahead=staleness - 1, window=groups + 1)
+        self._stream: Stream | None = None
+        self._running: dict[int, tuple[Group, int]] = {}
+        """By the number of its part: a group, and the number of its example."""
+        self._begun: list[tuple[Group, int]] = []
+        """Groups that are to be submitted."""
+        self._complete: dict[int, tuple[DataProto, str | None]] = {}
+        """Groups that no batch has looked at, with the reason to drop them."""
+
+    def take(self) -> Collected:
+        """The next batch.
+
+        Raises:
+            SamplingExhausted: the filter keeps too few.
+        """
+        clock, dropped = Clock(), list[tuple[DataProto, str]]()
+        collector, size = self.collector, self.schedule.groups
+        collector.begin_counts()
+        generated, looked_at = collector.generated_tokens, 0
+        self.begin_next()
+        while (batch := self.schedule.take()) is None:
+            looked_at += self._look(dropped)
+            collector.check_limit(looked_at)
+            self.begin_next()
+            self._gather(clock)
+        self._look(dropped)
+        groups = sorted(collector.sampling.take(), key=lambda rows: int(rows["group"][0]))
+        assert [int(rows["group"][0]) for rows in groups] == sorted(batch), f"{size} groups of the schedule"
+        return Collected(groups, dropped, [], collector.metrics(generated) | clock.seconds())
+
+    def begin_next(self) -> None:
+        """Begin as many groups as the schedule allows; an update follows, and they are sampled beside it."""
+        numbers = self.schedule.begin()
+        self._begun += self.collector.begin_groups(numbers)
+        if self._stream is None:
+            config, width = self.collector.config, self.collector.prompt_width
+            self._stream = self.collector.execution.stream(
+                config.sampling, seed=config.seed, prompt_width=width, over_updates=True
+            )
+        for group, example in self._begun:
+            self._running[self._stream.submit(self.collector.prompts_of(group))] = group, example
+        self._begun = []
+
+    def wait(self) -> None:
+        """The update is done. Nothing is waited for: what runs goes on with the new weights."""
+        self.schedule.updated()
+
+    def _gather(self, clock: Clock) -> None:
+        """Wait for a group, and score and filter all that are complete."""
+        assert self._stream is not None
+        with clock("generate"):
+            answers = self._stream.take()
+        with clock("score"):
+            for part, scored in self.collector.scored(answers).items():
+                group, _ = self._running.pop(part)
+                self.collector.observe(scored)
+                (rows,), (reason,) = self.collector.split(scored)
+                self._complete[group.number] = rows, reason
+                self.schedule.finish(group.number, kept=reason is None)
+
+    def _look(self, dropped: list[tuple[DataProto, str]]) -> int:
+        """Count the groups that the schedule has looked at since the last call; those that it kept are the batch's."""
+        numbers = [number for number in self._complete if number not in self.schedule.waiting]
+        for number in sorted(numbers):
+            rows, reason = self._complete.pop(number)
+            self.collector.count(rows)
+            self.collector.sampling.add([rows], [reason])
+            if reason is not None:
+                dropped.append((rows, reason))
+        return len(numbers)
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
+        """JSON values, and groups by name. Groups that are being sampled begin again after a resume."""
+        begun = [*self._running.values(), *self._begun]
+        groups = [[group.number, example, group.samples.start] for group, example in begun]
+        reasons = [[number, reason] for number, (_, reason) in self._complete.items()]
+        flow = {"schedule": self.schedule.state_dict(), "begun": groups, "complete": reasons}
+        rows = [rows for rows, _ in self._complete.values()]
+        return {"collector": self.collector.state_dict(), "flow": flow}, {"complete": rows}
+
+    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+        if "flow" not in state:
+            raise ValueError("a run of staleness 0 or 1 cannot be resumed with more: start a new run from its weights")
+        flow = state["flow"]
+        self.collector.load_state_dict(state["collector"], [])
+        self.schedule.load_state_dict(flow["schedule"])
+        self._begun = [
+            (self.collector.group(number, example, first), example) for number, example, first in sorted(flow["begun"])
+        ]
+        complete = zip(flow["complete"], held.get("complete", []), strict=True)
+        self._complete = {number: (rows, reason) for (number, reason), rows in complete}
