@@ -64,6 +64,31 @@ def test_the_metrics_are_those_of_one_process(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+def test_groups_go_on_through_updates(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    """Two updates of staleness; after a resume the groups that were being sampled begin again."""
+    ahead = (
+        "staleness=2",
+        "stream=true",
+        "ray.training_workers=1",
+        "ray.engine=vllm",
+        f"ray.kv_cache_bytes={64 << 20}",
+    )
+    subprocess.run(command("train", write_config(settings), "steps=3", *ahead), cwd=ROOT, check=True)
+    subprocess.run(command("resume", tmp_path / "run", "steps=5"), cwd=ROOT, check=True)
+    steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "train"]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert max(line["staleness_max"] for line in steps) in (1, 2)
+    samples = [
+        (row["step"], row["sample_id"])
+        for path in sorted((tmp_path / "run" / "rollouts").glob("*.jsonl"))
+        for row in map(json.loads, path.read_text().splitlines())
+    ]
+    trained = [sample for _, sample in samples]
+    assert len(trained) == len(set(trained)), "a sample is recorded once"
+
+
 def test_processes_without_a_model_are_as_large_as_a_plan_says(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],
