@@ -42,6 +42,7 @@ with a head, the products of matrices alone. A case with "plain" is the formula 
 [Every row, with quartiles and peak memory]({all})
 · [speed and memory, asked and measured](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
 · [a step on SmolLM2-135M beside TRL's](smollm_step.md) · [ranks beside one process](ranks.md)
+· [engines of a cluster](execution.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 

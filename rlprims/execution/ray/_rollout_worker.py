@@ -247,6 +247,7 @@ class RolloutWorker(Observed):
 
     async def _serve(self) -> None:
         """Steps of the engine, until no call waits for an answer."""
+        await asyncio.sleep(0.002 if self.engine.joins else 0)  # the calls of a batch arrive one after another
         while self._answers:
             await asyncio.sleep(0)  # calls that have arrived begin
             begun = time.perf_counter()

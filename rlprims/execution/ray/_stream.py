@@ -13,6 +13,9 @@ from rlprims.execution._config import Sampling
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._worker_group import WorkerLost, fetch
 
+_PARTS = 4
+"""Of a batch for each engine: those that wait here go to the engine that is done first."""
+
 
 class _Part(NamedTuple):
     number: int
@@ -111,7 +114,9 @@ class RayStream:
 
 def generate(rollouts: Rollouts, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
     """Every prompt's response, in the prompts' order."""
-    parts = _by_prompt(prompts) if rollouts.joins else rollouts.equal_parts(prompts)
+    engines = len(rollouts.workers)
+    count = _PARTS * engines if rollouts.joins and engines > 1 else engines
+    parts = _divided(prompts, count)
     with RayStream(rollouts, sampling, seed=seed, prompt_width=prompt_width) as stream:
         numbers = [stream.submit(part) for part in parts]
         answers = dict[int, DataProto]()
@@ -120,8 +125,11 @@ def generate(rollouts: Rollouts, prompts: DataProto, sampling: Sampling, *, seed
     return DataProto.concat([answers[number] for number in numbers])
 
 
-def _by_prompt(prompts: DataProto) -> list[DataProto]:
-    """Neighbours with the same prompt stay together: an engine reads a prompt once for all of them."""
-    ids = prompts["prompt_ids"].tolist()
-    changes = [i for i in range(1, len(ids)) if ids[i] != ids[i - 1]]
-    return [prompts[i:j] for i, j in pairwise([0, *changes, len(ids)])]
+def _divided(prompts: DataProto, count: int) -> list[DataProto]:
+    """About equal parts. Neighbours with the same prompt stay together: an engine reads it once for all of them."""
+    ids, least = prompts["prompt_ids"].tolist(), len(prompts) / count
+    ends = [0]
+    for i in range(1, len(ids)):
+        if i - ends[-1] >= least and (ids[i] != ids[i - 1] or i - ends[-1] >= 2 * least):
+            ends.append(i)
+    return [prompts[i:j] for i, j in pairwise([*ends, len(ids)])]
