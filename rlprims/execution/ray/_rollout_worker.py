@@ -158,7 +158,7 @@ class Built(NamedTuple):
 
 
 class RolloutWorker(Observed):
-    """A server: an engine in a process, the calls that it samples together.
+    """A server: an engine in a process, and the calls that it samples together.
 
     All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and others are
     answered; so a caller that gets no answer to :meth:`ping` knows that the engine hangs.

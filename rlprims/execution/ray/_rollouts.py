@@ -1,4 +1,4 @@
-"""The driver of the rollout workers: it sends weights and prompts, and replaces workers that die."""
+"""The driver of the rollout workers: it sends weights, and replaces workers that die."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Rollout workers that may die. The driver keeps the prompts and the newest weights.
+    """Rollout workers that may die. The driver keeps the newest weights, and a stream its prompts.
 
     A worker that dies or hangs is replaced; the new one gets the newest weights and the prompts. A sample is a function
     of (weights, seed, sample id), so the batch is the same as without the failure.

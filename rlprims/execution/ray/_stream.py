@@ -15,6 +15,8 @@ from rlprims.execution.ray._worker_group import WorkerLost, fetch
 
 _PARTS = 4
 """Of a batch for each engine: those that wait here go to the engine that is done first."""
+_CALLS = 500
+"""Of an engine at once. Ray runs 1000 of an actor, and there must be room for a ping and for weights."""
 
 
 class _Part(NamedTuple):
@@ -89,8 +91,9 @@ class RayStream:
         while self._waiting:
             rank = rows.index(min(rows))
             enough = rows[rank] + len(self._waiting[0].prompts) > self.rollouts.rows_of_an_engine
-            # During an update nobody is here to send more, so all of them go.
-            if rows[rank] and enough and not (self.over_updates and self.rollouts.joins):
+            if self.over_updates and self.rollouts.joins:  # during an update nobody is here to send more
+                enough = [of for of, _ in self._running.values()].count(rank) >= _CALLS
+            if rows[rank] and enough:
                 return
             part = self._waiting.popleft()
             self._running[self.rollouts.workers[rank].generate.remote(part.prompts, *self.settings)] = rank, part

@@ -164,8 +164,9 @@ class VllmEngine:
         for output in self.llm.llm_engine.step():
             if output.request_id == _SCORED:
                 scored = output
-            else:
-                call, row = map(int, output.request_id.split("/"))
+                continue
+            call, row = map(int, output.request_id.split("/"))
+            if call in self._calls:  # and was not abandoned
                 self._calls[call].responses[row] = output.outputs[0]
         return scored
 
