@@ -218,6 +218,12 @@ class RayConfig(_Config):
     mixed_precision: Literal["bfloat16"] | None = Field(
         default=None, description="of the ranks' forward and backward, where the engines keep dtype"
     )
+    shard_over: int | None = Field(
+        default=None,
+        ge=1,
+        description="ranks that share one copy of the weights; null: all. Fewer: several copies, one in each node say, "
+        "and only gradients go between them (hybrid sharding)",
+    )
     reduce_gradients: Literal["once", "every_micro_batch"] = Field(
         default="once",
         description="over the ranks: once for an update, with whole gradients on each rank until then; or every time, "
@@ -240,6 +246,14 @@ class RayConfig(_Config):
             )
         if self.roles.rollout != "main" and list(roles.values()).count(self.roles.rollout) > 1:
             raise ValueError(f"ray.roles: the engines need the pool {self.roles.rollout} for themselves")
+        engines = {self.roles.rollout} - {"main"}
+        for pool in sorted({"main", *roles.values()} - engines):
+            count = self.training_workers if pool == "main" else self.pools[pool].workers
+            if self.shard_over is not None and count % self.shard_over:
+                raise ValueError(
+                    f"ray.shard_over={self.shard_over}: expected a number that divides the {count} ranks of the pool "
+                    f"{pool}, got one that does not"
+                )
         if self.engine == "hf" and (self.engine_options or self.tensor_parallel_size > 1):
             raise ValueError("ray.engine_options and ray.tensor_parallel_size are vLLM's: set ray.engine: vllm")
         gpus = self.all_pools[self.roles.rollout].gpus
@@ -251,6 +265,11 @@ class RayConfig(_Config):
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
             raise ValueError("ray.colocate: every engine needs a rank of the pool main beside it, and no pool")
         return self
+
+    @property
+    def sharers(self) -> int:
+        """Ranks of the pool main that share one copy of the weights."""
+        return self.shard_over or self.training_workers
 
     @property
     def all_pools(self) -> dict[str, PoolConfig]:

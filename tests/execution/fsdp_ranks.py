@@ -1,4 +1,4 @@
-"""What test_execution_ranks.py runs on two FSDP2 ranks, without Ray; each has some rows, and one process has all."""
+"""What test_execution_ranks.py runs on FSDP2 ranks, without Ray; each has some rows, and one process has all."""
 
 import re
 import resource
@@ -218,6 +218,31 @@ def full_disk(path: Path, where: Path) -> None:
     assert "\n" not in str(told.value)
 
 
+def hybrid(path: Path, batch: DataProto, where: Path) -> None:
+    """Two copies of the weights on four ranks: the step of one process, and a checkpoint that four shards read."""
+    rows, one = rows_of(batch), training(path, GRPO)
+    cluster = RayConfig(training_workers=4, shard_over=2)
+    many = training(path, GRPO, cluster, fused_head=True, max_tokens_per_micro_batch=60)
+    for p in many.policy.module.parameters():
+        assert p.device_mesh.shape == (2, 2)  # type: ignore[attr-defined]
+    whole, parts = (sum(p.numel() for p in each) for each in (one.policy.module.parameters(), local_parts(many)))
+    assert parts == pytest.approx(whole / 2, rel=0.02)
+    close(many.log_probs(batch.select_idxs(rows)), one.log_probs(batch)[rows])
+    for _ in range(2):
+        assert_same(update(many, batch, GRPO, rows), update(one, batch, GRPO))
+    where.mkdir(exist_ok=True)
+    _fsdp.save(many.policy, where, "policy", rank=dist.get_rank())
+    alone = training(path, GRPO, RayConfig(training_workers=4))
+    _fsdp.load(alone.policy, where, "policy")
+    for theirs, ours in zip(many.policy.module.parameters(), alone.policy.module.parameters(), strict=True):
+        assert torch.equal(_fsdp.shard_of(theirs).whole(), _fsdp.shard_of(ours).whole())
+    assert_same(update(alone, batch, GRPO, rows), update(one, batch, GRPO))
+
+
+def local_parts(of: Training) -> list[Tensor]:
+    return [p.to_local() for p in of.policy.module.parameters()]  # type: ignore[operator]
+
+
 def close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
@@ -241,8 +266,9 @@ def main(path: Path, *chosen: str) -> None:
         "full disk": lambda: full_disk(plain, path / "saved"),
         "no whole logits": lambda: no_whole_logits(wide, batch),
     }
+    of_four = {"hybrid sharding": lambda: hybrid(plain, batch, path / "hybrid")}
     for name in chosen or cases:
-        cases[name]()
+        (cases | of_four)[name]()
         if dist.get_rank() == 0:
             sys.stdout.write(f"passed: {name}\n")
     dist.barrier()

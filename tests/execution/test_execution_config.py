@@ -14,6 +14,11 @@ from rlprims.execution import RayConfig
         ({"pools": {"spare": {}}}, r"ray.pools are \['spare'\]: each needs the other"),
         ({"pools": {"main": {}}}, "but for main, which is made of training_workers"),
         ({"pools": {"a": {}}, "roles": {"rollout": "a", "reward": "a"}}, "engines need the pool a for themselves"),
+        ({"training_workers": 4, "shard_over": 3}, "expected a number that divides the 4 ranks of the pool main"),
+        (
+            {"pools": {"a": {}}, "roles": {"critic": "a"}, "training_workers": 2, "shard_over": 2},
+            "the 1 ranks of the pool a",
+        ),
         ({"colocate": True, "rollout_workers": 2}, "every engine needs a rank of the pool main beside it"),
         ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "every engine needs a rank"),
     ],

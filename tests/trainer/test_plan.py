@@ -90,6 +90,19 @@ def test_ranks_share_and_engines_do_not(load: Callable[..., Config], job: dict[s
     assert sent == 4 * shape_of(load({**job, "model": adapters}).model).trained < two["weights"] / 4
 
 
+def test_a_copy_of_the_weights_on_two_of_four_ranks_is_divided_by_two(
+    load: Callable[..., Config], job: dict[str, Any]
+) -> None:
+    model = {"path": job["model"]["path"], "device": "cpu"}
+    two, four, hybrid = (
+        lines(plan(load({**job, **CLUSTER, "model": model}, f"ray.training_workers={n}", *more), Prompts(10, 10)))
+        for n, more in ((2, ()), (4, ()), (4, ("ray.shard_over=2",)))
+    )
+    for what in ("trained weights", "gradients", "optimizer", "snapshot"):
+        assert hybrid[what] == two[what] == 2 * four[what]
+    assert hybrid["logits"] == four["logits"], "each rank has a quarter of the rows"
+
+
 def test_what_a_rank_holds_whole(load: Callable[..., Config], job: dict[str, Any]) -> None:
     values = {**job, **CLUSTER, "model": {"path": job["model"]["path"], "device": "cpu"}}
     shape, small = shape_of(load(values).model), "model.max_tokens_per_micro_batch=64"

@@ -16,6 +16,7 @@ from rlprims.trainer.plan.scale import (
     checkpoint,
     copies_sent,
     decode_bytes,
+    exchanged_bytes,
     gathered_bytes,
     kv_bytes,
     phases,
@@ -78,6 +79,13 @@ def test_bytes_between_ranks() -> None:
     for ranks, received in ((2, 12770), (4, 19155)):
         found = gathered_bytes(small, ranks, 4, 1) + reduced_bytes(small, ranks, 1)
         assert found / 4096 == pytest.approx(received, abs=0.5)
+
+
+def test_bytes_between_copies_of_the_weights() -> None:
+    """A ring: a rank's half of the gradients, 4 bytes each, less what is its own, there and back."""
+    assert exchanged_bytes(SHAPE, 2, 1, 1) == 0
+    assert exchanged_bytes(SHAPE, 2, 2, 1) == 2 * (1 / 2) * 4 * SHAPE.trained / 2
+    assert exchanged_bytes(SHAPE, 2, 4, 3) == 3 * 2 * (3 / 4) * 4 * SHAPE.trained / 2
 
 
 def test_copies_that_leave_rank_0() -> None:

@@ -78,7 +78,12 @@ def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:
 
 def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:
     """How this process shares a model with those that have joined; None computes in the dtype of the weights."""
-    mesh = init_device_mesh(device, (size,))
+    sharers = config.shard_over or size
+    mesh = (
+        init_device_mesh(device, (size,))
+        if sharers == size
+        else init_device_mesh(device, (size // sharers, sharers), mesh_dim_names=("copies", "shards"))
+    )
     name = config.mixed_precision or dtype
     computes_in = getattr(torch, name) if name else None
     precision = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32 if name else None)

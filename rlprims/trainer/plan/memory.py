@@ -173,7 +173,7 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     longest = prompts.longest
     (width, trained_width), response = widths(model), config.sampling.max_new_tokens
     is_ray = config.execution == "ray"
-    ranks = config.ray.training_workers if is_ray else 1
+    ranks = config.ray.sharers if is_ray else 1  # that have a copy of the weights together
     half = is_ray and config.ray.mixed_precision is not None
     computed = 2 if half else width  # bytes of a number in forward and backward
     on_cpu = model.device == "cpu" or (model.device == "auto" and not torch.cuda.is_available())
@@ -209,7 +209,8 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     number, tokens, answers, slots, _ = micro_batches(config, prompts)
     checkpointed = is_ray and config.ray.activation_checkpointing
     update = [
-        *([_gathered(shape, computed), _whole_gradients(config, shape, number)] if ranks > 1 else []),
+        *([_gathered(shape, computed)] if ranks > 1 else []),
+        *([_whole_gradients(config, shape, number)] if is_ray and config.ray.training_workers > 1 else []),
         *_activations(shape, tokens, slots if model.packing else tokens, computed, checkpointed),
         _logits(config, shape, answers),
     ]

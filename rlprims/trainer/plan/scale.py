@@ -155,6 +155,11 @@ def reduced_bytes(shape: Shape, ranks: int, times: float) -> float:
     return others(ranks) * shape.trained * 4 * times
 
 
+def exchanged_bytes(shape: Shape, ranks: int, copies: int, times: float) -> float:
+    """That a rank receives of its shard's gradients, in float32, from the other copies of the weights."""
+    return 2 * others(copies) * shape.trained * 4 / ranks * times
+
+
 # Weights to the engines, checkpoints, records
 
 
@@ -245,6 +250,11 @@ def checkpoint(config: Config, rates: Rates) -> Phase:
     return Phase("checkpoint", 0, 0, whole, first / rates.disk if rates.disk else None, how, lower)
 
 
+def _sharers(config: Config) -> int:
+    """Ranks that share one copy of the weights."""
+    return config.ray.sharers if config.execution == "ray" else 1
+
+
 def _ranks(config: Config) -> int:
     return config.ray.training_workers if config.execution == "ray" else 1
 
@@ -275,7 +285,7 @@ def _scoring(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Ra
     micro = micro_batches(config, prompts, job.response)
     flops = forward_flops(shape, micro.tokens_of_step, job.answers, job.squares)
     number = micro.number * config.algorithm.mini_batches
-    moved = scored_bytes(shape, ranks, computed, number)
+    moved = scored_bytes(shape, _sharers(config), computed, number)
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
     roles = ["old log-probs"] if config.recompute_log_probs == 1 else []
     roles += ["reference"] if "ref_log_probs" in config.algorithm.needs else []
@@ -293,8 +303,10 @@ def _update(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Rat
     epochs = config.algorithm.epochs
     flops = epochs * update_flops(shape, micro.tokens_of_step, job.answers, job.squares, recomputed=recomputed)
     reductions = micro.number if is_ray and config.ray.reduce_gradients == "every_micro_batch" else 1
-    gathered = gathered_bytes(shape, ranks, computed, micro.number)
-    moved = times * (gathered + reduced_bytes(shape, ranks, reductions))
+    sharers = _sharers(config)
+    gathered = gathered_bytes(shape, sharers, computed, micro.number)
+    reduced = reduced_bytes(shape, sharers, reductions)
+    moved = times * (gathered + reduced + exchanged_bytes(shape, sharers, ranks // sharers, reductions))
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
     how = f"{times} x {micro.number} micro-batches of a rank"
     lower = "ray.training_workers"
