@@ -103,6 +103,8 @@ class Trainer:
         metrics |= self._update(batch, clock)
         with clock("wait"):
             self.pipeline.wait()
+        if self.step_number == self.config.steps:
+            self.pipeline.close()
         with clock("sync"):
             self.execution.sync_weights()
         metrics |= collected.metrics | clock.metrics(int(collected.metrics["generated_tokens"]))

@@ -96,6 +96,19 @@ def test_in_one_process_it_repeats_itself_and_a_resume_repeats_the_rest(
     assert metrics_of(broken) == metrics_of(whole)
 
 
+def test_a_run_that_is_given_more_steps_is_the_longer_run(
+    load: Callable[..., Config], flowing: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    """What was being sampled after the last step begins again."""
+    long, short = tmp_path / "long", tmp_path / "short"
+    assert start(load(flowing, f"run_dir={long}", "steps=4"), console) == 0
+    assert start(load(flowing, f"run_dir={short}", "steps=2"), console) == 0
+    record = RunDirectory.open(short)
+    assert resume(record, record.config(["steps=4"]), console) == 0
+    ours, theirs = ([line for line in metrics_of(run) if line["kind"] == "train"] for run in (short, long))
+    assert ours == theirs
+
+
 def test_it_goes_on_after_an_evaluation_and_ends_at_the_limit(
     load: Callable[..., Config], flowing: dict[str, Any], console: Console
 ) -> None:

@@ -68,6 +68,14 @@ class Flow:
         """The update is done. Nothing is waited for: what runs goes on with the new weights."""
         self.schedule.updated()
 
+    def close(self) -> None:
+        """After the last step: what is being sampled is abandoned. It begins again if the run is given more steps."""
+        self._begun = [*self._running.values(), *self._begun]
+        self._running.clear()
+        if self._stream is not None:
+            self._stream.__exit__(None, None, None)
+            self._stream = None
+
     def _gather(self, clock: Clock) -> None:
         """Wait for a group, and score and filter all that are complete."""
         assert self._stream is not None

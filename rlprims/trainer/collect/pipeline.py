@@ -36,6 +36,9 @@ class Pipeline:
         if self._ahead is not None:
             wait([self._ahead])
 
+    def close(self) -> None:
+        """After the last step nothing is being sampled."""
+
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
         """JSON values, and groups by name; call it between two steps."""
         state, held = {"collector": self.collector.state_dict()}, {"surplus": self.collector.surplus}
