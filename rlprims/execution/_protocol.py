@@ -32,7 +32,7 @@ class Stream(Protocol):
     """Prompts that are sampled independently of each other, each part with its answer as soon as it is complete.
 
     Use it in a ``with`` statement, whose end abandons what still runs. Until then ``sync_weights`` waits; or with
-    ``over_updates`` the responses go on under the new weights, and ``versions`` (B, T) has those of each token.
+    ``over_updates`` the responses go on under the new weights, and ``versions`` (B, T) has those of each token::
 
         with execution.stream(sampling, seed=0, prompt_width=64) as stream:
             numbers = [stream.submit(group) for group in groups]
