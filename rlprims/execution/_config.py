@@ -249,7 +249,7 @@ class RayConfig(_Config):
         engines = {self.roles.rollout} - {"main"}
         for pool in sorted({"main", *roles.values()} - engines):
             count = self.training_workers if pool == "main" else self.pools[pool].workers
-            if self.shard_over is not None and count % self.shard_over:
+            if self.shard_over and count % self.shard_over:
                 raise ValueError(
                     f"ray.shard_over={self.shard_over}: expected a number that divides the {count} ranks of the pool "
                     f"{pool}, got one that does not"

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -92,8 +91,8 @@ class Collector:
 
     def _sample(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
         """One generation batch: its groups go to the accumulator, or to ``dropped`` with the reason."""
-        config, size = self.config, self.algorithm.group_size
-        examples = self._draw(config.prompts_per_generation or config.prompts_per_step)
+        size = self.algorithm.group_size
+        examples = self._draw(self._limits()[0])
         groups = range(self.groups, self.groups + len(examples))
         self.groups += len(examples)
 
@@ -170,13 +169,13 @@ class Collector:
         """The groups of a stream, by the numbers of their parts, with the scores of their responses."""
         rows = with_texts(self.tokenizer, DataProto.concat(list(answers.values())))
         rows = score(self.execution, self.config, rows)
-        ends = accumulate(map(len, answers.values()))
-        return {part: rows[end - len(own) : end] for (part, own), end in zip(answers.items(), ends, strict=True)}
+        return dict(zip(answers, rows.split(self.algorithm.group_size), strict=True))
 
     def _limits(self) -> tuple[int, int | None]:
         """Groups of a generation batch, and the most of such batches for a training batch; None: no limit."""
         limits = self.algorithm.filter
         at_once = self.config.prompts_per_generation or self.config.prompts_per_step
+        # Without a filter only groups with a score that is not a number are dropped.
         return at_once, limits.max_generation_batches if limits else 10
 
     def check_limit(self, groups: int) -> None:
@@ -339,10 +338,9 @@ class Collector:
         self.sampling.surplus = surplus
 
     def _accumulator(self) -> DynamicSampling[DataProto]:
-        limits = self.algorithm.filter
+        limits, (_, batches) = self.algorithm.filter, self._limits()
         return DynamicSampling(
             groups=self.config.prompts_per_step,
-            # Without a filter only groups with a score that is not a number are dropped.
-            max_generation_batches=limits.max_generation_batches if limits else 10,
+            max_generation_batches=batches,
             at_limit=limits.at_limit if limits else "error",
         )
