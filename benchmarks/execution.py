@@ -49,13 +49,13 @@ Made by `python -m benchmarks.execution`; do not edit. Ranks, engine and driver 
 
 ## Sampling, and a weight sync
 
-**Share** is the tokens per second of `Execution.generate`, with seeds and log-probs, over those of vLLM's own
-`generate` for the same prompts and lengths without either: the median of {repeats} pairs, and the range. **Peak** is
-what a process holds more during a sync than before it. The largest layer group is the largest part that is on the wire
-at once.
+**Share** is the tokens per second of `Execution.generate` over those of vLLM's own `generate` for the same prompts and
+lengths: the median of {repeats} pairs, and the range. For the first column vLLM is asked for the same seeds and
+log-probs, for the second it is asked for neither. **Peak** is what a process holds more during a sync than before it.
+The largest group is the largest part that is on the wire at once.
 
-| model | share of the bare engine | sync | largest layer group | peak of rank 0 | peak of the engine |
-|---|---|---|---:|---:|---:|
+| model | share | share without seeds, log-probs | sync | largest group | peak of rank 0 | peak of the engine |
+|---|---|---|---|---:|---:|---:|
 {models}
 
 ## Responses of very different lengths
@@ -101,14 +101,15 @@ def engines(path: str) -> dict[str, Any]:
         examples = parts.training.rows[: config.prompts_per_step]
         copies = config.algorithm.group_size
         width = max(len(example.prompt_ids) for example in examples)
-        shares = []
+        shares: dict[str, list[float]] = {"share": [], "share_without": []}
         for repeat in range(REPEATS + 1):
             first = repeat * len(examples) * copies
             rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=first)
             begun = time.perf_counter()
             batch = execution.generate(rows, config.sampling, seed=config.seed, prompt_width=width)
             seconds = time.perf_counter() - begun
-            shares.append(execution.time_plain_sampling(batch) / seconds)
+            for name, sampling in (("share", config.sampling), ("share_without", None)):
+                shares[name].append(execution.time_plain_sampling(batch, sampling) / seconds)
         processes = [execution.trainers.workers[0], execution.rollouts.workers[0]]
         for process in processes:
             of(process, _forget_peak)
@@ -117,10 +118,8 @@ def engines(path: str) -> dict[str, Any]:
         seconds = time.perf_counter() - begun
         sizes = [of(process, _peak_beyond) for process in processes]
         groups = of(processes[0], _layer_groups)
-    shares = sorted(shares[1:])
     return {
-        "share": statistics.median(shares),
-        "range": [shares[0], shares[-1]],
+        **{name: sorted(each[1:]) for name, each in shares.items()},
         "seconds": seconds,
         "bytes": sum(groups),
         "largest": max(groups),
@@ -223,11 +222,15 @@ def _counting_job(folder: Path) -> Path:
 
 
 def _model_row(name: str, row: dict[str, Any]) -> str:
-    low, high = row["range"]
+    shares = " | ".join(_median_of(row[name]) for name in ("share", "share_without"))
     largest = row["largest"]
     peaks = " | ".join(f"{peak / largest:.1f} x" for peak in row["peaks"])
     sync = f"{row['bytes'] / 2**20:.1f} MiB in {row['seconds']:.2f} s"
-    return f"| {name} | {row['share']:.2f} ({low:.2f} to {high:.2f}) | {sync} | {largest / 2**20:.1f} MiB | {peaks} |"
+    return f"| {name} | {shares} | {sync} | {largest / 2**20:.1f} MiB | {peaks} |"
+
+
+def _median_of(shares: list[float]) -> str:
+    return f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
 
 
 def _ragged_row(name: str, row: dict[str, Any], in_turn: dict[str, Any]) -> str:

@@ -203,10 +203,13 @@ class RayExecution:
         backends, seconds, right = zip(*self.trainers.call(TrainingWorker.time_all_reduce, size).result(), strict=True)
         return backends[0], max(seconds), all(right)
 
-    def time_plain_sampling(self, batch: DataProto) -> float | None:
-        """Seconds in which the engines alone sample responses of these lengths to these prompts; None for ``hf``."""
+    def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
+        """Seconds in which the engines alone sample responses of these lengths to these prompts; None for ``hf``.
+
+        With ``sampling`` they are asked for seeds and log-probs, as :meth:`generate` asks for them.
+        """
         self.turns.of_engines()
-        return self.rollouts.time_plain_sampling(batch)
+        return self.rollouts.time_plain_sampling(batch, sampling)
 
     def reports(self) -> list[WorkerReport]:
         return list(self._ask_all("report").values())

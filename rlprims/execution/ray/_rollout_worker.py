@@ -50,9 +50,12 @@ class Engine(Protocol):
         """End the requests of a call; it will not be complete."""
         ...
 
-    def sample_plainly(self, batch: DataProto) -> bool:
-        """Sample responses of the batch's lengths with nothing of ours around the engine; False if it has no other
-        way than :meth:`step`."""
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        """Sample responses of the batch's lengths by the engine's own function, for a comparison of seconds.
+
+        With ``sampling`` it is asked for seeds and log-probs, as :meth:`begin` asks for them. False if the engine has
+        no function of its own.
+        """
         ...
 
     def score(self, tokens: list[int]) -> list[float]: ...
@@ -116,7 +119,7 @@ class ModelEngine:
     def wake(self) -> None:
         self.module.to(self.device)
 
-    def sample_plainly(self, batch: DataProto) -> bool:
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
         return False
 
     @torch.no_grad()
@@ -217,9 +220,9 @@ class RolloutWorker(Observed):
         self.engine.wake()
 
     @first
-    def sample_plainly(self, batch: DataProto) -> bool:
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
         """Sample as many tokens for each prompt as the batch has, for a comparison of seconds."""
-        return self.engine.sample_plainly(batch)
+        return self.engine.sample_plainly(batch, sampling)
 
     @first
     def score(self, tokens: list[int]) -> list[float]:

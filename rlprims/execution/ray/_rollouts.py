@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from rlprims.data_proto import DataProto
+from rlprims.execution._config import Sampling
 from rlprims.execution.ray._delivery import Delivery, Failures
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
@@ -88,10 +89,11 @@ class Rollouts:
         for rank, reason in failed.items():
             self.replace(rank, str(reason))
 
-    def time_plain_sampling(self, batch: DataProto) -> float | None:
-        """Seconds of the bare engines for the same prompts and lengths, in equal parts."""
+    def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
+        """Seconds of the engines' own function for the same prompts and lengths, in equal parts."""
         begun = time.perf_counter()
-        asked = [w.sample_plainly.remote(part) for w, part in zip(self.workers, self.equal_parts(batch), strict=False)]
+        parts = zip(self.workers, self.equal_parts(batch), strict=False)
+        asked = [worker.sample_plainly.remote(part, sampling) for worker, part in parts]
         sampled = [fetch(ref, self.name_of(rank), self.timeout) for rank, ref in enumerate(asked)]
         return time.perf_counter() - begun if all(sampled) else None
 

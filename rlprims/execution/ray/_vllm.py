@@ -143,7 +143,7 @@ class VllmEngine:
                     f"{call}/{row}",
                     # Keys and values of older weights must not be found: running requests keep the engine's cache.
                     tokens_input(prompt, cache_salt=str(self.version)),
-                    self._parameters(sampling, request_seed),
+                    self._parameters(sampling, request_seed, ends=self.end_ids),
                     lora_request=self.adapter and self.adapter.request,
                 )
                 requests.append(request)
@@ -174,7 +174,7 @@ class VllmEngine:
         rows = len(self._calls.pop(call).responses) if call in self._calls else 0
         self.llm.llm_engine.abort_request([f"{call}/{row}" for row in range(rows)])
 
-    def _parameters(self, sampling: Sampling, request_seed: int) -> SamplingParams:
+    def _parameters(self, sampling: Sampling, request_seed: int, *, ends: list[int]) -> SamplingParams:
         return SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -183,8 +183,8 @@ class VllmEngine:
             seed=request_seed,
             logprobs=self._number_of_logprobs(sampling),
             max_tokens=sampling.max_new_tokens,
-            stop_token_ids=self.end_ids,
-            ignore_eos=True,  # the ends are those of end_ids
+            stop_token_ids=ends,
+            ignore_eos=True,  # the generation config's ends are in self.end_ids
             stop=list(sampling.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
@@ -192,32 +192,27 @@ class VllmEngine:
         )
 
     def _answer(self, call: _Call) -> DataProto:
-        sampling = call.sampling
-        rows, limit = len(call.responses), sampling.max_new_tokens
-        tokens = torch.full((rows, limit), self.pad_token_id, dtype=torch.int64)
-        mask = torch.zeros(rows, limit, dtype=torch.bool)
-        log_probs = torch.zeros(rows, limit)
-        ended = torch.full((rows,), Ended.STOP, dtype=torch.int8)
-        kept_ids = [torch.zeros(0, dtype=torch.int32)]
-        kept_counts = torch.zeros(rows, limit, dtype=torch.int32)
-        versions = torch.full((rows, limit), self.version)
+        sampling, limit = call.sampling, call.sampling.max_new_tokens
+        lengths = torch.tensor([len(response.token_ids) for response in call.responses])
+        mask = torch.arange(limit) < lengths[:, None]
+        drawn = [token for response in call.responses for token in response.token_ids]
+        entries = [entry for response in call.responses for entry in response.logprobs]
+        tokens = torch.full(mask.shape, self.pad_token_id, dtype=torch.int64)
+        tokens[mask] = torch.tensor(drawn, dtype=torch.int64)
+        log_probs = torch.zeros(mask.shape)
+        log_probs[mask] = torch.tensor([entry[token].logprob for token, entry in zip(drawn, entries, strict=True)])
+        ended = torch.tensor([_ended(response, limit) for response in call.responses], dtype=torch.int8)
+        versions = torch.full(mask.shape, self.version)
         for i, response in enumerate(call.responses):
-            length = len(response.token_ids)
             for span in response.weight_versions or ():
                 if span.version.isdecimal():
                     versions[i, span.start : span.end] = int(span.version)
-            tokens[i, :length] = torch.tensor(response.token_ids, dtype=torch.int64)
-            mask[i, :length] = True
-            found = list(zip(response.token_ids, response.logprobs, strict=True))
-            log_probs[i, :length] = torch.tensor([entry[token].logprob for token, entry in found])
-            # The engine says "length" for a full window, too.
-            full = response.finish_reason == "length" and length < limit
-            ended[i] = Ended.CONTEXT if full else _ENDED.get(response.finish_reason, Ended.ERROR)
-            if sampling.truncates:
-                sets = [self._kept(entry) for _, entry in found]
-                kept_ids += [torch.tensor(left, dtype=torch.int32) for left in sets]
-                kept_counts[i, :length] = torch.tensor([len(left) for left in sets])
-        kept = (torch.cat(kept_ids), kept_counts) if sampling.truncates else ()
+        kept: tuple[Tensor, ...] = ()
+        if sampling.truncates:
+            sets = [self._kept(entry) for entry in entries]
+            counts = torch.zeros(mask.shape, dtype=torch.int32)
+            counts[mask] = torch.tensor([len(one) for one in sets], dtype=torch.int32)
+            kept = torch.tensor([token for one in sets for token in one], dtype=torch.int32), counts
         responses = Responses(tokens, mask, log_probs, ended, *kept)
         sampled = with_responses(
             call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id
@@ -225,12 +220,20 @@ class VllmEngine:
         sampled["versions"] = versions
         return sampled
 
-    def sample_plainly(self, batch: DataProto) -> bool:
-        """As vLLM's own users do: one generator for all requests, and no log-probs."""
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        """By vLLM's own ``generate``: as users call it, or with the same seeds and log-probs as :meth:`begin`."""
         lengths = batch["response_mask"].sum(-1).tolist()
+        seeds = sample_seeds(0, range(len(batch))).tolist()
+        parameters = [
+            SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False)
+            if sampling is None
+            else self._parameters(sampling.model_copy(update={"max_new_tokens": length}), seed, ends=[])
+            for length, seed in zip(lengths, seeds, strict=True)
+        ]
+        self.llm.reset_prefix_cache()  # of an earlier call with these prompts
         self.llm.generate(
             [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]],
-            [SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False) for length in lengths],
+            parameters,
             use_tqdm=False,
             lora_request=self.adapter and self.adapter.request,
         )
@@ -309,6 +312,13 @@ class VllmEngine:
         """Names of its parameters that differ from these."""
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
+
+
+def _ended(response: Any, limit: int) -> Ended:
+    """Why a response ended. The engine says "length" for a full context window, too."""
+    if response.finish_reason == "length" and len(response.token_ids) < limit:
+        return Ended.CONTEXT
+    return _ENDED.get(response.finish_reason, Ended.ERROR)
 
 
 def checked_options(options: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
