@@ -61,8 +61,8 @@ class Completion:
     log_probs: Sequence[float]
     finish: EndedName = "stop"
     """``stop``: the end token, or a stop text; ``length``: the limit of a completion's tokens."""
-    version: int = 0
-    """Of the weights."""
+    version: int | Sequence[int] = 0
+    """Of the weights; one number per token if they changed during the completion."""
     kept: Sequence[Any] | None = None
     """For each token the ids that top-k, top-p or min-p left."""
 

@@ -283,12 +283,12 @@ def _tokens_left(limits: Limits, episode: Episode, prompt_tokens: int) -> int | 
 
 def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -> Turn:
     """The drawn tokens, cut at the limits: the beginning of a sample is a valid sample."""
-    cut = left is not None and len(completion.token_ids) > left
+    cut, version = left is not None and len(completion.token_ids) > left, completion.version
     return Turn(
         prompt_ids,
         completion.token_ids[:left],
         completion.log_probs[:left],
-        version=completion.version,
+        version=version if isinstance(version, int) else version[:left],
         finish="length" if cut else completion.finish,
         extras={} if completion.kept is None else {"kept": completion.kept[:left]},
     )

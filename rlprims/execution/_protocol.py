@@ -48,8 +48,10 @@ class Stream(Protocol):
         """Begin the prompts' responses; the number of this part."""
         ...
 
-    def take(self) -> dict[int, DataProto]:
+    def take(self, timeout: float | None = None) -> dict[int, DataProto]:
         """Wait for a part that was submitted and not taken. All that are complete, by number: rows as of ``generate``.
+
+        After ``timeout`` seconds there may be none; a sampler of whole batches does not heed it.
 
         Raises:
             ValueError: there is none to wait for.
@@ -79,11 +81,11 @@ class Execution(Protocol):
         """Of the sampler's weights: 1 at the start, and one more with each :meth:`sync_weights`."""
         ...
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
-        """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
+        """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``, or to the longest."""
         ...
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> Stream:
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False) -> Stream:
         """The same responses, for prompts that are not all known at the beginning."""
         ...
 

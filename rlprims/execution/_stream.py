@@ -27,7 +27,7 @@ class BatchStream:
         self._submitted[number] = prompts
         return number
 
-    def take(self) -> dict[int, DataProto]:
+    def take(self, timeout: float | None = None) -> dict[int, DataProto]:
         if not self._submitted:
             raise ValueError("expected a part that was submitted and not taken, got none")
         submitted, self._submitted = self._submitted, {}

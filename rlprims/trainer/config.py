@@ -379,7 +379,6 @@ class Config(Section):
         on_ray, limits = self.execution == "ray", self.algorithm.filter
         for wrong, why in (
             (not self.stream, "needs stream: true"),
-            (self.data.environment is not None, "cannot sample episodes"),
             (self.replay is not None, "cannot replay a run"),
             (on_ray and self.ray.colocate, "needs engines with devices of their own, without ray.colocate"),
             (on_ray and self.model.engine_lora is not None, "needs model.lora.sync: merged"),

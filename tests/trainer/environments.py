@@ -50,6 +50,14 @@ class AsyncDigits(Digits):
         return super().step(message)
 
 
+class SlowDigits(Digits):
+    """Answers after some of the trainer's steps."""
+
+    async def step(self, message: Any) -> Step:  # type: ignore[override]
+        await asyncio.sleep(0.2 * (len(message["content"]) % 4))
+        return super().step(message)
+
+
 class SaysMore(Digits):
     """Answers with another message."""
 

@@ -4,13 +4,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from rlprims.trainer.config import Config
+from rlprims.trainer.loop import Step, Trainer, train
 from rlprims.trainer.plan.memory import Prompts, plan, total
+from rlprims.trainer.session import build
 from tests.trainer.runs import metrics_of
 
 pytestmark = pytest.mark.ray
@@ -87,6 +92,40 @@ def test_groups_go_on_through_updates(
     ]
     trained = [sample for _, sample in samples]
     assert len(trained) == len(set(trained)), "a sample is recorded once"
+
+
+def test_episodes_go_on_through_updates(
+    settings: dict[str, Any], load: Callable[..., Config], console: Console
+) -> None:
+    """Turns of one episode are drawn by several weights, and each token knows which.
+
+    The learning rate is so small that the log-probs of all weights are equal: those of each turn came back to its
+    tokens.
+    """
+    config = load(
+        settings | {"limits": {"turns": 3}, "optimizer": {"lr": 1e-12}},
+        "data.environment=tests.trainer.environments.SlowDigits",
+        *("data.eval=null", "steps=6", "staleness=2", "stream=true"),
+        *("ray.training_workers=1", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+    )
+    parts, steps = build(config, console), list[Step]()
+    with closing(parts.execution):
+        trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
+        train(trainer, [lambda _, step: steps.append(step)])
+    of_several = 0
+    for step in steps:
+        batch, mask = step.batch, step.batch["response_mask"]
+        assert len(batch["group"].unique()) == 4
+        torch.testing.assert_close(batch["old_log_probs"][mask], batch["rollout_log_probs"][mask], atol=1e-4, rtol=0)
+        for sample in batch["sample_id"].unique():
+            rows = batch["sample_id"] == sample
+            versions = batch["versions"][rows][mask[rows]]
+            assert torch.equal(versions, versions.sort().values), "weights do not become older"
+            assert 0 <= step.number - versions[0] <= 2
+            of_several += len(versions.unique()) > 1
+    assert of_several > 0
+    samples = torch.cat([step.batch["sample_id"].unique() for step in steps])
+    assert len(samples) == len(samples.unique()), "an episode is trained on once"
 
 
 def test_processes_without_a_model_are_as_large_as_a_plan_says(

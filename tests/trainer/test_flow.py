@@ -30,6 +30,15 @@ def flowing(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | ours | {"data": settings["data"] | {"eval": None}}
 
 
+@pytest.fixture(params=["responses", "episodes"])
+def either(request: pytest.FixtureRequest, flowing: dict[str, Any]) -> dict[str, Any]:
+    """A run of responses, or of episodes of up to three turns."""
+    if request.param == "responses":
+        return flowing
+    data = flowing["data"] | {"environment": "tests.trainer.environments.Digits"}
+    return flowing | {"data": data, "limits": {"turns": 3}}
+
+
 def samples_of(groups: list[DataProto]) -> list[int]:
     return [sample for rows in groups for sample in rows["sample_id"].tolist()]
 
@@ -84,8 +93,9 @@ def test_the_bound_is_kept_and_each_group_is_trained_on_once(
 
 
 def test_in_one_process_it_repeats_itself_and_a_resume_repeats_the_rest(
-    load: Callable[..., Config], flowing: dict[str, Any], console: Console, tmp_path: Path
+    load: Callable[..., Config], either: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
+    flowing = either
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     flowing["checkpoint"] = {"every": 2}
     assert start(load(flowing, f"run_dir={whole}"), console) == 0
@@ -145,10 +155,14 @@ def test_a_resume_with_another_kind_of_schedule_is_refused(
 
 
 def test_versions_are_those_of_the_batches_weights(
-    load: Callable[..., Config], flowing: dict[str, Any], console: Console
+    load: Callable[..., Config], either: dict[str, Any], console: Console
 ) -> None:
     """In one process a group is sampled as a whole, with the weights of the moment."""
-    _, steps = run(load(flowing), console)
+    _, steps = run(load(either), console)
+    samples = torch.cat([rows["sample_id"].unique() for s in steps for rows in (s.batch, *(r for r, _ in s.dropped))])
+    assert len(samples) == len(samples.unique()), "a sample is trained on, or dropped, once"
     for step in steps:
+        assert len(step.batch["group"].unique()) == 4
+        assert step.metrics["staleness_max"] <= 2
         of_rows = step.batch["versions"].where(step.batch["response_mask"], step.batch["weights_version"][:, None])
         assert torch.equal(of_rows, step.batch["weights_version"][:, None].expand_as(of_rows))

@@ -22,7 +22,7 @@ class Generation:
         self.max_rows = max_rows
         self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         ids = prompt_ids(prompts, prompt_width)
         seeds = sample_seeds(seed, prompts["sample_id"].tolist())
         starts = range(0, max(1, len(ids)), self.max_rows)
@@ -61,7 +61,7 @@ class Generation:
         return ends
 
 
-def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
+def prompt_ids(prompts: DataProto, prompt_width: int | None) -> list[list[int]]:
     """The prompts' tokens.
 
     Raises:
@@ -69,7 +69,7 @@ def prompt_ids(prompts: DataProto, prompt_width: int) -> list[list[int]]:
     """
     ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
     longest = max(map(len, ids), default=0)
-    if longest > prompt_width:
+    if prompt_width is not None and longest > prompt_width:
         raise ValueError(f"a prompt has {longest} tokens, more than prompt_width={prompt_width}: raise the width")
     return ids
 
@@ -84,12 +84,16 @@ def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> 
     return padded, mask
 
 
-def with_responses(prompts: DataProto, responses: Responses, *, prompt_width: int, pad_token_id: int) -> DataProto:
+def with_responses(
+    prompts: DataProto, responses: Responses, *, prompt_width: int | None, pad_token_id: int
+) -> DataProto:
     """The prompts with their responses, in the columns that :class:`rlprims.execution.Execution` defines."""
     kept = {}
     if responses.kept_ids is not None and responses.kept_counts is not None:
         kept = kept_columns(responses.kept_ids, responses.kept_counts)
-    padded, mask = left_padded(prompt_ids(prompts, prompt_width), prompt_width, pad_token_id)
+    ids = prompt_ids(prompts, prompt_width)
+    width = max(map(len, ids), default=0) if prompt_width is None else prompt_width
+    padded, mask = left_padded(ids, width, pad_token_id)
     sampled = DataProto.from_dict(
         tensors={
             "prompts": padded,

@@ -56,12 +56,14 @@ class LocalExecution:
         self.meter = meter_of(self.training)
 
     @metered
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         rows = self.generation.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
         rows["weights_version"] = torch.full((len(rows),), self.weights_version)
         return rows
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> BatchStream:
+    def stream(
+        self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False
+    ) -> BatchStream:
         generate = partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width)
         return BatchStream(generate, versions=over_updates)
 

@@ -133,11 +133,13 @@ class RayExecution:
             log.warning("ray.colocate: on this platform engines free no memory when they sleep")
         self.sync_weights()
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         self.turns.of_engines()
         return generate(self.rollouts, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> RayStream:
+    def stream(
+        self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False
+    ) -> RayStream:
         self.turns.of_engines()
         return RayStream(self.rollouts, sampling, seed=seed, prompt_width=prompt_width, over_updates=over_updates)
 

@@ -35,7 +35,7 @@ class Engine(Protocol):
     version: int
     """Of its weights."""
 
-    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
         """Begin the responses of a call, which is known by its number."""
         ...
 
@@ -94,7 +94,7 @@ class ModelEngine:
         self._calls: dict[int, Callable[[], DataProto]] = {}
         self.version = 0
 
-    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
         self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
     def step(self) -> dict[int, DataProto]:
@@ -231,7 +231,7 @@ class RolloutWorker(Observed):
 
     @first
     async def generate(
-        self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int, versions: bool
+        self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int | None, versions: bool
     ) -> DataProto:
         """Responses when all of them are complete, each with the oldest version of the weights that sampled it, and
         with ``versions`` that of each token."""

@@ -75,7 +75,7 @@ class _Call(NamedTuple):
 
     prompts: DataProto
     sampling: Sampling
-    prompt_width: int
+    prompt_width: int | None
     responses: list[Any]
 
 
@@ -133,7 +133,7 @@ class VllmEngine:
         self.version = 0  # of the weights
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
-    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> None:
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
         ids = prompt_ids(prompts, prompt_width)
         seeds = sample_seeds(seed, prompts["sample_id"].tolist()).tolist()
         requests = list[str]()

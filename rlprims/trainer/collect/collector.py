@@ -10,7 +10,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.environments import Episode
-from rlprims.execution import Execution
+from rlprims.execution import Execution, Stream
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.trainer.collect.episodes import Group, Player, first_rows
 from rlprims.trainer.collect.rewarding import causes
@@ -123,7 +123,7 @@ class Collector:
             return [group for group, _ in self.begin_groups(range(self.groups, self.groups + allowed))]
 
         def admit(group: Group, rows: DataProto, episodes: Sequence[Episode] = ()) -> list[Group]:
-            self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
+            self.count_causes(episodes)
             self.observe(first_rows(rows))
             admitted.append((group.number, rows))
             (reason,) = self._add(rows, dropped)
@@ -147,8 +147,8 @@ class Collector:
         self, first: Sequence[Group], clock: Clock, admit: Callable[[Group, DataProto], Sequence[Group]]
     ) -> None:
         """Responses of groups; ``admit`` gets each with its scores, and returns the groups that begin next."""
-        config, running = self.config, dict[int, Group]()
-        with self.execution.stream(config.sampling, seed=config.seed, prompt_width=self.prompt_width) as stream:
+        running = dict[int, Group]()
+        with self.open_stream() as stream:
 
             def begin(groups: Sequence[Group]) -> None:
                 running.update({stream.submit(self.prompts_of(group)): group for group in groups})
@@ -161,6 +161,13 @@ class Collector:
                     scored = self.scored(answers)
                 for part, rows in scored.items():
                     begin(admit(running.pop(part), rows))
+
+    def open_stream(self, *, over_updates: bool = False) -> Stream:
+        """A stream of responses to the run's prompts."""
+        config = self.config
+        return self.execution.stream(
+            config.sampling, seed=config.seed, prompt_width=self.prompt_width, over_updates=over_updates
+        )
 
     def prompts_of(self, group: Group) -> DataProto:
         return prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
@@ -197,6 +204,10 @@ class Collector:
         self.failures.clear()
         self.sampled_rows = self.unscored_rows = 0
         self.causes.clear()
+
+    def count_causes(self, episodes: Sequence[Episode]) -> None:
+        """Count the problems of episodes, for the metrics."""
+        self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
 
     def count(self, rows: DataProto) -> None:
         """Count sampled rows, for the metrics."""
@@ -291,7 +302,7 @@ class Collector:
                 rows, episodes = self.player.play(
                     examples, groups, sampling, copies=copies, first_sample=first, seed=config.seed
                 )
-                self.causes.update(cause for episode in episodes for cause in episode.causes.elements())
+                self.count_causes(episodes)
         if self.player is not None:
             return rows
         with clock("score"):

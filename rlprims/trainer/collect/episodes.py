@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,17 @@ from torch import Tensor
 from rlprims.algorithms import Use
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.environments import ChatRenderer, Completion, Environment, Episode, Limits, Renderer, TextRenderer, rollout
+from rlprims.environments import (
+    ChatRenderer,
+    Completion,
+    Environment,
+    Episode,
+    Limits,
+    Renderer,
+    Sample,
+    TextRenderer,
+    rollout,
+)
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.trainer.collect.rounds import Begun, Request, play_rounds
@@ -113,7 +123,7 @@ class Player:
 
         self._play_rounds(first, sampling, seed, ended)
         episodes = [found[first_sample + i] for i in range(len(found))]
-        return self._rows(first, episodes), episodes
+        return self.rows_of(first, episodes), episodes
 
     def stream(
         self,
@@ -135,7 +145,7 @@ class Player:
                 if len(parts[group.number]) == len(group.samples):
                     open_groups.remove(group)
                     own = sorted(parts.pop(group.number), key=lambda each: each.sample_id)
-                    begun += admit(group, self._rows([group], own), own)
+                    begun += admit(group, self.rows_of([group], own), own)
             open_groups.extend(begun)
             return self._begun(begun)
 
@@ -146,18 +156,24 @@ class Player:
     ) -> None:
         play_rounds(
             self._begun(first),
-            play=lambda environment, sample, sample_id: rollout(
-                environment, sample, self.renderer, self.limits, sample_id=sample_id
-            ),
+            play=self._rollout,
             complete=lambda asked: self._complete(asked, sampling, seed),
             ended=ended,
         )
+
+    def _rollout(self, environment: Environment, sample: Sample, sample_id: int) -> Awaitable[Episode]:
+        return rollout(environment, sample, self.renderer, self.limits, sample_id=sample_id)
+
+    def play_one(self, example: Example, sample_id: int, sample: Sample) -> Awaitable[Episode]:
+        """One episode, for an event loop; ``sample`` gives its turns."""
+        return self._rollout(_Made(self.environment, example.fields), sample, sample_id)
 
     def _begun(self, groups: Sequence["Group"]) -> Begun:
         samples = [(group.example.fields, sample_id) for group in groups for sample_id in group.samples]
         return [(_Made(self.environment, fields), sample_id) for fields, sample_id in samples]
 
-    def _rows(self, groups: Sequence["Group"], episodes: list[Episode]) -> DataProto:
+    def rows_of(self, groups: Sequence["Group"], episodes: list[Episode]) -> DataProto:
+        """The rows of all episodes of the groups, in their order."""
         names = self._given(episodes)
         for episode in episodes:
             _report(self.environment.path, episode)
@@ -194,15 +210,40 @@ class Player:
         completions = dict[int, Completion]()
         for tokens in sorted(set(allowed), reverse=True):
             these = [i for i, own in enumerate(allowed) if own == tokens]
-            prompts = DataProto.from_dict(
-                tensors={"sample_id": torch.tensor([asked[i].sample_id + TURN * asked[i].turn for i in these])},
-                non_tensors={"prompt_ids": [list(asked[i].prompt_ids) for i in these]},
-            )
-            width = max(len(asked[i].prompt_ids) for i in these)
+            prompts = self.prompts_of([asked[i] for i in these])
             how = sampling.model_copy(update={"max_new_tokens": tokens})
-            rows = self.execution.generate(prompts, how, seed=seed, prompt_width=width)
-            completions |= zip(these, _completions(rows), strict=True)
+            rows = self.execution.generate(prompts, how, seed=seed, prompt_width=None)
+            completions |= zip(these, self.completions_of(rows), strict=True)
         return [completions[i] for i in range(len(asked))]
+
+    @staticmethod
+    def prompts_of(asked: Sequence[Request]) -> DataProto:
+        """The prompts of turns, as an execution samples them."""
+        return DataProto.from_dict(
+            tensors={"sample_id": torch.tensor([each.sample_id + TURN * each.turn for each in asked])},
+            non_tensors={"prompt_ids": [list(each.prompt_ids) for each in asked]},
+        )
+
+    @staticmethod
+    def completions_of(rows: DataProto) -> list[Completion]:
+        """The turns that an execution sampled."""
+        found, kept = list[Completion](), None
+        for i in range(len(rows)):
+            mask = rows["response_mask"][i]
+            if "kept_ids" in rows:
+                parts = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
+                kept = [part.tolist() or None for part in parts]
+            of_tokens = rows["versions"][i][mask].tolist() if "versions" in rows else None
+            found.append(
+                Completion(
+                    rows["responses"][i][mask].tolist(),
+                    rows["rollout_log_probs"][i][mask].tolist(),
+                    finish=Ended(int(rows["ended"][i])).label,  # type: ignore[arg-type]
+                    version=of_tokens or int(rows["weights_version"][i]),
+                    kept=kept,
+                )
+            )
+        return found
 
 
 _REPORTED: set[tuple[str, str]] = set()
@@ -214,25 +255,6 @@ def _report(path: str, episode: Episode) -> None:
     if episode.failure is not None and (path, cause) not in _REPORTED:
         _REPORTED.add((path, cause))
         warnings.warn(f"{path}: {episode.failure}. Such episodes have no score; later ones are counted", stacklevel=3)
-
-
-def _completions(rows: DataProto) -> list[Completion]:
-    found, kept = list[Completion](), None
-    for i in range(len(rows)):
-        mask = rows["response_mask"][i]
-        if "kept_ids" in rows:
-            parts = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
-            kept = [part.tolist() or None for part in parts]
-        found.append(
-            Completion(
-                rows["responses"][i][mask].tolist(),
-                rows["rollout_log_probs"][i][mask].tolist(),
-                finish=Ended(int(rows["ended"][i])).label,  # type: ignore[arg-type]
-                version=int(rows["weights_version"][i]),
-                kept=kept,
-            )
-        )
-    return found
 
 
 def episode_rows(

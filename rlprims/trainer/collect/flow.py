@@ -3,9 +3,9 @@
 from typing import Any
 
 from rlprims.data_proto import DataProto
-from rlprims.execution import Stream
 from rlprims.trainer.collect.collector import Collected, Collector
-from rlprims.trainer.collect.episodes import Group
+from rlprims.trainer.collect.episodes import Group, first_rows
+from rlprims.trainer.collect.flowing import Groups, groups_of
 from rlprims.trainer.collect.schedule import Schedule
 from rlprims.trainer.measures import Clock
 
@@ -13,7 +13,7 @@ from rlprims.trainer.measures import Clock
 class Flow:
     """Hands out batches as :class:`Pipeline` does, for ``staleness`` k of 2 and more.
 
-    Its stream stays open over updates. A batch takes the groups that are complete, and at most P others overtake one
+    Its groups go on through updates. A batch takes the groups that are complete, and at most P others overtake one
     that is not; so a group's first token is at most k updates old when it is trained on. Which groups are complete
     depends on the time that they take, so two runs are not alike, unless the execution samples whole batches.
     """
@@ -22,11 +22,11 @@ class Flow:
         groups = collector.config.prompts_per_step
         self.collector = collector
         self.schedule = Schedule(groups=groups, ahead=staleness - 1, window=groups + 1)
-        self._stream: Stream | None = None
+        self._groups: Groups | None = None
         self._running: dict[int, tuple[Group, int]] = {}
-        """By the number of its part: a group, and the number of its example."""
+        """By the number of a group: the group, and the number of its example."""
         self._begun: list[tuple[Group, int]] = []
-        """Groups that are to be submitted."""
+        """Groups that are to begin."""
         self._complete: dict[int, tuple[DataProto, str | None]] = {}
         """Groups that no batch has looked at, with the reason to drop them."""
 
@@ -55,13 +55,11 @@ class Flow:
         """Begin as many groups as the schedule allows; an update follows, and they are sampled beside it."""
         numbers = self.schedule.begin()
         self._begun += self.collector.begin_groups(numbers)
-        if self._stream is None:
-            config, width = self.collector.config, self.collector.prompt_width
-            self._stream = self.collector.execution.stream(
-                config.sampling, seed=config.seed, prompt_width=width, over_updates=True
-            )
+        if self._groups is None:
+            self._groups = groups_of(self.collector)
         for group, example in self._begun:
-            self._running[self._stream.submit(self.collector.prompts_of(group))] = group, example
+            self._groups.begin(group)
+            self._running[group.number] = group, example
         self._begun = []
 
     def wait(self) -> None:
@@ -72,22 +70,19 @@ class Flow:
         """After the last step: what is being sampled is abandoned. It begins again if the run is given more steps."""
         self._begun = [*self._running.values(), *self._begun]
         self._running.clear()
-        if self._stream is not None:
-            self._stream.__exit__(None, None, None)
-            self._stream = None
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
 
     def _gather(self, clock: Clock) -> None:
         """Wait for a group, and score and filter all that are complete."""
-        assert self._stream is not None
-        with clock("generate"):
-            answers = self._stream.take()
-        with clock("score"):
-            for part, scored in self.collector.scored(answers).items():
-                group, _ = self._running.pop(part)
-                self.collector.observe(scored)
-                (rows,), (reason,) = self.collector.split(scored)
-                self._complete[group.number] = rows, reason
-                self.schedule.finish(group.number, kept=reason is None)
+        assert self._groups is not None
+        for number, scored in self._groups.take(clock).items():
+            del self._running[number]
+            self.collector.observe(first_rows(scored))
+            (rows,), (reason,) = self.collector.split(scored)
+            self._complete[number] = rows, reason
+            self.schedule.finish(number, kept=reason is None)
 
     def _look(self, dropped: list[tuple[DataProto, str]]) -> int:
         """Count the groups that the schedule has looked at since the last call; those that it kept are the batch's."""

@@ -52,13 +52,13 @@ class Replay:
     def weights_version(self) -> int:
         return self.execution.weights_version
 
-    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> Stream:
+    def stream(self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False) -> Stream:
         if seed != self.seed:
             return self.execution.stream(sampling, seed=seed, prompt_width=prompt_width, over_updates=over_updates)
         generate = partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width)
         return BatchStream(generate, versions=over_updates)
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         if seed != self.seed:
             return self.execution.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
         limit = sampling.max_new_tokens
@@ -66,6 +66,8 @@ class Replay:
             self._row(int(i), list(ids)) for i, ids in zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
         ]
         size = len(rows)
+        if prompt_width is None:
+            prompt_width = max((len(row["prompt_ids"]) for row in rows), default=0)
         padded = torch.full((size, prompt_width), self.pad_token_id)
         responses = torch.full((size, limit), self.pad_token_id)
         attention = torch.zeros(size, prompt_width + limit, dtype=torch.bool)
