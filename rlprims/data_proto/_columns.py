@@ -5,7 +5,7 @@ Contiguous rows of a tensor are views. Numpy columns are always copied (an objec
 write to one result does not change another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -180,28 +180,24 @@ class Columns(NamedTuple):
     arrays: dict[str, Array]
     rows: int | None
 
+    def map(self, of_tensor: Callable[[Tensor], Tensor], of_array: Callable[[Array], Array], rows: int) -> Self:
+        """Every column changed, with this new number of rows."""
+        return self._replace(
+            tensors={name: of_tensor(tensor) for name, tensor in self.tensors.items()},
+            arrays={name: of_array(array) for name, array in self.arrays.items()},
+            rows=None if self.rows is None else rows,
+        )
+
     def narrow(self, start: int, stop: int) -> Self:
         """Rows start to stop: views of the tensors."""
-        return self._replace(
-            tensors={name: narrow(tensor, start, stop) for name, tensor in self.tensors.items()},
-            arrays={name: array[start:stop].copy() for name, array in self.arrays.items()},
-            rows=None if self.rows is None else stop - start,
-        )
+        return self.map(lambda x: narrow(x, start, stop), lambda x: x[start:stop].copy(), stop - start)
 
     def take(self, numbers: Tensor) -> Self:
         """The rows with these numbers (int64, on the CPU, from 0), in new memory."""
-        return self._replace(
-            tensors={name: take(tensor, numbers) for name, tensor in self.tensors.items()},
-            arrays={name: array[numbers.numpy()] for name, array in self.arrays.items()},
-            rows=None if self.rows is None else numbers.numel(),
-        )
+        return self.map(lambda x: take(x, numbers), lambda x: x[numbers.numpy()], numbers.numel())
 
     def by_name(self) -> dict[str, Tensor | Array]:
         return {**self.tensors, **self.arrays}
-
-    def copied_arrays(self) -> Self:
-        """The same tensors, with copies of the arrays."""
-        return self._replace(arrays={name: array.copy() for name, array in self.arrays.items()})
 
 
 def joined(parts: Sequence[Columns]) -> Columns:

@@ -137,8 +137,6 @@ class DataProto:
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[Any, Any] | None = None,
-        num_batch_dims: int = 1,
-        auto_padding: bool = False,
     ) -> Self:
         """A batch from one dict per part. The dicts are not changed; a list becomes one object per row.
 
@@ -146,35 +144,19 @@ class DataProto:
             tensors: per name, a tensor with one entry per row.
             non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
             meta_info: the values of the whole batch.
-            num_batch_dims: only 1; `rlprims.interop.verl` has `fold_batch_dim` for rows of rows.
-            auto_padding: only False; use `pad_to_divisor`, which returns the number of added rows.
 
         Raises:
-            BatchError: a field without rows, different numbers of rows, or another value of the last two arguments.
+            BatchError: a field without rows, or fields with different numbers of rows.
 
         >>> DataProto.from_dict({"ids": torch.arange(2)}, {"images": [np.zeros((2, 2)), np.ones((2, 2))]})
         DataProto: 2 rows, 96 B
           batch             ids     int64   (2,)  16 B
           non_tensor_batch  images  object  (2,)  80 B
         """
-        if num_batch_dims != 1:
-            raise BatchError(
-                f"num_batch_dims is {num_batch_dims}, expected 1; for rows of rows use fold_batch_dim of "
-                "rlprims.interop.verl.DataProto"
-            )
-        if auto_padding:
-            raise BatchError(
-                "auto_padding is not supported: it hides how many rows were added; use pad_to_divisor and unpad"
-            )
         return cls(dict(tensors or {}), non_tensors, meta_info)
 
     @classmethod
-    def from_single_dict(
-        cls,
-        data: Mapping[str, Any],
-        meta_info: Mapping[Any, Any] | None = None,
-        auto_padding: bool = False,
-    ) -> Self:
+    def from_single_dict(cls, data: Mapping[str, Any], meta_info: Mapping[Any, Any] | None = None) -> Self:
         """A batch from one dict: tensors go to ``batch``, numpy arrays and lists to ``non_tensor_batch``.
 
         Raises:
@@ -186,7 +168,7 @@ class DataProto:
         """
         tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in data.items() if not isinstance(value, Tensor)}
-        return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
+        return cls.from_dict(tensors, others, meta_info)
 
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[Any, Any] | None = None) -> Self:
@@ -476,13 +458,13 @@ class DataProto:
                     f"{other.meta_info[key]!r} there; rename or drop one of them; {self._fields()}"
                 )
         # This batch comes first for the order of the fields, and last so that its values are used if both have a key.
+        arrays = {**mine.arrays, **theirs.arrays, **mine.arrays}
         both = Columns(
             {**mine.tensors, **theirs.tensors, **mine.tensors},
-            {**mine.arrays, **theirs.arrays, **mine.arrays},
+            {name: array.copy() for name, array in arrays.items()},
             theirs.rows if mine.rows is None else mine.rows,
         )
-        meta = copied({**self.meta_info, **other.meta_info, **self.meta_info})
-        return self._like(both.copied_arrays(), meta)
+        return self._like(both, copied({**self.meta_info, **other.meta_info, **self.meta_info}))
 
     def to(self, device: torch.device | str | int) -> Self:
         """The batch with its tensors on a device; tensors that are there already are shared.
@@ -490,10 +472,9 @@ class DataProto:
         >>> DataProto.from_dict({"ids": torch.arange(2)}).to("cpu").batch.device
         device(type='cpu')
         """
-        tensors, arrays, rows = self._columns().copied_arrays()
-        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-        batch = None if self.batch is None else batch_of(moved, rows or 0, torch.device(device))
-        return self._of(batch, arrays)
+        moved = self._columns().map(lambda x: x.to(device), lambda x: x.copy(), len(self))
+        batch = None if self.batch is None else batch_of(moved.tensors, len(self), torch.device(device))
+        return self._of(batch, moved.arrays)
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
         """Rows from start to end, counted as Python's slices are. Without a step the tensors are views.

@@ -5,6 +5,7 @@ Write ``from rlprims.interop.verl import DataProto`` in place of ``from verl imp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -27,6 +28,35 @@ class DataProto(data_proto.DataProto):
     >>> data.fold_batch_dim(2)["ids"].tolist()
     [[0, 1], [2, 3]]
     """
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, Tensor] | None = None,
+        non_tensors: Mapping[str, Any] | None = None,
+        meta_info: Mapping[Any, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
+    ) -> Self:
+        """As in the base class. ``num_batch_dims`` must be 1 and ``auto_padding`` False.
+
+        Raises:
+            BatchError: as in the base class, or another value of the last two arguments.
+        """
+        if num_batch_dims != 1:
+            raise BatchError(f"num_batch_dims is {num_batch_dims}, expected 1; for rows of rows use fold_batch_dim")
+        if auto_padding:
+            raise BatchError("auto_padding is True, expected False: it hides the added rows; use pad_to_divisor, unpad")
+        return super().from_dict(tensors, non_tensors, meta_info)
+
+    @classmethod
+    def from_single_dict(
+        cls, data: Mapping[str, Any], meta_info: Mapping[Any, Any] | None = None, auto_padding: bool = False
+    ) -> Self:
+        """As in the base class. ``auto_padding`` must be False, as in :meth:`from_dict`."""
+        if auto_padding:
+            return cls.from_dict(auto_padding=True)
+        return super().from_single_dict(data, meta_info)
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | Array | Tensor) -> Self:
         """Repeat row i ``repeat_times[i]`` times; 0 drops the row.
@@ -130,18 +160,16 @@ class DataProto(data_proto.DataProto):
         >>> folded.unfold_batch_dim()["uid"].tolist()
         ['a', 'a', 'b', 'b']
         """
-        tensors, arrays, rows = self._columns()
-        if new_batch_size < 1 or (rows or 0) % new_batch_size:
+        columns, rows = self._columns(), len(self)
+        if new_batch_size < 1 or rows % new_batch_size:
             raise BatchError(
                 f"fold_batch_dim: {rows} rows cannot be folded into {new_batch_size} equal rows; use "
                 f"pad_to_divisor({new_batch_size}) first"
             )
-        inner = (rows or 0) // new_batch_size
+        size = new_batch_size, rows // new_batch_size
         return self._like(
-            Columns(
-                {n: _dense(n, t).reshape(new_batch_size, inner, *t.shape[1:]) for n, t in tensors.items()},
-                {name: array.reshape(new_batch_size, inner, *array.shape[1:]).copy() for name, array in arrays.items()},
-                None if rows is None else new_batch_size,
+            _dense(columns).map(
+                lambda x: x.reshape(*size, *x.shape[1:]), lambda x: x.reshape(*size, *x.shape[1:]).copy(), size[0]
             )
         )
 
@@ -155,22 +183,20 @@ class DataProto(data_proto.DataProto):
         >>> DataProto.from_dict({"ids": torch.zeros(2, 3, 4)}).unfold_batch_dim()["ids"].shape
         torch.Size([6, 4])
         """
-        tensors, arrays, rows = self._columns()
-        for name, tensor in tensors.items():
-            _dense(name, tensor)
-        leading = {name: tuple(c.shape[:batch_dims]) for part in (tensors, arrays) for name, c in part.items()}
-        sizes = next(iter(leading.values()), (rows or 0,))
+        columns = _dense(self._columns())
+        leading = {name: tuple(column.shape[:batch_dims]) for name, column in columns.by_name().items()}
+        sizes = next(iter(leading.values()), (len(self),))
         if batch_dims < 1 or {*leading.values()} - {sizes} or (leading and len(sizes) < batch_dims):
             raise BatchError(
                 f"unfold_batch_dim: expected columns with the same first {batch_dims} dimensions, got {leading}; "
                 f"{self._fields()}"
             )
-        merged_rows = torch.Size(sizes).numel()
+        rows = math.prod(sizes)
         return self._like(
-            Columns(
-                {name: tensor.reshape(merged_rows, *tensor.shape[batch_dims:]) for name, tensor in tensors.items()},
-                {name: array.reshape(merged_rows, *array.shape[batch_dims:]).copy() for name, array in arrays.items()},
-                None if rows is None else merged_rows,
+            columns.map(
+                lambda x: x.reshape(rows, *x.shape[batch_dims:]),
+                lambda x: x.reshape(rows, *x.shape[batch_dims:]).copy(),
+                rows,
             )
         )
 
@@ -193,6 +219,7 @@ class DataProto(data_proto.DataProto):
         keys = set(split_keys or ())
         for name in keys - tensors.keys() - arrays.keys():
             raise MissingField(f"no column {name!r}; {self._fields()}")
+        _dense(Columns({name: tensors[name] for name in keys & tensors.keys()}, {}, rows))
         if n_split < 1:
             raise BatchError(f"unfold_column_chunks: n_split is {n_split}, expected at least 1")
         count = (rows or 0) * n_split
@@ -201,7 +228,7 @@ class DataProto(data_proto.DataProto):
         def tensor_rows(name: str, tensor: Tensor) -> Tensor:
             if name not in keys:
                 return take(tensor, numbers)
-            width = _divided(name, _dense(name, tensor).shape[1:], n_split)
+            width = _divided(name, tensor.shape[1:], n_split)
             return tensor.reshape(count, width, *tensor.shape[2:])
 
         def array_rows(name: str, array: Array) -> Array:
@@ -264,10 +291,11 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     return data.unfold_batch_dim(batch_dims)
 
 
-def _dense(name: str, tensor: Tensor) -> Tensor:
-    if tensor.is_nested:
-        raise BatchError(f"{name} is jagged, expected rows of one shape; use to_padded_tensor on it first")
-    return tensor
+def _dense(columns: Columns) -> Columns:
+    for name, tensor in columns.tensors.items():
+        if tensor.is_nested:
+            raise BatchError(f"{name} is jagged, expected rows of one shape; use to_padded_tensor on it first")
+    return columns
 
 
 def _divided(name: str, row_shape: tuple[int, ...], n_split: int) -> int:
