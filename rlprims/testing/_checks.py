@@ -14,7 +14,8 @@ from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
-Fn: TypeAlias = Callable[..., Tensor | Weights]
+# Short names, so that the signature of a check fits on one line.
+Fn: TypeAlias = Callable[..., Tensor]
 Exempt: TypeAlias = Mapping[str, str] | None
 Others: TypeAlias = Mapping[str, Any] | None
 
@@ -133,7 +134,13 @@ def check_reward(
 
 
 def check_weights(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
+    fn: Callable[..., Weights],
+    /,
+    *,
+    exempt: Exempt = None,
+    alternatives: Others = None,
+    effort: Effort = "usual",
+    **hyperparameters: Any,
 ) -> None:
     """Test the laws for a correction: log-probs in, :class:`rlprims.corrections.Weights` without a gradient out.
 
