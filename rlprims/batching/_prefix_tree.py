@@ -60,7 +60,7 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
         :class:`PrefixTree`; the order of its rows' first tokens is that of their ids.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> rows = torch.tensor([[1, 2, 3, 0], [1, 2, 4, 5], [1, 2, 3, 0]])
     >>> tree = prefix_tree(rows, rows > 0)

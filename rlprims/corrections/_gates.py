@@ -52,14 +52,14 @@ def rejection(
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree;
+        ValueError: wrong shapes or dtypes; an unknown option; bounds that reject policies that agree;
             segments of sequences that are cut.
 
     >>> import torch
@@ -123,14 +123,14 @@ def opsm(
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative delta.
+        ValueError: wrong shapes or dtypes; a negative delta.
 
     >>> import torch
     >>> current, sampler, advantages = torch.tensor([[-2.0, -1.0], [-1.0, -1.0], [1.0, -1.0]])[:, :, None]

@@ -49,7 +49,7 @@ def fipo(
         Weights between w_min and w_max, 0 outside the mask; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; bounds that do not enclose 1; a half-life or ratio that is not
+        ValueError: wrong shapes or dtypes; bounds that do not enclose 1; a half-life or ratio that is not
             positive.
 
     >>> import torch

@@ -120,7 +120,7 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
         response_mask: bool, like versions.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; on a CPU a version that is newer than ``now``.
+        ValueError: wrong shapes or dtypes; on a CPU a version that is newer than ``now``.
 
     >>> m = torch.tensor([[True, True, True, False]])
     >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)

@@ -53,7 +53,7 @@ def bapo(
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         target: the least share of P in P + N, in [0, 1].
         low_start, low_end: the range of c_low, a ratio.
         high_start, high_end, high_step: the range of c_high and its step.
@@ -64,7 +64,7 @@ def bapo(
         bool, like log_probs: True on kept tokens; False on clipped tokens and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an empty range; a step that is not above 0; an unknown ``first``.
+        ValueError: wrong shapes or dtypes; an empty range; a step that is not above 0; an unknown ``first``.
 
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> ratio, advantages = torch.tensor([[1.45, 0.7, 1.0]]), torch.tensor([[1.0, -1.0, -1.0]])

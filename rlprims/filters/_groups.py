@@ -24,7 +24,7 @@ def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float 
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> nonzero_range(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).tolist()
     [False, False, False, True, True]
@@ -49,7 +49,7 @@ def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *,
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     >>> varied_components(scores, torch.tensor([0, 0, 1, 1])).tolist()
@@ -79,7 +79,7 @@ def finite(scores: PerSequence, group_ids: GroupIds) -> RowMask:
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> finite(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([0, 0, 1])).tolist()
     [False, False, True]
@@ -104,7 +104,7 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; low not below high.
+        ValueError: wrong shapes or dtypes; low not below high.
 
     >>> solve_rate(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
@@ -138,7 +138,7 @@ def completed(
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_share outside [0, 1); an unknown reason.
+        ValueError: wrong shapes or dtypes; max_share outside [0, 1); an unknown reason.
 
     >>> from rlprims.ended import Ended
     >>> ended = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.STOP, Ended.STOP])
@@ -177,7 +177,7 @@ def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowM
         bool (B,).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; keep below 2.
+        ValueError: wrong shapes or dtypes; keep below 2.
 
     >>> max_variance(torch.tensor([0.0, 0.1, 0.2, 0.9, 1.0]), torch.zeros(5, dtype=torch.int64), keep=3).tolist()
     [True, False, False, True, True]

@@ -53,7 +53,7 @@ def policy_filtration(
         int64 (B,), numbers of rows; those of a group stand where its rows stood if ``over="group"``.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; no score of the batch is finite (on an
+        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an
             accelerator, where values are not read, the last row is returned then).
 
     >>> scores, ids = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])

@@ -42,7 +42,7 @@ def clip_cov(
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of all tokens to drop, above 0 and at most 1.
         low, high: the band of covariance to draw from, in units of the advantage.
         generator: the source of the random number; on any device, and in the same state on all ranks.
@@ -54,7 +54,7 @@ def clip_cov(
         bool, like log_probs: True on kept tokens; False on drawn tokens and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1]; low >= high; no generator.
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1]; low >= high; no generator.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
@@ -101,7 +101,7 @@ def kl_cov(
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
         all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
@@ -110,7 +110,7 @@ def kl_cov(
         last one; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
@@ -142,7 +142,7 @@ def high_entropy(
     Args:
         entropies: float (B, T) or (N,): of the policy at each token, in nats.
         response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of the tokens to keep, above 0 and at most 1.
         all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
@@ -150,7 +150,7 @@ def high_entropy(
         bool, like entropies: True on kept tokens, at least one if any token is valid; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
 
     >>> m = torch.tensor([[True] * 5 + [False]])
     >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
@@ -185,7 +185,7 @@ def m2po(
         log_probs: float (B, T) or (N,), the policy before the update; a constant here.
         rollout_log_probs: float, like log_probs: the policy that sampled.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         tau: τ, the largest mean of d², in nats²; at least 0.
         all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
 
@@ -193,7 +193,7 @@ def m2po(
         bool, like log_probs: True on kept tokens; False on the others and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative tau.
+        ValueError: wrong shapes or dtypes; a negative tau.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
@@ -227,13 +227,13 @@ def finite_tokens(
     Args:
         rollout_log_probs: float (B, T) or (N,): the sampler's own.
         response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         bool, like rollout_log_probs; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
     [[True, False, False]]

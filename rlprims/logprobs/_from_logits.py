@@ -94,7 +94,7 @@ def from_logits(
         float32 (or float64 if given) in nats, like token_ids.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
             transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
@@ -127,7 +127,7 @@ def entropy_from_logits(
         float32 (or float64 if given) in nats, (...), between 0 and log V.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0.
+        ValueError: wrong shapes or dtypes; temperature <= 0.
 
     >>> entropy_from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
@@ -169,7 +169,7 @@ def from_logits_with_entropy(
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
             transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))

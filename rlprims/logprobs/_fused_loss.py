@@ -98,7 +98,7 @@ def fused_loss(
         nats, without a gradient.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a loss that is not declared token-wise; temperature or
+        ValueError: wrong shapes or dtypes; a loss that is not declared token-wise; temperature or
             soft_cap <= 0; on a CPU, outside transforms, a token that is not in its kept set.
 
     >>> from rlprims.types import token_wise

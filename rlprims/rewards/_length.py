@@ -42,7 +42,7 @@ def overlong_penalty(
         float32 (B,), between −f and 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; buffer_length outside [0, max_length]; penalty_factor < 0.
+        ValueError: wrong shapes or dtypes; buffer_length outside [0, max_length]; penalty_factor < 0.
 
     >>> m = torch.arange(12) < torch.tensor([6, 7, 10, 12])[:, None]
     >>> overlong_penalty(m, max_length=10, buffer_length=4)
@@ -94,7 +94,7 @@ def cosine_length(
         float (B,), the new score minus the old one. A response without a token gets 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_length < 1.
+        ValueError: wrong shapes or dtypes; max_length < 1.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [4], [8]])
     >>> scores = torch.tensor([1.0, 0.0, 1.0])
@@ -143,7 +143,7 @@ def relative_length(
         float (B,), between −w/2 and w/2. A response without a token gets 0 and does not count as the shortest.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; weight < 0.
+        ValueError: wrong shapes or dtypes; weight < 0.
 
     >>> m = torch.arange(8) < torch.tensor([[2], [4], [6], [2]])
     >>> relative_length(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), m)
@@ -193,7 +193,7 @@ def solve_rate_length(
         float (B,), at most 0. A response without a token counts in its group as wrong.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_length < 1; coefficient < 0.
+        ValueError: wrong shapes or dtypes; max_length < 1; coefficient < 0.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8], [8]])
     >>> solve_rate_length(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), m, max_length=8)
@@ -245,7 +245,7 @@ def linear_cost(
         float (B,), at most 0. A response without a token counts in its group as wrong, and its own cost is 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative coefficient.
+        ValueError: wrong shapes or dtypes; a negative coefficient.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8]])
     >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
@@ -303,7 +303,7 @@ def truncation_penalty(
         float (B,), (c − 1) s − p where a response ended for one of the reasons, 0 elsewhere.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given; an
+        ValueError: wrong shapes or dtypes; scale outside [0, 1]; penalty < 0; neither is given; an
             unknown reason.
 
     >>> from rlprims.ended import Ended

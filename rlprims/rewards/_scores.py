@@ -28,7 +28,7 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
         float (B,).
 
     Raises:
-        ValueError: shapes that do not fit; weights of another number than K.
+        ValueError: wrong shapes; weights of another number than K.
 
     >>> nan = torch.nan
     >>> combine(torch.tensor([[1.0, 0.5], [1.0, nan], [nan, nan]]), weights=(1.0, 0.2))
@@ -69,7 +69,7 @@ def rescale(
         float (B,), the new score minus the old one.
 
     Raises:
-        ValueError: shapes that do not fit; scale <= 0; low not below high.
+        ValueError: wrong shapes; scale <= 0; low not below high.
 
     >>> scores = torch.tensor([-40.0, 1.0, 3.0])
     >>> scores + rescale(scores, shift=-1.0, scale=0.5)
@@ -107,7 +107,7 @@ def repetition_penalty(
         float32 (B,), between −f and 0; 0 for a response of fewer than n tokens.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; ngram < 1; penalty_factor < 0.
+        ValueError: wrong shapes or dtypes; ngram < 1; penalty_factor < 0.
 
     >>> ids = torch.tensor([[1, 2, 3, 4, 0], [5, 5, 5, 5, 5]])
     >>> repetition_penalty(ids, torch.tensor([[True] * 4 + [False], [True] * 5]), ngram=2)
