@@ -55,10 +55,10 @@ def importance_weights(
         rollout_log_probs: float, like old_log_probs: the sampler's own.
         response_mask: bool, like old_log_probs.
         cu_seqlens: int (B+1,) if packed.
-        turn_ids: int, like old_log_probs: which turn of the response a valid token belongs to; read by "segment". None:
+        turn_ids: int, like old_log_probs: the turn of the response that a valid token belongs to, for "segment". None:
             the response is one turn.
         level: "token", "segment" (a turn) or "sequence".
-        mean: "product" or "geometric"; how the ratios of a segment or sequence become one.
+        mean: the "product" or the "geometric" mean of the ratios of a segment or sequence.
         action: "truncate" or "mask".
         low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 is no lower bound.
         all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
@@ -69,7 +69,7 @@ def importance_weights(
 
     Raises:
         ValueError: wrong shapes or dtypes; an unknown option; "geometric" for single tokens; bounds that do
-            not enclose 1; segments of sequences that are cut.
+            not enclose 1; segments of sequences that are split over ranks.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> trainer, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
@@ -83,7 +83,7 @@ def importance_weights(
     check_choice("mean", mean, Mean)
     check_choice("action", action, Action)
     if not 0 <= low <= 1 <= high:
-        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the weight where both agree")
+        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the weight if both agree")
     if level == "token" and mean == "geometric":
         raise ValueError(f"mean={mean!r}, expected level='segment' or 'sequence': a token's ratio is not averaged")
     if level == "token":

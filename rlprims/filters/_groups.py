@@ -131,8 +131,8 @@ def completed(
     Args:
         ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        max_share: of the group's responses, from 0 (none may be cut off) to below 1.
-        reasons: the codes that count as cut off. Default: all but ``stop``.
+        max_share: the largest share of the group's responses that may be cut off, in [0, 1).
+        reasons: the reasons that count as cut off. Default: all except ``stop``.
 
     Returns:
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
@@ -148,7 +148,7 @@ def completed(
     cut_off = ended_by(ended, reasons)
     if cut_off.shape != group_ids.shape:
         raise ValueError(
-            f"ended has shape {tuple(ended.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) both"
+            f"ended has shape {tuple(ended.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
         )
     if not 0 <= max_share < 1:
         raise ValueError(f"max_share={max_share}, expected a number in [0, 1): at 1 every group is kept")
@@ -158,12 +158,12 @@ def completed(
 
 
 def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowMask:
-    """Of each group the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
+    """Keep, in each group, the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
 
     Sampling is cheap compared with training: sample many responses and train on the few that differ most. The best
-    subset is always the i lowest and the keep − i highest scores for some i; all i are compared. Of equally good
-    subsets the one with more high scores is taken, and of equal scores the first rows. Groups of at most ``keep`` rows
-    are kept whole.
+    subset is always the i lowest and the keep − i highest scores for some i; all i are compared. If several subsets
+    are equally good, the one with more high scores is kept; if scores are equal, the first rows are kept. Groups of at
+    most ``keep`` rows are kept whole.
 
     This selects rows of a group, so compute the advantages from the selected rows only. Unknown scores (NaN) are not
     handled: filter them out first.

@@ -128,8 +128,8 @@ def implicit_process(
     with the outcome.
 
     Args:
-        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; a constant.
-        ref_log_probs: float, like process_log_probs: of what φ was initialized from.
+        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; they get no gradient.
+        ref_log_probs: float, like process_log_probs: of the model that φ was initialized from.
         response_mask: bool, like process_log_probs.
         cu_seqlens: int (B+1,) if packed; not used.
         beta: β, reward per nat; that of the loss that trains φ. PRIME has 0.05.
