@@ -16,7 +16,7 @@ from rlprims.algorithms import estimate_advantages, mask_turns, weigh_tokens
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import Execution, UpdateReport
+from rlprims.execution import Models, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
@@ -69,7 +69,7 @@ class Stepper(Protocol):
 class Trainer:
     """The state of a run, and its step. A resume needs ``state_dict`` and the state of the execution."""
 
-    def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
+    def __init__(self, config: Config, execution: Models, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from rich.console import Console
 
-from rlprims.execution import Execution, ExecutionError, Observable
+from rlprims.execution import ExecutionError, Models, Observable
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.examine import examine
 from rlprims.trainer.best import Best
@@ -36,13 +36,13 @@ class Parts(NamedTuple):
     tokenizer: Any
     training: Examples
     evaluation: Examples | None
-    execution: Execution
+    execution: Models
     workers: Observable
-    """The processes that run the models: the execution's own, also where it replays a recording."""
+    """The processes that run the models, also if the execution replays a recording."""
 
 
-class _Backend(Execution, Observable, Protocol):
-    """Both protocols, as the local execution and Ray's implement them."""
+class _Backend(Models, Observable, Protocol):
+    """Both protocols, as the local execution and the Ray execution implement them."""
 
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
@@ -71,7 +71,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     if (wrong := disagreement(*ends_of(path))) is not None:
         console.print(f"warning: {path}: {wrong}", style="yellow", highlight=False, soft_wrap=True)
     backend = _backend(config, path, tokenizer, console)
-    execution: Execution = backend
+    execution: Models = backend
     if config.replay is not None:
         execution = Replay(
             backend,

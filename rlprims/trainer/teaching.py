@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution
+from rlprims.execution import Models
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import filled_prompt
 
@@ -17,7 +17,7 @@ TAUGHT = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask
 """The columns that a teacher computes."""
 
 
-def lessons(execution: Execution, config: Config, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
+def lessons(execution: Models, config: Config, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
     """The columns of a teacher that the algorithm reads.
 
     ``teacher_log_probs`` (B, T) of the sampled tokens; ``topk_ids`` and ``teacher_topk_log_probs`` (B, T, K); and
@@ -41,7 +41,7 @@ def lessons(execution: Execution, config: Config, tokenizer: Any, batch: DataPro
     return columns
 
 
-def _show(rows: DataProto, config: Config, tokenizer: Any, execution: Execution) -> Tensor:
+def _show(rows: DataProto, config: Config, tokenizer: Any, execution: Models) -> Tensor:
     """Give the rows the teacher's prompts, in place, before the same responses; bool (B,), which have one of these.
 
     A row keeps its own prompt if the template has {sibling} and no other response of its group was good enough, or if

@@ -10,7 +10,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.environments import Episode
-from rlprims.execution import Execution
+from rlprims.execution import Models
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.trainer.collect.episodes import Group, Player, first_rows
 from rlprims.trainer.collect.rewarding import causes
@@ -38,7 +38,7 @@ class Collected:
 class Collector:
     """Collects full batches, one after another. Its state is ``state_dict`` and the surplus groups."""
 
-    def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
+    def __init__(self, config: Config, execution: Models, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import BatchStream, Execution, Sampling, Stream, UpdateReport, kept_columns
+from rlprims.execution import BatchStream, Models, Sampling, Stream, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
@@ -30,7 +30,7 @@ class Replay:
 
     def __init__(
         self,
-        execution: Execution,
+        execution: Models,
         run: Path,
         *,
         seed: int,

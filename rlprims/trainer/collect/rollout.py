@@ -17,7 +17,7 @@ from rlprims.algorithms import (
     with_stand_ins,
 )
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, Sampling, kept_columns
+from rlprims.execution import Execution, RewardScorer, Sampling, kept_columns
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
@@ -62,7 +62,7 @@ def with_texts(tokenizer: Any, sampled: DataProto) -> DataProto:
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))
 
 
-def score(execution: Execution, config: Config, rows: DataProto) -> DataProto:
+def score(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
     """The rows with the columns of :func:`verify`, and ``scores``, the weighted sum of verifier and reward model.
 
     Rows with ``rm_scores``, (B,) or (B, T), that are not NaN have their score already: no verifier runs on them.
@@ -70,10 +70,10 @@ def score(execution: Execution, config: Config, rows: DataProto) -> DataProto:
     known = _known_scores(rows)
     unknown = known.isnan()
     if unknown.all():
-        return _weighed(execution, config, rows)
+        return _verifier_and_reward_model(scorer, config, rows)
     tensors, failures = {"scores": known}, np.full(len(rows), None, dtype=object)
     if unknown.any():
-        scored = _weighed(execution, config, rows[unknown])
+        scored = _verifier_and_reward_model(scorer, config, rows[unknown])
         failures[unknown.numpy()] = scored["failure"]
         for name in scored.batch.keys() - rows.batch.keys():
             tensors[name] = tensors.get(name, torch.full_like(known, torch.nan)).masked_scatter(unknown, scored[name])
@@ -87,7 +87,7 @@ def _known_scores(rows: DataProto) -> Tensor:
     return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
 
 
-def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto:
+def _verifier_and_reward_model(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
     """A row that a source with a weight could not score has none; a column that the verifier left out counts as 0."""
     if not config.score_parts:
         return verify(config.asked_in_evaluation, rows, config.scoring)
@@ -101,7 +101,7 @@ def _weighed(execution: Execution, config: Config, rows: DataProto) -> DataProto
             failed[reward.column] &= torch.tensor(applies, dtype=torch.bool)
     failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in by_reward.failures]
     if config.model.reward is not None:
-        columns["reward_model_scores"] = read = execution.reward_scores(rows)
+        columns["reward_model_scores"] = read = scorer.reward_scores(rows)
         failed["reward_model_scores"] = ~read.isfinite()
         unread = Failure("no reward model score", "the text is longer than its window, or the score is not finite")
         failures = [[*row, *[unread] * (not ok)] for row, ok in zip(failures, read.isfinite().tolist(), strict=True)]
