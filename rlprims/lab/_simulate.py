@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm, Part, objective_parts, policy_objective, weigh_tokens
+from rlprims.algorithms import Algorithm, Part, objective_parts, policy_objective, token_weights
 from rlprims.data_proto import DataProto
 from rlprims.lab._pipeline import Batch, prepare, tensors_of, weighed
 from rlprims.lab._table import Table
@@ -129,7 +129,7 @@ def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Ge
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
     corrections_only = algorithm.replace(token_selection=None, loss_terms=())
     for part in algorithm.corrections:
-        weights = weigh_tokens(corrections_only.replace(corrections=(part,)), data, generator=generator)
+        weights = token_weights(corrections_only.replace(corrections=(part,)), data, generator=generator)
         marks.append((str(part), weights["loss_weights"] == 0))
     return marks
 

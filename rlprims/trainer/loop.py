@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlprims import diagnostics
-from rlprims.algorithms import estimate_advantages, mask_turns, weigh_tokens
+from rlprims.algorithms import estimate_advantages, mask_turns, token_weights
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -173,7 +173,7 @@ class Trainer:
 
     def _weigh(self, batch: DataProto, *, update: int) -> DataProto:
         """Corrections and token selections of one update, made of all its tokens and the policy before it."""
-        needs, data = self.algorithm.weighing_needs, dict(batch.batch.items())
+        needs, data = self.algorithm.token_weight_needs, dict(batch.batch.items())
         if "log_probs" in needs:
             data["log_probs"] = self.execution.log_probs(batch) if update else batch["old_log_probs"]
         if "entropies" in needs:
@@ -182,7 +182,7 @@ class Trainer:
             2**62 + self.step_number * self.algorithm.updates_per_batch + update
         )  # a range of numbers that only this uses
         generator = torch.Generator().manual_seed(int(self._random_bits(draw).random_raw()) >> 1)
-        return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
+        return batch.union(DataProto.from_dict(tensors=token_weights(self.algorithm, data, generator=generator)))
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
         count, labels = self.algorithm.mini_batches, dense_ids(batch["group"]).numpy()

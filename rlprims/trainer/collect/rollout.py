@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlprims.algorithms import (
     Algorithm,
-    assess_groups,
     component_scores,
+    fill_invalid_scores,
+    filter_groups,
     leave_out_rows,
     shape_scores,
-    with_stand_ins,
 )
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution, RewardScorer, Sampling, kept_columns
@@ -152,9 +152,9 @@ def split_groups(
     if leave_out:
         made["valid_rows"] = columns["scores"].isfinite()
     made |= leave_out_rows(algorithm, {**columns, **made})
-    columns = with_stand_ins(algorithm, {**columns, **made})
+    columns = fill_invalid_scores(algorithm, {**columns, **made})
     made |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
-    reasons = assess_groups(algorithm, {**columns, **made})
+    reasons = filter_groups(algorithm, {**columns, **made})
     rows = rows.union(DataProto.from_dict(tensors=made))
     sizes = columns["group_ids"].bincount().tolist()  # in rows: an episode may have several
     ends = list(accumulate(sizes))
