@@ -66,9 +66,9 @@ def load_run(
     """
     run = Path(run)
     steps = [step] if step is None or isinstance(step, int) else list(step)
-    rows = [row for at in steps for row in read_rollouts(run, at) if row.fate != "greedy baseline"]
-    used = {row.group for row in rows if row.fate != "surplus"}
-    rows = [row for row in rows if row.fate != "surplus" or row.group not in used]
+    rows = [row for at in steps for row in read_rollouts(run, at) if row.status != "greedy baseline"]
+    used = {row.group for row in rows if row.status != "surplus"}
+    rows = [row for row in rows if row.status != "surplus" or row.group not in used]
     episodes = any(row.turn_ids for row in rows)
     data = _batch([_record(row, episodes) for row in rows], str(run), words)
     return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
@@ -170,7 +170,7 @@ def _record(row: Row, episodes: bool) -> dict[str, Any]:
         "turn_ids": row.turn_ids if episodes else None,
     }
     return {
-        **{name: getattr(row, name) for name in ("step", "prompt", "response", "answer", "fate")},
+        **{name: getattr(row, name) for name in ("step", "prompt", "response", "answer", "status")},
         "response_tokens": row.tokens,
         **{name: value for name, value in optional.items() if value is not None},
     }

@@ -9,16 +9,16 @@ from torch import Tensor
 from rlprims.algorithms import (
     Algorithm,
     Part,
-    assess_groups,
     component_scores,
     estimate_advantages,
+    fill_invalid_scores,
+    filter_groups,
     leave_out_rows,
     mask_turns,
     objective_parts,
     policy_objective,
     shape_scores,
-    weigh_tokens,
-    with_stand_ins,
+    token_weights,
 )
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
@@ -143,7 +143,7 @@ def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Ge
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
     corrections_only = algorithm.replace(token_selection=None, loss_terms=())
     for part in algorithm.corrections:
-        weights = weigh_tokens(corrections_only.replace(corrections=(part,)), data, generator=generator)
+        weights = token_weights(corrections_only.replace(corrections=(part,)), data, generator=generator)
         marks.append((str(part), weights["loss_weights"] == 0))
     return marks
 
@@ -226,10 +226,10 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
         raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
     data = {**data, "group_ids": dense_ids(data["group_ids"])}
     data |= leave_out_rows(algorithm, data)
-    data |= with_stand_ins(algorithm, data)
+    data |= fill_invalid_scores(algorithm, data)
     data |= component_scores(algorithm, data)
     data |= shape_scores(algorithm, data)
-    reasons = assess_groups(algorithm, data)
+    reasons = filter_groups(algorithm, data)
     kept = torch.tensor([reason is None for reason in reasons])
     data = {name: column[kept] for name, column in data.items()}
     if kept.any():
@@ -242,4 +242,4 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
 def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     """``data`` of one update with the weights that its losses need."""
     before = {**data, "log_probs": data["log_probs"].detach()}
-    return {**data, **weigh_tokens(algorithm, before, generator=generator)}
+    return {**data, **token_weights(algorithm, before, generator=generator)}
