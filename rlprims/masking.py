@@ -1,17 +1,17 @@
-"""Selection by the mask, and the checks of shapes and dtypes that every primitive makes.
+"""Selection by the mask, moments over the valid entries, and the checks of shapes and dtypes of every primitive.
 
 A mask is bool and has the shape of the tokens, padded ``(B, T)`` or packed ``(N,)``. Values on masked tokens are never
 read: even NaN there changes neither a value nor a gradient.
 """
 
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rlprims.ended import LABELS, EndedName
-from rlprims.kernels import are_readable, placements_of
+from rlprims.kernels import are_readable
 from rlprims.types import CuSeqlens, EndedCodes, PerToken, RowMask, TokenMask
 
 
@@ -38,6 +38,38 @@ def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
     tensor(3.)
     """
     return zero_outside(x, mask).sum() / mask.sum().clamp(min=1)
+
+
+class BatchMoments(NamedTuple):
+    """Mean and variance of the valid entries of a batch, and each valid entry minus the mean (0 elsewhere)."""
+
+    mean: Tensor
+    variance: Tensor
+    centred: Tensor
+
+
+def batch_moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[Tensor], Tensor] | None) -> BatchMoments:
+    """The moments of ``x`` where the mask is True, in two passes; the variance has divisor n − ddof.
+
+    ``all_reduce`` sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
+
+    >>> batch_moments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), ddof=1, all_reduce=None)
+    BatchMoments(mean=tensor(2.), variance=tensor(2.), centred=tensor([-1.,  1.,  0.]))
+    """
+    x = zero_outside(x, mask)
+    size, total = _over_ranks(all_reduce, mask.sum().to(x.dtype), x.sum())
+    n = size.clamp(min=1)
+    mean = total / n
+    centred = zero_outside(x - mean, mask)
+    # The mean is rounded, so every difference has its error. If all entries are equal, that error would be divided by a
+    # σ near 0. Therefore the mean of the differences is subtracted too.
+    residual, squares = _over_ranks(all_reduce, centred.sum(), centred.square().sum())
+    variance = (squares - residual.square() / n).clamp(min=0) / (size - ddof).clamp(min=1)
+    return BatchMoments(mean, variance, zero_outside(centred - residual / n, mask))
+
+
+def _over_ranks(all_reduce: Callable[[Tensor], Tensor] | None, *sums: Tensor) -> tuple[Tensor, ...]:
+    return sums if all_reduce is None else all_reduce(torch.stack(sums)).unbind()
 
 
 def check_tensors(**named: object) -> None:
@@ -167,7 +199,7 @@ def check_placements(last_cut: int, **named: Tensor) -> None:
     torch would gather such a tensor.
     """
     for name, x in named.items():
-        for placement in () if type(x) is Tensor else placements_of(x):
+        for placement in () if type(x) is Tensor else getattr(x, "placements", ()):
             if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
                 raise ValueError(
                     f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; use "

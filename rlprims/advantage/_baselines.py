@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._group import response_scores
-from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths, to_tokens
-from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import batch_moments, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._group import Singleton, standard_scores, tokens_of_valid_rows
-from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
-from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_tokens, upcast, zero_outside
 from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 WhitenOver: TypeAlias = Literal["responses", "tokens", "none"]

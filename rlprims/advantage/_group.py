@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import (
     check_group_ids,
     group_bounds,
@@ -24,7 +23,7 @@ from rlprims.grouping import (
     variance_of_centred,
 )
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
-from rlprims.masking import check_choice, check_sequences, check_tokens, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_sequences, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 Singleton: TypeAlias = Literal["zero", "raw"]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage._group import response_scores
-from rlprims.advantage._statistics import batch_moments
 from rlprims.grouping import first_rows, group_centred, group_mean
 from rlprims.layout import to_tokens
+from rlprims.masking import batch_moments
 from rlprims.ratios import clamp_log_ratio
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from rlprims.advantage._group import Singleton, grpo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.advantage._statistics import batch_moments
-from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 

@@ -103,13 +103,6 @@ def are_readable(*tensors: Tensor) -> bool:
     return tensors[0].device.type == "cpu" and are_plain(*tensors)
 
 
-def placements_of(x: Tensor) -> tuple[Any, ...]:
-    """The placements of a DTensor on its mesh; () for any other tensor, and in compiled code."""
-    if torch.compiler.is_compiling() or type(x) is Tensor:
-        return ()
-    return tuple(getattr(x, "placements", ()))
-
-
 def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which matrix products on this tensor's device keep the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False)
