@@ -1,6 +1,6 @@
 """RL algorithm primitives for LLM post-training.
 
-The modules load when they are first named: ``import rlprims`` is fast, and ``rlprims.losses`` imports torch::
+A module is imported when it is first used: ``import rlprims`` is fast, and ``rlprims.losses`` imports torch::
 
     from rlprims import advantage, losses
 """

@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    # Before torch loads: threads that spin while they wait are 3 to 6 times slower where cores are shared.
+    # OpenMP reads this when torch is imported. If processes share cores, spinning threads are 3 to 6 times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

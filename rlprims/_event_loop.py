@@ -1,4 +1,4 @@
-"""Event loops that live as long as the process: a client that async code keeps stays usable from step to step."""
+"""Event loops that run until the process ends, so that async clients can be used again in the next step."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from functools import cache
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """The loop of this name, in a daemon thread of its own. A forked process gets loops of its own."""
+    """The loop of this name, which runs in its own daemon thread. A forked process gets new loops."""
     return _event_loop(name, os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""What to install where a package is missing. There is no release on an index, so a hint begins in the clone."""
+"""The command to install a missing package. The library is not on a package index, so the command runs in the clone."""
 
 
 def hint(extra: str) -> str:

@@ -1,6 +1,7 @@
-"""What changes over a run, with a state: ``update`` after a step, ``state_dict`` for the checkpoint.
+"""Small objects with a state: adaptive coefficients of the KL and the entropy, and a moving average of weights.
 
-Coefficients have a ``value`` for this step; :class:`Ema` moves weights.
+Call ``update`` after each step, and save ``state_dict`` in the checkpoint. A coefficient has its ``value`` for the next
+step; :class:`Ema` changes weights.
 """
 
 import math
@@ -34,7 +35,7 @@ class FixedKL:
         self.value = kl_coef
 
     def update(self, kl: float, samples: int) -> None:
-        """Nothing changes."""
+        """Does nothing: the coefficient is constant."""
 
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value}
@@ -56,7 +57,7 @@ class AdaptiveKL:
 
     def __init__(self, *, kl_coef: float = 0.2, target: float = 6.0, horizon: int = 10_000) -> None:
         if target <= 0 or horizon <= 0:
-            raise ValueError(f"target={target} (nats) and horizon={horizon} (samples) must be above 0")
+            raise ValueError(f"target={target} (nats) and horizon={horizon} (samples), expected numbers above 0")
         self.value = kl_coef
         self.target = target
         self.horizon = horizon
@@ -73,14 +74,14 @@ class AdaptiveKL:
 
 
 class AdaptiveEntropy:
-    """A coefficient of the entropy bonus that keeps the entropy up, Skywork-OR1 2025 (arXiv:2505.22312).
+    """A coefficient of the entropy bonus that keeps the entropy near a target, Skywork-OR1 2025 (arXiv:2505.22312).
 
-    After a step with mean entropy H per token the coefficient c moves by ``delta``, up if H < target and down if
-    H > target, within 0 and ``most``. It is applied only while H <= target: ``value``, by which ``losses.entropy`` is
-    multiplied in the next step, is c if H <= target, else 0; and 0 before the first update.
+    After a step with mean entropy H per token the coefficient c grows by ``delta`` if H < target and shrinks by
+    ``delta`` if H > target, within 0 and ``max_coef``. ``value`` multiplies ``losses.entropy`` in the next step: it is
+    c if H <= target, else 0, and it is 0 before the first update.
 
-    Target and delta are the paper's. The paper measures H on the rollouts of the same step; TRL, whose bounds these
-    are, one step later, as here.
+    Target and delta are the paper's, the bounds are TRL's. The paper measures H on the rollouts of the same step. TRL
+    and this class use it one step later.
 
     >>> coefficient = AdaptiveEntropy(target=0.2, delta=0.005)
     >>> for entropy in (0.1, 0.15, 0.3):
@@ -92,21 +93,21 @@ class AdaptiveEntropy:
     """
 
     def __init__(
-        self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, most: float = 1.0
+        self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, max_coef: float = 1.0
     ) -> None:
         if target <= 0 or delta <= 0:
-            raise ValueError(f"target={target} (nats per token) and delta={delta} must be above 0")
-        if not 0 <= entropy_coef <= most:
-            raise ValueError(f"entropy_coef={entropy_coef} must be from 0 to most={most}")
+            raise ValueError(f"target={target} (nats per token) and delta={delta}, expected numbers above 0")
+        if not 0 <= entropy_coef <= max_coef:
+            raise ValueError(f"entropy_coef={entropy_coef}, expected a number from 0 to max_coef={max_coef}")
         self.value = 0.0
         self.coefficient = entropy_coef
         self.target = target
         self.delta = delta
-        self.most = most
+        self.max_coef = max_coef
 
     def update(self, entropy: float) -> None:
         step = self.delta if entropy < self.target else -self.delta if entropy > self.target else 0.0
-        self.coefficient = min(max(self.coefficient + step, 0.0), self.most)
+        self.coefficient = min(max(self.coefficient + step, 0.0), self.max_coef)
         self.value = self.coefficient if entropy <= self.target else 0.0
 
     def state_dict(self) -> dict[str, float]:
@@ -117,13 +118,14 @@ class AdaptiveEntropy:
 
 
 class Ema:
-    """Weights that follow others as an exponential moving average: θ' ← θ' + rate (θ − θ').
+    """An exponential moving average θ' of weights θ: θ' ← θ' + rate (θ − θ') at each ``every``-th update.
 
-    It happens at each ``every``-th update. The average forgets with a half-life of about 0.7 every / rate updates; at
-    rate 1 it is a copy that is taken anew every so often, as for a reference that is reset. The rate is the share of
-    the *new* weights: what others call a decay of 0.95 is a rate of 0.05.
+    The rate is the share of the *new* weights: a decay of 0.95 in other libraries is a rate of 0.05. The half-life is
+    about 0.7 every / rate updates. At rate 1 the average is a plain copy, which suits a reference model that is reset
+    every few steps.
 
-    It adds up in the weights' own dtype: in bfloat16, where 1 and 1.004 are neighbours, a small rate changes nothing.
+    The sum is computed in the dtype of the weights. bfloat16 has no number between 1 and 1.0078, so there a small rate
+    changes nothing.
 
     >>> average, weights = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     >>> ema = Ema(rate=0.5, every=2)
@@ -145,23 +147,27 @@ class Ema:
 
     @torch.no_grad()
     def update(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        """Count an update, and move the tensors of ``average`` if it is time, in place.
+        """Count an update; at each ``every``-th one change the tensors of ``average`` in place.
 
         Raises:
-            ValueError: the two have other names or shapes.
+            ValueError: the names or shapes of ``average`` and ``weights`` differ.
         """
         if differing := sorted(average.keys() ^ weights.keys()):
-            raise ValueError(f"average and weights differ in {differing[:3]}: they must be of one architecture")
+            raise ValueError(
+                f"only one of average and weights has {differing[:3]}, expected the same names: use models of one "
+                "architecture"
+            )
         self.updates += 1
         if self.updates % self.every:
             return
-        for name, followed in weights.items():
-            if average[name].shape != followed.shape:
+        for name, weight in weights.items():
+            if average[name].shape != weight.shape:
                 raise ValueError(
-                    f"{name}: average has shape {tuple(average[name].shape)}, weights {tuple(followed.shape)}"
+                    f"{name}: average has shape {tuple(average[name].shape)}, weights have {tuple(weight.shape)}, "
+                    "expected the same shape"
                 )
-            if followed.is_floating_point():
-                average[name].lerp_(followed.to(average[name].dtype), self.rate)
+            if weight.is_floating_point():
+                average[name].lerp_(weight.to(average[name].dtype), self.rate)
 
     def state_dict(self) -> dict[str, float]:
         return {"updates": self.updates}
@@ -172,5 +178,5 @@ class Ema:
 
 def _numbers(state: dict[str, float], *names: str) -> list[float]:
     if sorted(state) != sorted(names) or not all(math.isfinite(number) for number in state.values()):
-        raise ValueError(f"the state must hold finite {' and '.join(names)} and nothing else, it is {state}")
+        raise ValueError(f"the state is {state}, expected finite {' and '.join(names)} and nothing else")
     return [state[name] for name in names]

@@ -1,4 +1,4 @@
-"""Why a response, or a turn of it, ended: a code in a batch, its name in files and on pages."""
+"""The reasons why a response or a turn ended. A batch holds them as codes; files and pages hold their names."""
 
 from enum import IntEnum
 from typing import Literal, TypeAlias
@@ -14,21 +14,21 @@ class Ended(IntEnum):
     """
 
     STOP = 0
-    """By itself: the end token, or a stop text."""
+    """The policy ended it: by the end token, or by a stop text."""
     LENGTH = 1
-    """At the limit of a response's tokens."""
+    """It reached the limit of response tokens."""
     TURNS = 2
-    """At the limit of turns."""
+    """It reached the limit of turns."""
     CONTEXT = 3
-    """The model's window was full."""
+    """The model's context window was full."""
     PARSE_ERROR = 4
-    """What the policy wrote could not be read, such as a malformed tool call."""
+    """The policy's text could not be parsed, such as a malformed tool call."""
     TIMEOUT = 5
     """The environment or a tool took too long."""
     ERROR = 6
     """The environment or the engine failed."""
     ABORTED = 7
-    """From outside, before it was done."""
+    """It was stopped from outside before it was complete."""
 
     @property
     def label(self) -> str:
@@ -37,13 +37,13 @@ class Ended(IntEnum):
 
     @classmethod
     def of(cls, label: str) -> "Ended":
-        """The reason of a name.
+        """The reason that has this name.
 
         Raises:
-            ValueError: no reason has the name; it lists those that there are.
+            ValueError: an unknown name; the message lists the known ones.
         """
         if label not in LABELS:
-            raise ValueError(f"{label!r} is no reason to end, expected {' or '.join(map(repr, LABELS))}")
+            raise ValueError(f"ended is {label!r}, expected {' or '.join(map(repr, LABELS))}")
         return cls(LABELS.index(label))
 
 
@@ -51,4 +51,4 @@ LABELS = tuple(reason.label for reason in Ended)
 """All names, in the order of the codes."""
 
 CUT_OFF: tuple[EndedName, ...] = ("length", "turns", "context", "parse_error", "timeout", "error", "aborted")
-"""Every reason but ``stop``."""
+"""Every reason except ``stop``."""

@@ -1,8 +1,8 @@
 """Groups of samples that answer the same prompt: ids from any labels, and statistics of the group of each row.
 
 ``group_ids`` are int64 (B,) and dense: every id is below B, so that the number of groups need not be read from a
-device. :func:`dense_ids` makes them from any labels. A statistic is (B,): each row has the number of its group.
-``valid_rows`` (bool (B,)) excludes rows from the statistics; they still get the number of their group.
+device. :func:`dense_ids` makes them from any labels. A statistic is (B,): each row has the value of its group.
+``valid_rows`` (bool (B,)) excludes rows from the statistics; they still get the value of their group.
 """
 
 import math
@@ -23,7 +23,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
     """Dense int64 ids in order of first appearance, from any hashable labels.
 
-    Labels are names and never numbers: "1", "001", 1.25, 1.75 and -1 are five groups.
+    Labels are compared, never computed with: "1", "001", 1.25, 1.75 and -1 are five groups.
 
     Raises:
         ValueError: a label is NaN (it would equal nothing) or cannot be hashed.
@@ -36,9 +36,9 @@ def dense_ids(labels: Iterable[Hashable] | np.ndarray | Tensor) -> GroupIds:
         names = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
         dense = np.fromiter(map(ids.__getitem__, names), np.int64, len(names))
     except TypeError as error:
-        raise ValueError(f"labels must be hashable, one per row (strings, numbers, tuples): {error}") from None
+        raise ValueError(f"expected hashable labels, one per row (strings, numbers, tuples): {error}") from None
     if any(isinstance(name, float) and math.isnan(name) for name in ids):
-        raise ValueError("labels contain NaN, which belongs to no group: give those rows a label or drop them")
+        raise ValueError("labels contain NaN, which equals no label: give those rows a label or drop them")
     return torch.from_numpy(dense)
 
 
@@ -145,7 +145,7 @@ def is_constant(
 ) -> RowMask:
     """True where the row's group has max - min <= tolerance * max(1, |max|, |min|); never for a group with a NaN.
 
-    A range and not a std: the std of seven equal 0.1 is 1.4e-17, so ``std > 0`` calls that group varied.
+    The test uses the range because the computed std of seven equal 0.1 is 1.4e-17 and not 0.
 
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
@@ -179,9 +179,10 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """``x`` minus the mean of each row's group, both measured from one of the group's numbers.
+    """``x`` minus the mean of each row's group.
 
-    So a large common offset costs no digits: near 1e5 a float32 mean is rounded to 1/128.
+    The smallest value of the group is subtracted first. A large common offset then costs no digits: near 1e5 a float32
+    mean is rounded to 1/128.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
@@ -193,7 +194,7 @@ def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | Non
 def group_variance(
     x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
 ) -> PerSequence:
-    """Variance of each row's group, two-pass, with divisor n - ddof; 0 if that is not positive.
+    """Variance of each row's group, two-pass, with divisor n - ddof; 0 if the divisor is not positive.
 
     >>> group_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -204,7 +205,7 @@ def group_variance(
 def variance_of_centred(
     centred: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
 ) -> PerSequence:
-    """:func:`group_variance` of what is centred already: Σ centred² / (n − ddof).
+    """:func:`group_variance` of values that are already centred: Σ centred² / (n − ddof).
 
     >>> variance_of_centred(torch.tensor([0.75, -0.25, -0.25, -0.25]), torch.zeros(4, dtype=torch.int64))
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -236,7 +237,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
 def _offset_and_mean(
     x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None
 ) -> tuple[PerSequence, PerSequence]:
-    """One of the numbers of each row's group, and the mean measured from it."""
+    """The smallest value of each row's group, and the group's mean minus that value."""
     offset, _ = group_bounds(x.detach(), group_ids, valid_rows)
     count = group_count(group_ids, valid_rows).clamp(min=1)
     return offset, group_sum(upcast(x) - offset, group_ids, valid_rows) / count
@@ -260,11 +261,10 @@ def _extreme_by_group(
 
 
 class Ranks(NamedTuple):
-    """The rows of each group in the order of their numbers.
+    """The rows of each group, sorted by value.
 
-    ``order`` lists the rows, group after group and ascending inside each; group g is ``cu[g]:cu[g+1]`` of it.
-
-    ``sizes`` (B,), of valid rows, and ``ranks`` (B,), from 0, are in that order too.
+    ``order`` lists the rows, group after group, with ascending values inside a group. Group g is ``cu[g]:cu[g+1]``.
+    ``sizes`` (B,) has the number of valid rows of the group, ``ranks`` (B,) the rank from 0; both are in that order.
     """
 
     order: Tensor
@@ -280,7 +280,9 @@ class Ranks(NamedTuple):
 
 
 def group_ranks(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> Ranks:
-    """Equal numbers stand in the order of their rows; rows that are not valid stand last and are not in the sizes.
+    """Sort the rows of each group by value. Equal values keep the order of their rows.
+
+    Invalid rows come last in their group, and the sizes do not count them.
 
     >>> group_ranks(torch.tensor([3.0, 9.0, 1.0]), torch.tensor([0, 1, 0]))
     Ranks(order=tensor([2, 0, 1]), cu=tensor([0, 2, 3, 3]), sizes=tensor([2, 2, 1]), ranks=tensor([0, 1, 0]))

@@ -1,7 +1,7 @@
-"""Padded and packed sequences: sums over a sequence, numbers of a sequence on its tokens, turns, and the way between.
+"""Padded and packed sequences: conversion, sums over sequences, values per sequence expanded to tokens, and turns.
 
 Padded tensors are ``(B, T)``. Packed tensors are ``(N,)`` with ``cu_seqlens`` (B+1,): sequence ``i`` is
-``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both.
+``[cu_seqlens[i], cu_seqlens[i+1])``. Every function here takes both layouts.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def cu_seqlens(lengths: Sequence[int] | Tensor) -> CuSeqlens:
     if counts.dim() != 1 or counts.is_floating_point() or counts.dtype is torch.bool:
         raise ValueError(
             f"lengths has shape {tuple(counts.shape)} and dtype {counts.dtype}, expected integers (B,): the number of "
-            "tokens of each sequence, padding left out; use mask.sum(1)"
+            "tokens of each sequence without padding; use mask.sum(1)"
         )
     if are_readable(counts) and (counts < 0).any():
         raise ValueError(f"lengths has {int(counts.min())}, expected numbers of at least 0")
@@ -78,8 +78,8 @@ def sequence_sum(
 ) -> PerSequence:
     """Sum of ``x`` over the valid tokens of each sequence: (B,).
 
-    ``all_reduce_rows`` sums a tensor over the ranks that have parts of these sequences; None: they are whole. Each rank
-    then has losses of its own tokens, which depend on the sums: the gradient is that of the losses of all ranks, and
+    ``all_reduce_rows`` sums a tensor over the ranks if each rank has a part of these sequences; None: the sequences are
+    whole. The loss of each rank then depends on these sums. The gradient is that of the losses of all ranks, so
     backward calls ``all_reduce_rows`` too. A second derivative lacks the terms of other ranks.
 
     >>> x, m = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
@@ -90,7 +90,7 @@ def sequence_sum(
     if cu_seqlens is None:
         sums = x.sum(-1)
     else:
-        # index_add adds token by token: in float32 the error would grow with the length, up to 1 % at a million tokens.
+        # index_add adds one token at a time: in float32 the error grows with the length, up to 1 % at a million tokens.
         sums = torch.zeros(cu_seqlens.shape[0] - 1, dtype=torch.float64, device=x.device)
         sums = sums.index_add(0, sequence_ids(cu_seqlens, x.shape[0]), x.double()).to(x.dtype)
     return sums if all_reduce_rows is None else sum_rows(all_reduce_rows, sums)
@@ -113,7 +113,7 @@ def sequence_lengths(
 
 
 def expand_to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
-    """Each sequence's number on each of its tokens, masked ones too.
+    """The value of each sequence, copied to all of its tokens, masked ones too.
 
     >>> expand_to_tokens(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
     tensor([[5., 5.],
@@ -123,7 +123,7 @@ def expand_to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | No
 
 
 def to_tokens(x: PerSequence, mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
-    """Each sequence's number on each of its valid tokens, 0 outside the mask.
+    """The value of each sequence, copied to its valid tokens; 0 outside the mask.
 
     >>> to_tokens(torch.tensor([5.0, 7.0]), torch.tensor([[True, False], [True, True]]))
     tensor([[5., 0.],
@@ -185,17 +185,17 @@ def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> P
 class TokenShard(NamedTuple):
     """Which of N packed tokens one rank has."""
 
-    tokens: Annotated[Tensor, "int64 (n,), places among the N"]
+    tokens: Annotated[Tensor, "int64 (n,), positions among the N"]
     cu_seqlens: CuSeqlens
-    """(B+1,): the borders of the parts of all sequences, of which some may be empty."""
+    """(B+1,): where the part of each sequence begins and ends on this rank; a part may be empty."""
 
 
 def shards(lengths: Annotated[Tensor, "int (B,)"], ranks: int, layout: Cut = "zigzag") -> list[TokenShard]:
-    """How packed sequences are cut over ranks, as context parallelism has it: the tokens of each rank.
+    """The tokens of each rank if packed sequences are split over ranks, as in context parallelism.
 
-    "contiguous" cuts each sequence into as many chunks as there are ranks, one after the other. "zigzag" cuts it into
-    twice as many, and rank r has chunks r and 2·ranks − 1 − r: under a causal mask all ranks then have equal work. A
-    chunk is ⌈length / chunks⌉ tokens; the last ones are shorter or empty where that does not divide the length.
+    "contiguous" splits each sequence into ``ranks`` chunks, and rank r has chunk r. "zigzag" splits it into 2·ranks
+    chunks, and rank r has chunks r and 2·ranks − 1 − r: under a causal mask all ranks then have equal work. A chunk has
+    ⌈length / chunks⌉ tokens; if the length does not divide evenly, the last chunks are shorter or empty.
     :func:`scatter` and :func:`gather` move tensors of tokens.
 
     Raises:
@@ -216,15 +216,16 @@ def shards(lengths: Annotated[Tensor, "int (B,)"], ranks: int, layout: Cut = "zi
         )
     chunks = ranks if layout == "contiguous" else 2 * ranks
     sequence = torch.repeat_interleave(lengths)
-    place = torch.arange(sequence.shape[0], device=lengths.device) - (lengths.cumsum(0) - lengths)[sequence]
-    chunk = place // (-(-lengths // chunks)).clamp(min=1)[sequence]
+    position = torch.arange(sequence.shape[0], device=lengths.device) - (lengths.cumsum(0) - lengths)[sequence]
+    chunk_size = (-(-lengths // chunks)).clamp(min=1)
+    chunk = position // chunk_size[sequence]
     rank = torch.minimum(chunk, 2 * ranks - 1 - chunk)
-    found = []
+    parts = []
     for r in range(ranks):
         index = (rank == r).nonzero()[:, 0]
         counts = torch.zeros_like(lengths).index_add(0, sequence[index], torch.ones_like(index).to(lengths.dtype))
-        found.append(TokenShard(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)])))
-    return found
+        parts.append(TokenShard(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)])))
+    return parts
 
 
 def scatter(x: Tensor, parts: Sequence[TokenShard]) -> list[Tensor]:
@@ -249,10 +250,10 @@ def gather(tensors: Sequence[Tensor], parts: Sequence[TokenShard]) -> Tensor:
 
 
 def next_valid(mask: TokenMask) -> Tensor:
-    """The position of the next valid token after each position, int64; the last position where there is none.
+    """The position of the next valid token after each position, int64; the last position if there is none.
 
-    Packed tokens are taken as one sequence, so at the last token of each it is a token of another: use
-    ``scan.next_values``, or exclude :func:`last_token`.
+    Packed tokens count as one sequence: for the last token of a sequence the result is a token of the next sequence.
+    Use ``scan.next_values``, or exclude :func:`last_token`.
 
     >>> next_valid(torch.tensor([[True, False, True, True]]))
     tensor([[2, 2, 3, 3]])
@@ -264,7 +265,7 @@ def next_valid(mask: TokenMask) -> Tensor:
 
 
 def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> TokenMask:
-    """True on valid tokens that end the sequence or are followed by a valid token of another turn.
+    """True on the last valid token of each turn.
 
     >>> turns, m = torch.tensor([[0, 0, 9, 1, 1]]), torch.tensor([[True, True, False, True, True]])
     >>> last_of_turn(turns, m).tolist()
@@ -278,10 +279,10 @@ def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeql
 
 
 def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> CuSeqlens:
-    """``cu_seqlens`` under which every turn of the flattened tokens is a sequence: int64 (N+1,), empty ones at the end.
+    """``cu_seqlens`` that make every turn of the flattened tokens a sequence: int64 (N+1,), empty ones at the end.
 
-    Any function of sequences computes with them a number per turn. The number of turns is not read by the host. A
-    masked token belongs to the turn before or after it.
+    With them any function of sequences computes a value per turn. There are always N of them, so that the number of
+    turns need not be read from a device. A masked token belongs to the turn before or after it.
 
     >>> turn_boundaries(torch.tensor([[0, 0, 1], [0, 7, 7]]), torch.tensor([[True, True, True], [True, False, False]]))
     tensor([0, 2, 3, 4, 6, 6, 6])

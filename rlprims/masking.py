@@ -1,7 +1,7 @@
-"""Masked means absent: selection by the mask, and the checks of shapes and dtypes that every primitive makes.
+"""Selection by the mask, and the checks of shapes and dtypes that every primitive makes.
 
-A mask is bool like the tokens, padded ``(B, T)`` or packed ``(N,)``. What stands on masked tokens is never read: not
-even NaN changes a value or a gradient.
+A mask is bool and has the shape of the tokens, padded ``(B, T)`` or packed ``(N,)``. Values on masked tokens are never
+read: even NaN there changes neither a value nor a gradient.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from rlprims.types import CuSeqlens, EndedCodes, PerToken, RowMask, TokenMask
 
 
 def upcast(x: Tensor) -> Tensor:
-    """float64 stays, everything else becomes float32: the precision of all computations here."""
+    """``x`` as float32, or as float64 if it already is: the precision of all computations here."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 def zero_outside(x: PerToken, mask: TokenMask) -> PerToken:
     """``x`` in float32 (or float64 if given), exactly 0 where the mask is False.
 
-    A selection, not a product: NaN and Inf outside the mask reach neither the value nor the gradient.
+    This is a selection: NaN and Inf outside the mask change neither the value nor the gradient. A product would not do.
 
     >>> zero_outside(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
     tensor([1., 0.])
@@ -41,7 +41,7 @@ def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
 
 
 def check_tensors(**named: object) -> None:
-    """Raise ``ValueError`` unless each is a tensor; lists and numpy arrays are not.
+    """Raise ``ValueError`` unless every named argument is a torch tensor.
 
     >>> check_tensors(rewards=[0.0, 1.0])
     Traceback (most recent call last):
@@ -59,7 +59,7 @@ def check_tensors(**named: object) -> None:
 def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_token: Tensor) -> None:
     """Raise ``ValueError`` unless the mask is bool and every named tensor has its shape, padded or packed.
 
-    Also where ``log_probs`` need no gradient and ``old_log_probs`` do, as when the two are swapped.
+    It is also an error if ``old_log_probs`` require a gradient and ``log_probs`` do not: the two were swapped.
 
     >>> check_tokens(torch.ones(2, 3, dtype=torch.bool), rewards=torch.zeros(2, 4))
     Traceback (most recent call last):
@@ -102,14 +102,14 @@ _TRAINED = {"log_probs": ("old_log_probs", "rollout_log_probs", "ref_log_probs")
 
 
 def _check_order(per_token: Mapping[str, Tensor]) -> None:
-    """Raise ``ValueError`` where the numbers that are trained need no gradient, and those they are compared with do."""
+    """Raise ``ValueError`` if a fixed input requires a gradient and the trained one beside it does not."""
     for trained, fixed in _TRAINED.items():
-        of = [name for name in (trained, *fixed) if name in per_token and per_token[name].requires_grad]
-        if trained in per_token and of and trained not in of and torch.is_grad_enabled():
-            first = "; verl's functions begin with the old ones" if trained == "log_probs" else ""
+        with_grad = [name for name in (trained, *fixed) if name in per_token and per_token[name].requires_grad]
+        if trained in per_token and with_grad and trained not in with_grad and torch.is_grad_enabled():
+            note = "; verl's functions take the old ones first" if trained == "log_probs" else ""
             raise ValueError(
-                f"{of[0]} requires a gradient and {trained} does not, expected the other way round: pass them by name, "
-                f"{trained}=..., {of[0]}=...{first}"
+                f"{with_grad[0]} requires a gradient and {trained} does not, expected the other way round: pass them "
+                f"by name, {trained}=..., {with_grad[0]}=...{note}"
             )
 
 
@@ -132,20 +132,20 @@ def ended_by(ended: EndedCodes, reasons: tuple[EndedName, ...]) -> RowMask:
     if ended.dim() != 1 or ended.is_floating_point() or ended.dtype is torch.bool:
         raise ValueError(
             f"ended has shape {tuple(ended.shape)} and dtype {ended.dtype}, expected integers (B,): codes of Ended, "
-            "such as Ended.LENGTH where a response was truncated and Ended.STOP elsewhere"
+            "such as Ended.LENGTH for a truncated response and Ended.STOP for a complete one"
         )
-    found = torch.zeros_like(ended, dtype=torch.bool)
+    has_reason = torch.zeros_like(ended, dtype=torch.bool)
     for reason in reasons:
         check_choice("reasons", reason, EndedName)
-        found = found | (ended == LABELS.index(reason))
-    return found
+        has_reason = has_reason | (ended == LABELS.index(reason))
+    return has_reason
 
 
 def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
     """Raise ``ValueError`` unless the boundaries start at 0, never decrease, and end at the number of tokens.
 
-    Every primitive does this for tensors on a CPU. On an accelerator the values are not read, because that would wait
-    for the device: call it once per batch if the boundaries come from code that you do not trust.
+    Every primitive checks tensors on a CPU. It does not read values from an accelerator, because that waits for the
+    device. Call this once per batch if you do not trust the code that computes the boundaries.
 
     >>> check_cu_seqlens(torch.tensor([0, 2]), 4)
     Traceback (most recent call last):
@@ -162,14 +162,17 @@ def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
 
 
 def check_placements(last_cut: int, **named: Tensor) -> None:
-    """``ValueError`` if a DTensor is partial, or cut along a dimension after ``last_cut``: torch would gather it."""
+    """Raise ``ValueError`` if a DTensor is partial, or sharded along a dimension after ``last_cut``.
+
+    torch would gather such a tensor.
+    """
     for name, x in named.items():
         for placement in () if type(x) is Tensor else placements_of(x):
             if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
                 raise ValueError(
-                    f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; give "
-                    f"{name}.to_local(), with interop.dtensor.vocab_of where the vocabulary is cut, all_reduce_rows or "
-                    "shard where sequences are"
+                    f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; use "
+                    f"{name}.to_local(), with interop.dtensor.vocab_of if the vocabulary is sharded, and with "
+                    "all_reduce_rows or shard if sequences are"
                 )
 
 
@@ -183,13 +186,13 @@ def check_logits(logits: Tensor, temperature: float) -> None:
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ``ValueError`` unless it is above 0."""
+    """Raise ``ValueError`` unless the temperature is above 0."""
     if temperature <= 0:
         raise ValueError(f"temperature={temperature}, expected a number above 0: greedy decoding has log-prob 0")
 
 
 def check_choice(name: str, value: str, choices: object) -> None:
-    """Raise ``ValueError`` unless an option is one of the choices of its ``Literal``.
+    """Raise ``ValueError`` unless the value is one of the choices of a ``Literal``.
 
     >>> from typing import Literal
     >>> check_choice("level", "word", Literal["token", "sequence"])

@@ -1,4 +1,4 @@
-"""Ratios of probabilities: of a token, of a sequence; and estimates of KL(π ‖ q) from them."""
+"""Log-ratios of probabilities, per token and per sequence, and estimates of KL(π ‖ q) from them."""
 
 from typing import Literal, TypeAlias
 
@@ -12,10 +12,10 @@ from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 Estimator: TypeAlias = Literal["k1", "k2", "k3", "abs"]
 
 LOG_RATIO_LIMIT = 20.0
-"""Every log-ratio is clamped to ± this before ``exp``, so that legal log-probs give finite values and gradients."""
+"""Every log-ratio is clamped to ± this limit before ``exp``: legal log-probs give finite values and gradients."""
 
 MIN_LOG_PROB = -100.0
-"""Divergences count a banned token (log-prob −inf) as one of e^−100: negligible, and still finite."""
+"""Divergences use e^−100 as the probability of a banned token (log-prob −inf): negligible and still finite."""
 
 
 def clamp_log_ratio(x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def clamp_log_ratio(x: Tensor) -> Tensor:
 
 
 def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> PerToken:
-    """log_probs − old_log_probs, clamped to ±20; 0 outside the mask; gradient to the first only.
+    """log_probs − old_log_probs, clamped to ±20; 0 outside the mask; only ``log_probs`` gets a gradient.
 
     >>> log_ratio(torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -900.0]), torch.tensor([True, True]))
     tensor([ 0.5000, 20.0000])
@@ -40,7 +40,7 @@ def summed_log_ratio(
     *,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Σ_t (log_probs − old_log_probs) over each sequence, on each of its valid tokens; not clamped."""
+    """Σ_t (log_probs − old_log_probs) over each sequence, copied to its valid tokens; not clamped."""
     difference = upcast(log_probs) - upcast(old_log_probs).detach()
     return to_tokens(sequence_sum(difference, mask, cu_seqlens, all_reduce_rows=all_reduce_rows), mask, cu_seqlens)
 
@@ -54,9 +54,9 @@ def sequence_log_ratio(
     mean: bool,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Sum or mean of the log-ratios of each sequence, clamped to ±20, on each of its tokens, masked ones too.
+    """Sum or mean of the log-ratios of each sequence, clamped to ±20 and copied to its tokens, masked ones too.
 
-    The clamp is on the sequence's number and not on the tokens', so that the ratio is that of the response.
+    Only the result of a sequence is clamped, not its terms, so that it is the log-ratio of the whole response.
     """
     difference = upcast(log_probs) - upcast(old_log_probs).detach()
     total = sequence_sum(difference, mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
@@ -84,4 +84,4 @@ def estimate_kl(log_ratio: Tensor, estimator: Estimator) -> Tensor:
         return torch.expm1(-d) + d  # exp(−d) − 1 + d would be 3 times too large at d = 1e-4 in float32
     if estimator == "abs":
         return log_ratio.abs()
-    raise ValueError(f"unknown estimator {estimator!r}: choose 'k1', 'k2', 'k3' or 'abs'")
+    raise ValueError(f"estimator={estimator!r}, expected 'k1', 'k2', 'k3' or 'abs'")

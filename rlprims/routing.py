@@ -1,13 +1,13 @@
-"""Routes of a mixture of experts: the trainer uses the experts that the sampler used.
+"""Routing replay for a mixture of experts: training uses the experts that the sampler used.
 
-Engine and trainer compute router logits that differ by rounding, so some tokens meet other experts in training than in
-sampling, and the ratio of their probabilities is off for that reason alone. Rollout routing replay (R3, Ma et al. 2025,
-arXiv:2510.11370) records the experts of each token while it samples, and trains with these. The gate still follows the
-trainer's router, so the router gets a gradient.
+The router logits of the engine and of the trainer differ by rounding. Some tokens therefore get other experts in
+training than in sampling, which changes the ratio of their probabilities. Rollout routing replay (R3, Ma et al. 2025,
+arXiv:2510.11370) records the experts of each token during sampling and trains with them. The gates are computed from
+the trainer's router, so the router gets a gradient.
 
-``routed_experts`` are int (N, K) of one layer, or (N, L, K) of all: K experts for each of N tokens, prompts too. An
-entry of −1 says that no route is known: the last sampled token of a sequence was never an input of the engine, and
-padding was not one either. Carry them through ``turns`` as an extra, with ``fill=-1``.
+``routed_experts`` are int (N, K) of one layer, or (N, L, K) of all layers: K experts for each of N tokens, including
+prompt tokens. An entry of −1 means that no route is known: the engine never reads the last sampled token of a sequence,
+nor padding. Carry them through ``turns`` as an extra, with ``fill=-1``.
 """
 
 import torch
@@ -18,14 +18,14 @@ from rlprims.kernels import are_readable
 from rlprims.masking import upcast
 
 UNKNOWN = -1
-"""The entry of ``routed_experts`` that says: no route was recorded."""
+"""The entry of ``routed_experts`` for a token whose route was not recorded."""
 
 
 def align(routed_experts: Tensor, tokens: int) -> Tensor:
-    """One row for each token of a sequence, from an engine's record of it.
+    """An engine's record of one sequence with exactly one row for each token.
 
-    An engine routes the tokens that it reads: of n tokens it has read the first n − 1 when the last one is drawn. Some
-    engines give n − 1 rows, others n. The missing one is :data:`UNKNOWN`.
+    An engine routes the tokens that it reads. When it draws the last of n tokens, it has read the first n − 1. Some
+    engines give n − 1 rows, others n. A missing last row is filled with :data:`UNKNOWN`.
 
     Args:
         routed_experts: int (n − 1, ...) or (n, ...), of one sequence, prompt and response.
@@ -42,8 +42,8 @@ def align(routed_experts: Tensor, tokens: int) -> Tensor:
     rows = routed_experts.shape[0]
     if rows not in (tokens - 1, tokens):
         raise ValueError(
-            f"routed_experts has {rows} rows, expected {tokens - 1} or {tokens} for {tokens} tokens: one for each that "
-            "the engine read, which is all but the last"
+            f"routed_experts has {rows} rows, expected {tokens - 1} or {tokens} for {tokens} tokens: one for each "
+            "token that the engine read; the last token may be missing"
         )
     return pad(routed_experts, (0, 0) * (routed_experts.dim() - 1) + (0, tokens - rows), value=UNKNOWN)
 
@@ -51,22 +51,22 @@ def align(routed_experts: Tensor, tokens: int) -> Tensor:
 def replay(router_logits: Tensor, routed_experts: Tensor, *, renormalize: bool = True) -> Tensor:
     """The gates of the recorded experts: g_i = M_i e^{s_i} / Σ_j M_j e^{s_j}, arXiv:2510.11370.
 
-    s are the trainer's router logits, M_i is 1 for the experts that the sampler used. The logits are those before any
-    top-k: of probabilities after it an expert outside the trainer's own top-k would have exactly 0, and no gradient. A
-    token without a known route takes the K experts of largest logit, as without replay.
+    s are the trainer's router logits, M_i is 1 for the experts that the sampler used. Give the logits before any top-k:
+    after a top-k, an expert outside the trainer's own top-k has probability 0 and no gradient. A token without a known
+    route uses the K experts with the largest logits, as without replay.
 
     Args:
         router_logits: float (N, E), one layer's, with gradient.
         routed_experts: int (N, K): different experts in [0, E), or all −1.
         renormalize: divide by the sum over the recorded experts, as the paper and models with ``norm_topk_prob`` do;
-            False: by that over all E.
+            False: divide by the sum over all E experts.
 
     Returns:
         float32 (or float64 if given) (N, E): 0 for the other experts.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; on a CPU an expert that does not exist, one that is listed twice,
-            or a row that is known in part.
+        ValueError: wrong shapes or dtypes; on a CPU also an expert that does not exist, an expert that is listed twice,
+            or a row with only some entries of −1.
 
     >>> logits = torch.tensor([[0.0, 0.0, 9.0], [0.0, 1.0, 1.0]])
     >>> replay(logits, torch.tensor([[0, 1], [-1, -1]]))
@@ -84,7 +84,7 @@ def replay(router_logits: Tensor, routed_experts: Tensor, *, renormalize: bool =
 
 
 def check_routes(router_logits: Tensor, routed_experts: Tensor) -> None:
-    """Raise ``ValueError`` unless the routes fit the logits; values are read on a CPU only, outside transforms."""
+    """Raise ``ValueError`` unless the routes fit the logits. Values are checked on a CPU only, outside transforms."""
     if router_logits.dim() != 2 or not router_logits.is_floating_point():
         raise ValueError(
             f"router_logits has shape {tuple(router_logits.shape)} and dtype {router_logits.dtype}, "
@@ -107,7 +107,7 @@ def check_routes(router_logits: Tensor, routed_experts: Tensor) -> None:
     for wrong, expected in (
         (outside, f"experts in [0, {experts})"),
         (twice, "different experts: fill padding with -1 and not with 0"),
-        (partly, "all of a row -1, or none"),
+        (partly, "either no -1 or only -1 in a row"),
     ):
         if wrong.any():
             row = int(wrong.nonzero()[0, 0])

@@ -1,4 +1,4 @@
-"""From the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t], and the value of the next valid token."""
+"""Recurrences from the end of a sequence to its start: S[t] = a[t] S[t+1] + b[t]; values of the next valid token."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, Token
 def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
     """S[t] = a[t] S[t+1] + b[t] over the last dimension, with S = 0 beyond the end.
 
-    Where a[t] is 0, S[t] is b[t] whatever S[t+1] is, even NaN: so sequences may stand end to end. The work is linear in
-    the length: two neighbours are composed to one map, the recurrence of half the length gives S at even positions, and
-    one more step gives the odd ones (Blelloch 1990, Prefix sums and their applications). The derivative with respect to
-    a is 0 where a is 0.
+    If a[t] is 0, S[t] is b[t] for any S[t+1], even NaN, so that packed sequences can be separated by a = 0. The
+    derivative with respect to a is 0 where a is 0.
+
+    The work is linear in the length (Blelloch 1990, Prefix sums and their applications): the maps of each two
+    neighbours are composed into one, the recurrence of half the length gives S at even positions, and one more step
+    gives S at odd positions.
 
     >>> reverse_scan(torch.full((3,), 0.5), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 4., 4.])
@@ -35,7 +37,7 @@ def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _times(a: Tensor, x: Tensor) -> Tensor:
-    """a · x, and exactly 0 where a is 0: not even NaN passes."""
+    """a · x, and exactly 0 where a is 0, even if x is NaN."""
     return a * torch.where(a == 0, 0.0, x)
 
 
@@ -47,9 +49,10 @@ def discounted_sum(
     shard: SequenceShard | None = None,
     beyond: PerSequence | None = None,
 ) -> PerToken:
-    """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence. A masked token carries S_{t+1} on.
+    """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence; S_t = S_{t+1} on masked tokens.
 
-    Where sequences are cut, ``shard`` says which part is here, and ``beyond`` (B,) is S after the last token, or 0.
+    If sequences are split over ranks, ``shard`` is this rank's part, and ``beyond`` (B,) is S after the last token of
+    the whole sequence (None: 0).
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> discounted_sum(torch.tensor([[1.0, 9.0, 4.0]]), 0.5, mask)
@@ -84,16 +87,16 @@ def next_values(
     cu_seqlens: CuSeqlens | None = None,
     shard: SequenceShard | None = None,
 ) -> PerToken:
-    """x of the next valid token of the sequence; after the last one ``beyond`` (B,), or 0.
+    """x of the next valid token of the sequence; for the last valid token ``beyond`` (B,), or 0 if None.
 
-    A recurrence, too: N_t = x_{t+1} if token t+1 is valid, else N_{t+1}.
+    It is the recurrence N_t = x_{t+1} if token t+1 is valid, else N_{t+1}.
 
     >>> next_values(torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]]), torch.tensor([5.0]))
     tensor([[4., 4., 5.]])
     """
     x = zero_outside(x, mask)
     ends = _last_position(mask, cu_seqlens)
-    if shard is not None:  # F_t is x_t, or what follows where t is masked; N_t is F_{t+1}
+    if shard is not None:  # F_t = x_t if t is valid, else F_{t+1}; so N_t = F_{t+1}
         this_or_next, after = scan_of_parts((~mask).to(x.dtype), x, beyond, mask, cu_seqlens, shard)
         return torch.where(ends, expand_to_tokens(after, mask, cu_seqlens), this_or_next.roll(-1, -1))
     after_last = 0.0 if beyond is None else expand_to_tokens(beyond.to(x.dtype), mask, cu_seqlens)
@@ -109,12 +112,12 @@ def scan_of_parts(
     cu_seqlens: CuSeqlens | None,
     shard: SequenceShard,
 ) -> tuple[PerToken, PerSequence]:
-    """S[t] = a[t] S[t+1] + b[t] where ranks have parts of the sequences; and the S after each part, (B,).
+    """S[t] = a[t] S[t+1] + b[t] if each rank has a part of the sequences; and S after this rank's part, (B,).
 
-    Of one part S[t] = P[t] S_after + S0[t], with S0 the recurrence from S_after = 0, and P[t] = a[t] a[t+1] ... to the
-    part's end. P and S0 of its first token are the map from the S after the part to that at its start. The ranks
-    exchange these two numbers of each sequence, and each composes the maps of the parts after its own. ``beyond`` is
-    what follows the last part, 0 if None. To autograd S_after is a constant.
+    Inside a part, S[t] = P[t] S_after + S0[t]: S0 is the recurrence with S_after = 0, and P[t] = a[t] a[t+1] ... up to
+    the end of the part. P and S0 of the first token map the S after the part to the S at its start. The ranks exchange
+    these two numbers of each sequence, and each rank composes the maps of the parts after its own. ``beyond`` is the S
+    after the last part (None: 0). S_after has no gradient.
     """
     ends = _last_position(mask, cu_seqlens)
     inner = torch.where(ends, 0.0, a)
@@ -137,15 +140,15 @@ def scan_of_parts(
 
 
 def _first_position(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> tuple[Tensor, Tensor]:
-    """Whether each sequence has a position here, (B,) bool; and its first, (B,), or any."""
+    """Whether each sequence has a position on this rank, bool (B,); and its first one (undefined if none), (B,)."""
     if cu_seqlens is None:
-        here = torch.full(mask.shape[:1], mask.shape[-1] > 0, device=mask.device)
-        return here, torch.zeros_like(here, dtype=torch.int64)
+        has_tokens = torch.full(mask.shape[:1], mask.shape[-1] > 0, device=mask.device)
+        return has_tokens, torch.zeros_like(has_tokens, dtype=torch.int64)
     return cu_seqlens.diff() > 0, cu_seqlens[:-1].long()
 
 
 def _take(x: PerToken, first: Tensor) -> PerSequence:
-    """x at a position of each sequence; 0 where that is beyond the end."""
+    """x at the position ``first`` of each sequence; 0 if that position is beyond the end."""
     x = pad(x, (0, 1))
     return x[first] if x.dim() == 1 else x.gather(-1, first[:, None])[:, 0]
 

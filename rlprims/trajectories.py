@@ -1,10 +1,9 @@
-"""A rollout that is several rows is one sequence: its rows, end to end.
+"""Rollouts of several rows: the rows of each rollout are joined into one sequence.
 
-A rollout has several rows if its context was rewritten, if it had sub-agents, or if it was cut at a turn.
-``trajectory_ids`` (B,) say which rows belong together; a row that no other row shares its id with is a rollout of its
-own. Statistics by row would count such a rollout several times. Every primitive takes packed sequences, so a batch of
-rollouts is a packed batch: :func:`join` puts the tokens of each rollout end to end, and :func:`by_trajectory` calls a
-primitive on them and brings its result back to the rows.
+A rollout has several rows if its context was rewritten, if it had sub-agents, or if it was cut at a turn. Rows with the
+same entry in ``trajectory_ids`` (B,) belong to one rollout. Statistics per row would count such a rollout several
+times. Every primitive takes packed sequences, so a batch of rollouts can be a packed batch: :func:`join` puts the
+tokens of each rollout end to end, and :func:`by_trajectory` calls a primitive on them and returns its result per row.
 """
 
 import inspect
@@ -24,7 +23,11 @@ from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, T
 
 
 class Trajectories(NamedTuple):
-    """Where the tokens of each rollout stand. There are B slots, so that no count is read; the last may be empty."""
+    """Where the tokens of each rollout are in the batch.
+
+    There are always B slots for rollouts, so that their number need not be read from a device. The last slots may be
+    empty.
+    """
 
     token_order: Tensor
     """int64 (N,): the position in the flattened batch of each token, rollout after rollout."""
@@ -42,11 +45,11 @@ class Trajectories(NamedTuple):
         return x.flatten(0, len(self.token_shape) - 1)[self.token_order]
 
     def rows(self, x: PerSequence) -> PerSequence:
-        """A number per row to one per rollout: that of its first row."""
+        """A value per row to a value per rollout: the value of its first row."""
         return x[self.first_row]
 
     def groups(self, group_ids: GroupIds) -> GroupIds:
-        """The group of each rollout; each empty slot gets a group of its own, so that no statistic sees it."""
+        """The group of each rollout. Each empty slot gets its own unused group, so that it changes no statistic."""
         is_used = torch.zeros_like(group_ids).index_fill(0, group_ids, 1)
         unused = is_used.argsort(stable=True)
         empty = (~self.exists).long()
@@ -57,12 +60,12 @@ class Trajectories(NamedTuple):
         return x[self.token_order.argsort()].reshape(*self.token_shape, *x.shape[1:])
 
     def rows_back(self, x: PerSequence) -> PerSequence:
-        """A number per rollout to each of its rows."""
+        """A value per rollout to a value per row."""
         return x[self.trajectory_ids]
 
 
 def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Trajectories:
-    """The tokens of each rollout end to end, its rows in the order of the batch.
+    """The order of tokens that puts the tokens of each rollout end to end, its rows in the order of the batch.
 
     Args:
         trajectory_ids: int64 (B,), dense (below B): see ``grouping.dense_ids``.
@@ -70,7 +73,7 @@ def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: Cu
         cu_seqlens: int (B+1,) if packed.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; ids that are not dense.
+        ValueError: wrong shapes or dtypes; ids that are not dense.
 
     >>> mask = torch.tensor([[True, True], [True, True], [True, False]])
     >>> joined = join(torch.tensor([0, 1, 0]), mask)
@@ -80,13 +83,13 @@ def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: Cu
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
     check_group_ids(trajectory_ids, name="trajectory_ids")
-    owner = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()
-    tokens = torch.zeros_like(trajectory_ids).index_add(0, owner, torch.ones_like(owner))
+    rollout = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()
+    lengths = torch.zeros_like(trajectory_ids).index_add(0, rollout, torch.ones_like(rollout))
     first_row = first_rows(trajectory_ids)
     exists = first_row < trajectory_ids.shape[0]
     return Trajectories(
-        token_order=owner.argsort(stable=True),
-        cu_seqlens=torch.nn.functional.pad(tokens.cumsum(0), (1, 0)),
+        token_order=rollout.argsort(stable=True),
+        cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
         first_row=torch.where(exists, first_row, 0),
         exists=exists,
         trajectory_ids=trajectory_ids,
@@ -95,16 +98,16 @@ def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: Cu
 
 
 def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` with whole rollouts as its sequences. Call the result by name, with ``trajectory_ids`` (B,) added.
+    """``fn`` with whole rollouts as its sequences. Call the result with keyword arguments, and with ``trajectory_ids``.
 
-    What is per token and what is per row is known from the annotations of ``fn`` (``types.PerToken``,
-    ``types.PerSequence``, ...), and without them from the shapes. Of data per row, the entry of a rollout's first row
-    counts. Of ``totals`` the trajectories are taken for the sequences. A result per token or per row is brought back to
-    the rows of the batch. ``fn`` must take ``cu_seqlens``.
+    The annotations of ``fn`` (``types.PerToken``, ``types.PerSequence``, ...) say which arguments are per token and
+    which are per row; without annotations their shapes decide. For an argument per row, the entry of the rollout's
+    first row is used. ``totals.trajectories`` replaces ``totals.sequences``. A result per token or per rollout is
+    returned per token or per row of the batch. ``fn`` must take ``cu_seqlens``.
 
     Raises:
-        ValueError: as :func:`join`; a rollout in two groups or with two scores; totals that do not count trajectories;
-            without annotations, as many packed tokens as rows.
+        ValueError: as :func:`join`; a rollout in two groups or with two scores; totals without trajectories; no
+            annotations, and as many packed tokens as rows.
 
     >>> from rlprims.advantage import grpo
     >>> mask = torch.ones(4, 1, dtype=torch.bool)
@@ -138,7 +141,7 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_equal_rows(joined: Trajectories, name: str, x: Tensor | None) -> None:
-    """Raise ``ValueError`` unless the rows of each rollout have the same entry. Values are read on a CPU only."""
+    """Raise ``ValueError`` unless the rows of each rollout have the same entry. Values are checked on a CPU only."""
     if x is None or not are_readable(x, joined.trajectory_ids):
         return
     expected = x[joined.first_row][joined.trajectory_ids]

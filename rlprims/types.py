@@ -1,4 +1,4 @@
-"""The shapes that the signatures name, and the few value types that several packages share.
+"""Names for tensor shapes in signatures, and the value types that several packages share.
 
 B sequences, T response positions, N packed tokens, P pairs, V vocabulary. A per-token tensor is padded ``(B, T)``, or
 packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and ends, as in variable-length attention.
@@ -31,19 +31,20 @@ Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 
 class Kept(NamedTuple):
-    """For each token the set of ids that it was sampled from, where the sampler truncated: top-k, top-p, min-p.
+    """The set of ids that each token was sampled from, if the sampler truncates: top-k, top-p, min-p.
 
-    Token n of N, which are those of (B, T) row after row or packed, was drawn from ``ids[offsets[n]:offsets[n + 1]]``.
-    A token without entries was drawn from the whole vocabulary, or is no response token.
+    The N tokens are packed, or those of (B, T) row after row. Token n was drawn from
+    ``ids[offsets[n]:offsets[n + 1]]``. A token with an empty set was drawn from the whole vocabulary, or is not a
+    response token.
 
-    >>> kept = Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # a token of {0, 3}, and one of all
+    >>> kept = Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # the sets {0, 3}, and the whole vocabulary
     >>> kept.allowed(4).int()
     tensor([[1, 0, 0, 1],
             [1, 1, 1, 1]], dtype=torch.int32)
     """
 
     ids: Annotated[Tensor, "int (K,), the sets one after another"]
-    offsets: Annotated[Tensor, "int (N+1,), where each begins and ends"]
+    offsets: Annotated[Tensor, "int (N+1,), where each set begins and ends"]
 
     @classmethod
     def from_counts(cls, ids: Tensor, counts: Tensor) -> "Kept":
@@ -62,12 +63,13 @@ class Kept(NamedTuple):
         return torch.searchsorted(self.offsets, place, right=True) - 1
 
     def allowed(self, vocabulary: int, start: int = 0) -> Annotated[Tensor, "bool (N, V)"]:
-        """Which tokens of the vocabulary each token could have been; of a shard, of the V tokens from ``start`` on."""
+        """Which ids each token could have been: of the whole vocabulary, or of the V ids of a shard from ``start``."""
         columns = self.ids.long() - start
-        columns = torch.where((columns >= 0) & (columns < vocabulary), columns, vocabulary)  # others: one column more
-        nothing = torch.zeros(self.offsets.shape[0] - 1, vocabulary + 1, dtype=torch.bool, device=self.ids.device)
-        listed = nothing.index_put((self.token_of, columns), torch.ones_like(self.ids, dtype=torch.bool))
-        return listed[:, :vocabulary] | (self.offsets.diff() == 0)[:, None]
+        is_inside = (columns >= 0) & (columns < vocabulary)
+        columns = torch.where(is_inside, columns, vocabulary)  # the ids of other shards go to an extra last column
+        none = torch.zeros(self.offsets.shape[0] - 1, vocabulary + 1, dtype=torch.bool, device=self.ids.device)
+        in_set = none.index_put((self.token_of, columns), torch.ones_like(self.ids, dtype=torch.bool))
+        return in_set[:, :vocabulary] | (self.offsets.diff() == 0)[:, None]
 
     def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
         """Whether each token is in its own set.
@@ -80,83 +82,84 @@ class Kept(NamedTuple):
         return (found > 0) | (self.offsets.diff() == 0)
 
     def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "Kept":
-        """The sets of these tokens, in their order. How many ids that are is read on the host.
+        """The sets of these tokens, in their order. The number of ids is read from the device.
 
         >>> Kept(torch.tensor([0, 3, 5]), torch.tensor([0, 2, 3])).take(torch.tensor([1, 0])).ids
         tensor([5, 0, 3])
         """
         sizes = self.offsets.diff()[tokens].long()
         ends = sizes.cumsum(0)
-        shift = self.offsets[tokens] - (ends - sizes)  # from the place in the new list to that in the old one
+        shift = self.offsets[tokens] - (ends - sizes)  # position in the old list − position in the new list
         place = torch.arange(int(sizes.sum()), device=self.ids.device) + shift.repeat_interleave(sizes)
         return Kept.from_counts(self.ids[place], sizes)
 
 
 AllReduce: TypeAlias = Callable[[Tensor], Tensor]
-"""Gives every rank the sum (or another reduction) of a tensor over the ranks; it needs no gradient of its own."""
+"""Returns the sum (or another reduction) of a tensor over the ranks, on every rank; it needs no gradient."""
 
 
 class VocabShard(NamedTuple):
-    """The part of the vocabulary that this rank's logits, or its rows of the LM head, are of: tensor parallelism.
+    """The part of the vocabulary on this rank, for tensor parallelism.
 
-    A rank has the columns [start, start + v) of the logits (..., v), or these rows of a head (v, H). The ranks together
-    have each of ``size`` columns once, in parts of any sizes, none of them empty. Hidden states, token ids, kept sets
-    and masks are whole and the same on all ranks, and so are the results. All ranks make the same calls in one order.
+    A rank has the columns [start, start + v) of the logits (..., v), or these rows of an LM head (v, H). Each of the
+    ``size`` columns is on exactly one rank, and no rank has an empty part; the parts may differ in size. Hidden states,
+    token ids, kept sets, masks and results are whole and the same on all ranks. All ranks must make the same calls in
+    the same order.
 
-    The value and the first gradient are those of the whole vocabulary, each rank's gradient that of its own part. A
-    second derivative is not: it has terms of two shards.
+    Values and first gradients equal those of the whole vocabulary; each rank gets the gradient of its own part. Second
+    derivatives are wrong, because they have terms that mix two shards.
 
-    >>> def two_ranks_alike(x):
+    >>> def sum_of_two_equal_ranks(x):
     ...     return 2 * x
-    >>> VocabShard(start=2, size=4, all_reduce=two_ranks_alike, all_reduce_max=torch.clone).start
+    >>> VocabShard(start=2, size=4, all_reduce=sum_of_two_equal_ranks, all_reduce_max=torch.clone).start
     2
     """
 
     start: int
     """The id of the first column."""
     size: int
-    """Of the whole vocabulary."""
+    """The size of the whole vocabulary."""
     all_reduce: AllReduce
     """Sums a tensor over the ranks; called without a gradient."""
     all_reduce_max: AllReduce
-    """Takes the largest over the ranks, element by element; called without a gradient."""
+    """Takes the maximum over the ranks, element by element; called without a gradient."""
     sum_hidden_gradient: bool = True
-    """Sum the gradient of hidden states over the ranks in backward. False where the layer before does: in Megatron's
-    sequence parallelism the gradient of its all-gather is a reduce-scatter."""
+    """Sum the gradient of hidden states over the ranks in backward. Use False if the layer before sums it: in
+    Megatron's sequence parallelism the gradient of the all-gather is a reduce-scatter."""
 
 
 class SequenceShard(NamedTuple):
-    """The part of each sequence that this rank has, where the ranks have one part after the other: context parallelism.
+    """The part of each sequence on this rank, for context parallelism with contiguous parts.
 
-    Rank 0 has the first tokens of every sequence, rank 1 those that follow, and so on, in parts of any lengths, which
-    may be empty. All ranks make the same calls in one order.
+    Rank 0 has the first tokens of every sequence, rank 1 the next ones, and so on. Parts may have any length and may be
+    empty. All ranks must make the same calls in the same order.
 
-    >>> alone = SequenceShard(part=0, all_gather=lambda x: x[None])
-    >>> alone.all_gather(torch.tensor([1.0])).shape
+    >>> single_rank = SequenceShard(part=0, all_gather=lambda x: x[None])
+    >>> single_rank.all_gather(torch.tensor([1.0])).shape
     torch.Size([1, 1])
     """
 
     part: int
-    """Which one this is, counted from 0."""
+    """The number of this rank's part, from 0."""
     all_gather: Callable[[Tensor], Tensor]
     """Stacks the tensors of all ranks to (R, ...), in the order of the parts; called without a gradient."""
 
     def all_reduce_rows(self, x: Tensor) -> Tensor:
-        """The sum over the parts: what the losses of whole sequences ask for."""
+        """The sum over the parts, for the argument ``all_reduce_rows`` of losses of whole sequences."""
         return self.all_gather(x).sum(0)
 
 
 class Totals(NamedTuple):
-    """How much one optimizer step trains on: the denominators of every mean, whatever the micro-batches are."""
+    """Counts over one whole optimizer step: the denominators of every mean, for any split into micro-batches."""
 
     tokens: Tensor | int
     sequences: Tensor | int
     groups: Tensor | int
     trajectories: Tensor | int | None = None
-    """Rollouts, which may be several sequences each; None: not counted."""
+    """The number of rollouts, each of which may be several sequences; None: not counted."""
 
     def of_rollouts(self) -> "Totals":
-        """The totals where each rollout is one sequence.
+        """The totals if each rollout counts as one sequence.
 
         Raises:
             ValueError: the rollouts were not counted.
@@ -171,18 +174,18 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean that has not been divided yet, so that parts add up exactly: sum the totals, sum the counts."""
+    """A mean as total and count. Parts merge exactly: their totals are added, and their counts."""
 
     total: Tensor
     count: Tensor
 
     def merge(self, other: "Metric") -> "Mean":
         if not isinstance(other, Mean):
-            raise TypeError(f"a mean cannot be merged with {other}")
+            raise TypeError(f"expected a Mean to merge with a Mean, got {other}")
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> Tensor:
-        """total / count, of integers float32; 0 where nothing was counted."""
+        """total / count; float32 if the total is an integer; 0 if the count is 0."""
         total = self.total if self.total.is_floating_point() else self.total.float()
         return total / self.count.clamp(min=1)
 
@@ -195,7 +198,7 @@ class Max:
 
     def merge(self, other: "Metric") -> "Max":
         if not isinstance(other, Max):
-            raise TypeError(f"a maximum cannot be merged with {other}")
+            raise TypeError(f"expected a Max to merge with a Max, got {other}")
         return Max(self.largest.maximum(other.largest))
 
     def value(self) -> Tensor:
@@ -204,10 +207,10 @@ class Max:
 
 @dataclass(frozen=True)
 class Moments(ABC):
-    """Count, means and scatter of K numbers per sample, which merge without cancelling.
+    """Count, means and scatter matrix of K numbers per sample. Parts merge without cancellation.
 
-    The update is that of Chan, Golub and LeVeque 1983 (The American Statistician 37, 242): sums of squares would lose
-    the digits that the variance is made of. What is read of them is the subclass's ``value``.
+    The update is that of Chan, Golub and LeVeque 1983 (The American Statistician 37, 242). Sums of squares would lose
+    the digits of a small variance. A subclass computes its ``value`` from these moments.
     """
 
     count: Tensor
@@ -218,18 +221,18 @@ class Moments(ABC):
 
     def merge(self, other: "Metric") -> Self:
         if type(other) is not type(self):
-            raise TypeError(f"a {type(self).__name__} cannot be merged with {other}")
-        count, apart = self.count + other.count, other.mean - self.mean
+            raise TypeError(f"expected {type(self).__name__} to merge with {type(self).__name__}, got {other}")
+        count, delta = self.count + other.count, other.mean - self.mean
         share = other.count / count.clamp(min=1)
-        scatter = self.scatter + other.scatter + torch.outer(apart, apart) * (self.count * share)
-        return type(self)(count, self.mean + apart * share, scatter)
+        scatter = self.scatter + other.scatter + torch.outer(delta, delta) * (self.count * share)
+        return type(self)(count, self.mean + delta * share, scatter)
 
     @abstractmethod
     def value(self) -> Tensor: ...
 
 
 class Correlation(Moments):
-    """Of x and y, Pearson's; 0 where either is constant."""
+    """Pearson's correlation of x and y; 0 if x or y is constant."""
 
     def value(self) -> Tensor:
         deviations = self.scatter.diagonal().sqrt()
@@ -237,15 +240,15 @@ class Correlation(Moments):
 
 
 class ExplainedVariance(Moments):
-    """Of R and R − V: 1 − Var(R − V) / Var(R); 0 where R is constant."""
+    """1 − Var(R − V) / Var(R), from the moments of R and R − V; 0 if R is constant."""
 
     def value(self) -> Tensor:
-        total, left = self.scatter.diagonal()
-        return _ratio(total - left, total)
+        total, residual = self.scatter.diagonal()
+        return _ratio(total - residual, total)
 
 
 class EffectiveShare(Moments):
-    """Of weights w: (Σw)² / (n Σw²), the effective sample size as a share of n; 0 where all are 0."""
+    """(Σw)² / (n Σw²) of weights w: the effective sample size as a share of n; 0 if all weights are 0."""
 
     def value(self) -> Tensor:
         square = self.mean[0].square()
@@ -262,7 +265,7 @@ Metrics: TypeAlias = dict[str, Metric]
 
 
 def merge_metrics(*parts: Metrics) -> Metrics:
-    """The metrics of the whole from those of its parts.
+    """The metrics of a whole batch from the metrics of its parts.
 
     >>> half = {"loss": Mean(torch.tensor(1.0), torch.tensor(2))}
     >>> merge_metrics(half, half)["loss"].value()
@@ -280,8 +283,8 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 def token_wise(loss: Function) -> Function:
     """Declare that each token's loss depends on that token's data only, not on its sequence or on the batch.
 
-    Such a loss may be computed on any tokens in any order: ``logprobs.fused_loss`` then never holds whole logits. The
-    laws check the claim.
+    Such a loss may be computed on any tokens in any order, so ``logprobs.fused_loss`` can compute it without the whole
+    logits in memory. The laws test the declaration.
 
     >>> token_wise(lambda log_probs, response_mask: -log_probs * response_mask).token_wise
     True

@@ -12,13 +12,13 @@ from rlprims import advantage, algorithms, filters, lab, losses, rewards
 from rlprims.algorithms import (
     Algorithm,
     Endings,
-    assess_groups,
     estimate_advantages,
+    fill_invalid_scores,
+    filter_groups,
     leave_out_rows,
     mask_turns,
     shape_scores,
     use,
-    with_stand_ins,
 )
 from rlprims.data_proto import DataProto
 from rlprims.ended import CUT_OFF, LABELS, Ended, EndedName
@@ -48,7 +48,7 @@ def batch(**more: Tensor) -> dict[str, Tensor]:
 def prepared(algorithm: Algorithm, data: dict[str, Tensor]) -> dict[str, Tensor]:
     """As a trainer goes through the stages."""
     data |= leave_out_rows(algorithm, data)
-    data |= with_stand_ins(algorithm, data)
+    data |= fill_invalid_scores(algorithm, data)
     data |= shape_scores(algorithm, data)
     data |= estimate_advantages(algorithm, data)
     return data | mask_turns(algorithm, data)
@@ -96,12 +96,12 @@ class TestPolicies:
     @pytest.mark.parametrize("reason", ["timeout", "error", "aborted"])
     def test_what_is_not_the_policy_s_doing_drops_its_group(self, reason: str) -> None:
         data = batch(ended=codes(Ended.STOP, Ended.STOP, Ended.of(reason), Ended.PARSE_ERROR))
-        assert assess_groups(PLAIN, data) == [None, None, *[f"a response ended by {reason}"] * 2]
-        assert assess_groups(PLAIN.replace(ended={reason: "score"}), data) == [None] * 4
+        assert filter_groups(PLAIN, data) == [None, None, *[f"a response ended by {reason}"] * 2]
+        assert filter_groups(PLAIN.replace(ended={reason: "score"}), data) == [None] * 4
 
     def test_how_it_ended_is_said_before_what_it_scored(self) -> None:
         data = batch(ended=codes(Ended.ERROR, *[Ended.STOP] * 3), scores=torch.tensor([torch.nan, 0.0, torch.nan, 0.0]))
-        assert assess_groups(PLAIN, data) == [*["a response ended by error"] * 2, *["a score is not finite"] * 2]
+        assert filter_groups(PLAIN, data) == [*["a response ended by error"] * 2, *["a score is not finite"] * 2]
 
     def test_a_rollout_ended_as_its_last_row_did(self) -> None:
         """Two rows of the first rollout: the window was full, the context was rewritten, and it went on."""
@@ -111,12 +111,12 @@ class TestPolicies:
             ended=codes(Ended.STOP, Ended.CONTEXT, *[Ended.STOP] * 2), scores=torch.ones(4), trajectory_ids=ids
         )
         dropping, leaving = (PLAIN.replace(ended={"context": policy}) for policy in ("drop_group", "leave_out"))
-        assert assess_groups(dropping, went_on) == [None] * 4
-        assert assess_groups(dropping, failed) == [*["a response ended by context"] * 2, None, None]
+        assert filter_groups(dropping, went_on) == [None] * 4
+        assert filter_groups(dropping, failed) == [*["a response ended by context"] * 2, None, None]
         assert leave_out_rows(leaving, went_on)["valid_rows"].all()
         assert leave_out_rows(leaving, failed)["valid_rows"].tolist() == [False, False, True, True]
         complete = algorithms.dapo().replace(filter={"keep": filters.completed})
-        assert [reason is None for reason in assess_groups(complete, failed)] == [False, False, True, True]
+        assert [reason is None for reason in filter_groups(complete, failed)] == [False, False, True, True]
         cut = use(rewards.truncation_penalty, penalty=1.0, reasons=("context",))
         shaped = [shape_scores(PLAIN.replace(score_shaping=[cut]), data)["shaped_scores"] for data in (went_on, failed)]
         assert [x.tolist() for x in shaped] == [[1.0] * 4, [0.0, 0.0, 1.0, 1.0]]
@@ -131,13 +131,13 @@ class TestPolicies:
         data = prepared(leaving, batch(group_ids=ids, scores=scores))
         assert data["valid_rows"].tolist() == [True, False, True, True]
         assert data["advantages"].tolist() == [[0.5] * 3, [0.0] * 3, [-0.5] * 3, [0.0] * 3]
-        assert assess_groups(leaving, data) == [None] * 4
+        assert filter_groups(leaving, data) == [None] * 4
 
     def test_a_filter_sees_the_others_in_its_place(self) -> None:
         leaving = algorithms.dapo().replace(ended={"parse_error": "leave_out"})
         data = batch(acc=torch.tensor([1.0, 0.0, 1.0, 0.0]))
         data |= leave_out_rows(leaving, data)
-        assert assess_groups(leaving, with_stand_ins(leaving, data)) == [*["acc is 1 throughout"] * 2, None, None]
+        assert filter_groups(leaving, fill_invalid_scores(leaving, data)) == [*["acc is 1 throughout"] * 2, None, None]
 
     def test_it_joins_what_was_left_out_before(self) -> None:
         leaving = PLAIN.replace(ended={"parse_error": "leave_out"})

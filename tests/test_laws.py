@@ -18,7 +18,7 @@ from rlprims.testing import (
     check_transforms,
 )
 from rlprims.testing._bindings import Effort
-from rlprims.testing._laws_loss import tokens_are_independent
+from rlprims.testing._laws_kinds import tokens_are_independent
 from rlprims.testing._primitive import DIFFERENTIABLE, Primitive
 from tests import records_transforms
 from tests.records import Record, written_beside_the_tests_of

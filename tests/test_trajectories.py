@@ -220,7 +220,7 @@ def test_two_rollouts_of_which_one_has_three_rows() -> None:
     }
     algorithm = algorithms.grpo(kl_coef=0.0)
     shaped = data | algorithms.shape_scores(algorithm, data)
-    assert algorithms.assess_groups(algorithm, data) == [None] * 4
+    assert algorithms.filter_groups(algorithm, data) == [None] * 4
     estimated = algorithms.estimate_advantages(algorithm, shaped)
     assert estimated["advantages"][:, 0].tolist() == pytest.approx([0.70711] * 3 + [-0.70711], abs=1e-5)
     assert estimated["rewards"].sum() == 1  # once for the rollout, on its last token

@@ -1,16 +1,17 @@
-"""Advantage estimators: rewards in, one advantage per token out.
+"""Advantage estimators: they compute one advantage per token from rewards.
 
 ``rewards`` are per token, shaped, ``(B, T)`` or packed ``(N,)``. Every estimator returns advantages of that shape, 0
-outside the mask; a critic's target is one line for the caller, ``returns = advantages + values``, or a function of its
-own: ``td_lambda``, ``vtrace_returns``. ``whiten``, ``clip`` and ``positive_negative`` change given advantages.
+outside the mask ("float, like rewards" means: a float tensor of the same shape). The target of a critic is
+``returns = advantages + values``, or the result of ``td_lambda`` or ``vtrace_returns``. ``whiten``, ``clip`` and
+``positive_negative`` change given advantages.
 
-``valid_rows`` are to rows what the mask is to tokens: one that is not valid (aborted, rejected, of unknown score) is
-absent. It is not read, is in no statistic and gets 0, by every estimator that compares rows. A row that is to be
-compared with a group and not to be in it has a baseline of its own:
+``valid_rows`` is a mask of rows, for every estimator that compares rows. A row that is not valid (aborted, rejected, or
+of unknown score) is not read, is in no statistic, and gets 0. To compare a row with a group without adding it to the
+group's statistics, give its baseline to ``remax``:
 ``remax(rewards, grouping.group_mean(scores, group_ids, valid_rows), response_mask)``.
 
-Any number per response is a baseline for ``remax``: the greedy response's score, ``optimal_value``, or what a
-``RoleBaseline`` or a ``ValueTracker`` remembers.
+The baseline of ``remax`` may be any number per response: the score of the greedy response, ``optimal_value``, or the
+value that a ``RoleBaseline`` or a ``ValueTracker`` stores.
 """
 
 from rlprims.advantage._baselines import RoleBaseline, ValueTracker, optimal_value, remax, spo

@@ -1,8 +1,8 @@
-"""Any number per response as the baseline: ReMax, and where the number may come from.
+"""Estimators with a given baseline per response (ReMax, SPO), and functions and objects that compute such baselines.
 
-A ``RoleBaseline`` and a ``ValueTracker`` have a memory: one number per role, or per prompt. Read ``baseline`` before
-``update`` sees the same scores, or the baseline knows what it is compared with. Given to :func:`remax` as
-``baseline_scores`` it is the advantage r − b on every token.
+A ``RoleBaseline`` stores one value per role, a ``ValueTracker`` one per prompt. Call ``baseline`` before you call
+``update`` with the same scores: otherwise the baseline depends on the scores that it is compared with. Give the result
+to :func:`remax` as ``baseline_scores``.
 """
 
 import math
@@ -23,7 +23,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, T
 
 Rows: TypeAlias = list[tuple[str, tuple[float, ...]]]
 GatherRows: TypeAlias = Callable[[Rows], Iterable[Rows]]
-"""From the rows of this rank to those of each."""
+"""A function from the rows of this rank to a list of the rows of each rank."""
 
 
 def remax(
@@ -35,8 +35,8 @@ def remax(
     """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
 
     A_t = Σ_{u≥t} r_u − b, where b is the score of the greedy response to the same prompt, scored by the same function.
-    Any other number that does not depend on the response will do, and leaves the gradient unbiased: see
-    :func:`optimal_value`, :class:`RoleBaseline`, :class:`ValueTracker`.
+    The gradient is unbiased for any baseline that does not depend on the response: see also :func:`optimal_value`,
+    :class:`RoleBaseline`, :class:`ValueTracker`.
 
     Args:
         rewards: float (B, T) or (N,), per token.
@@ -48,7 +48,7 @@ def remax(
         float, like rewards; 0 outside the mask (verl leaves the return − 0 on tool tokens).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.tensor([[True, True, False]])
     >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
@@ -73,24 +73,24 @@ def spo(
 ) -> PerToken:
     """SPO, Xu & Ding 2025 (arXiv:2509.13232), section 3: s − v, normalized over the batch, one response per prompt.
 
-    With s_i = Σ_t r_it and v_i the prompt's value, which a :class:`ValueTracker` remembers: d_i = s_i − v_i, and
-    A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response, with μ and σ of d over the responses of the batch.
+    With s_i = Σ_t r_it and v_i the prompt's value from a :class:`ValueTracker`: d_i = s_i − v_i, and
+    A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response. μ and σ are of d over the responses of the batch.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         baseline_scores: float (B,), v.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others, and those without a token, are in no statistic. None: all.
+        valid_rows: bool (B,), valid rows. Other rows, and rows without a token, are in no statistic. None: all rows.
         ddof: σ's divisor is B − ddof.
         eps: ε, in units of the squared reward.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like rewards; 0 outside the mask, and everywhere with fewer than two rows.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> spo(torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([0.5, 0.75, 0.25]), m).T
@@ -98,7 +98,7 @@ def spo(
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
-    group_ids = torch.zeros_like(baseline_scores, dtype=torch.int64)  # the batch is the group
+    group_ids = torch.zeros_like(baseline_scores, dtype=torch.int64)  # all rows are one group
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     valid = sequence_lengths(mask, cu_seqlens) > 0
     moments = batch_moments(s - upcast(baseline_scores), valid, ddof=ddof, all_reduce=all_reduce)
@@ -111,23 +111,23 @@ def spo(
 def optimal_value(
     scores: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, beta: float = 0.5
 ) -> PerSequence:
-    """The baseline of A*-PO (arXiv:2505.20686): the value of the best policy under a KL penalty, from the reference's.
+    """The baseline of A*-PO (arXiv:2505.20686): the value of the optimal policy under a KL penalty.
 
-    V* = β log mean_j exp(s_j / β) over the group, whose responses the *reference* policy sampled: the optimum of
-    E[s] − β KL(π, π_ref). It is the mean for β → ∞ and the maximum for β → 0. The advantage of a response s is s − V*,
-    ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V* as ``baseline_scores``.
+    V* = β log mean_j exp(s_j / β) over a group of responses from the *reference* policy. It is the maximum over π of
+    E[s] − β KL(π, π_ref). It is the mean score for β → ∞ and the largest score for β → 0. The advantage of a response
+    is s − V*: ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V* as ``baseline_scores``.
 
     Args:
         scores: float (B,).
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        valid_rows: bool (B,), rows that the reference sampled; the others receive their group's V* too. None: all.
+        valid_rows: bool (B,), rows that the reference sampled; other rows get their group's V* too. None: all rows.
         beta: β, in units of the score; 1/2 in TRL.
 
     Returns:
         float (B,), each row its group's V*; 0 if no row of the group is valid.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; β that is not positive.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> optimal_value(torch.tensor([1.0, 0.0, 0.3]), torch.tensor([0, 0, 1]))
     tensor([0.7169, 0.7169, 0.3000])
@@ -138,19 +138,20 @@ def optimal_value(
         raise ValueError(
             f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: both must be (B,)"
         )
-    _, best = group_bounds(scores.detach(), group_ids, valid_rows)
-    exponents = (upcast(scores) - best) / beta  # 0 at most, so nothing overflows
+    _, high = group_bounds(scores.detach(), group_ids, valid_rows)
+    exponents = (upcast(scores) - high) / beta  # at most 0, so that exp does not overflow
     exponents = exponents if valid_rows is None else zero_outside(exponents, valid_rows)
     n = group_count(group_ids, valid_rows)
     mean = group_sum(exponents.exp(), group_ids, valid_rows) / n.clamp(min=1)
-    return best + beta * torch.where(n > 0, mean, 1.0).log()
+    return high + beta * torch.where(n > 0, mean, 1.0).log()
 
 
 class RoleBaseline:
     """Role-conditioned advantage estimation, RAE, of SPIRAL (arXiv:2506.24119): a moving average of each role's score.
 
-    b ← d b + (1 − d) s, from 0. In self-play the roles of a game differ in what they can win, and one average of both
-    favours a side. n scores of a role in one update count as n updates with their mean, so their order does not matter.
+    b ← d b + (1 − d) s, starting at 0. In self-play the roles of a game have different expected scores, so a common
+    baseline would favour one role. n scores of a role in one update count as n updates with their mean, so their order
+    does not matter.
 
     Args:
         decay: d, per response.
@@ -168,14 +169,17 @@ class RoleBaseline:
         self.values: dict[str, float] = {}
 
     def baseline(self, roles: Sequence[str]) -> PerSequence:
-        """float (B,), each row its role's average so far; 0 for a role that is new."""
+        """float (B,), the average score of each row's role so far; 0 for a new role."""
         return torch.tensor([self.values.get(role, 0.0) for role in roles], dtype=torch.float32)
 
     def update(self, roles: Sequence[str], scores: PerSequence, *, all_gather: GatherRows | None = None) -> None:
-        """Scores (B,); ``all_gather`` makes a list of what each rank gives it, so that all have the same averages."""
+        """Update the averages with scores (B,).
+
+        ``all_gather`` returns a list with the rows of each rank, so that all ranks have the same averages.
+        """
         for role, rows in _rows_of(roles, all_gather, scores=scores).items():
-            kept = self.decay ** len(rows)
-            self.values[role] = kept * self.values.get(role, 0.0) + (1 - kept) * _mean(s for (s,) in rows)
+            decay = self.decay ** len(rows)
+            self.values[role] = decay * self.values.get(role, 0.0) + (1 - decay) * _mean(s for (s,) in rows)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": dict(self.values)}
@@ -190,15 +194,15 @@ class RoleBaseline:
 class ValueTracker:
     """The KL-adaptive value tracker of SPO (arXiv:2509.13232): each prompt's pass rate, for one response per prompt.
 
-    v = passed / (passed + failed), counts that fade as the policy moves: passed ← ρ passed + s and
-    failed ← ρ failed + 1 − s, with ρ = clip(2^(−D/h), ρ_min, ρ_max) and D the KL of the policy from the one that
-    answered this prompt last. A prompt that is new has ½ and ½. SPO then normalizes s − v over the batch: :func:`spo`.
-    The defaults are those of the authors' code (verl-recipe), whose D is the
-    mean |change of log-prob| of the tokens of the prompt's last response: give that as ``kl`` for its numbers.
+    v = passed / (passed + failed). The counts decay as the policy changes: passed ← ρ passed + s and
+    failed ← ρ failed + 1 − s, with ρ = clip(2^(−D/h), ρ_min, ρ_max). D is the KL of the policy from the policy that
+    last answered this prompt. A new prompt starts with counts of ½ and ½. SPO then normalizes s − v over the batch:
+    :func:`spo`. The defaults are those of the authors' code (verl-recipe). Its D is the mean |change of log-prob| over
+    the tokens of the prompt's last response: give that as ``kl`` to get the same numbers.
 
     Args:
-        half_life: h, the KL in nats per token after which a count is worth half.
-        min_decay, max_decay: ρ_min and ρ_max; at most 1 / (1 − ρ_max) answers are remembered.
+        half_life: h, the KL in nats per token that halves the weight of a count.
+        min_decay, max_decay: ρ_min and ρ_max. The counts add up to at most 1 / (1 − ρ_max) answers.
 
     >>> tracker = ValueTracker()
     >>> tracker.start(["1+1", "3*7"], [[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
@@ -222,7 +226,7 @@ class ValueTracker:
         self.counts: dict[str, tuple[float, float]] = {}
 
     def start(self, prompts: Sequence[str], scores: Sequence[Sequence[float]]) -> None:
-        """Counts from answers of the first policy, as many as it will: together worth 1 / (1 − ρ_min) of them."""
+        """Set the counts from any number of answers of the first policy, with a total weight of 1 / (1 − ρ_min)."""
         for prompt, sample in zip(prompts, scores, strict=True):
             _check_scores(sample)
             weight = 1 / (1 - self.min_decay) / (len(sample) + 1)
@@ -230,7 +234,7 @@ class ValueTracker:
             self.counts[prompt] = (weight * (passed + 0.5), weight * (len(sample) - passed + 0.5))
 
     def baseline(self, prompts: Sequence[str]) -> PerSequence:
-        """float (B,), each row its prompt's pass rate so far."""
+        """float (B,), the pass rate of each row's prompt so far."""
         counts = [self.counts.get(prompt, (0.5, 0.5)) for prompt in prompts]
         return torch.tensor([passed / (passed + failed) for passed, failed in counts], dtype=torch.float32)
 
@@ -242,13 +246,14 @@ class ValueTracker:
         *,
         all_gather: GatherRows | None = None,
     ) -> None:
-        """Scores from 0 to 1, and D of each row; rows of one prompt fade its counts once, by their mean D.
+        """Update the counts with scores from 0 to 1 and D of each row.
 
-        ``all_gather`` makes a list of what each rank gives it, so that all have the same counts.
+        Rows of one prompt decay its counts once, with their mean D. ``all_gather`` returns a list with the rows of each
+        rank, so that all ranks have the same counts.
         """
         _check_scores(scores.tolist())
         for prompt, rows in _rows_of(prompts, all_gather, scores=scores, kl=kl).items():
-            rho = 2 ** -max(_mean(d for _, d in rows) / self.half_life, 0.0)  # an estimate may be below 0
+            rho = 2 ** -max(_mean(d for _, d in rows) / self.half_life, 0.0)  # an estimated KL may be negative
             rho = min(max(rho, self.min_decay), self.max_decay)
             passed, failed = self.counts.get(prompt, (0.5, 0.5))
             new_passed = math.fsum(s for s, _ in rows)
@@ -265,19 +270,19 @@ class ValueTracker:
             for number in pair:
                 _check_number(f"counts[{prompt!r}]", number)
             if min(pair) < 0 or sum(pair) <= 0:
-                raise ValueError(f"counts[{prompt!r}] is {pair!r}: neither may be negative, and not both 0")
+                raise ValueError(f"counts[{prompt!r}] is {pair!r}, expected numbers of at least 0 and a sum above 0")
         self.counts = {prompt: (float(passed), float(failed)) for prompt, (passed, failed) in counts.items()}
 
 
 def _rows_of(
     names: Sequence[str], all_gather: GatherRows | None, **per_row: Tensor
 ) -> dict[str, list[tuple[float, ...]]]:
-    """The rows of each name, in order; those of all ranks, in theirs."""
+    """The rows of each name, in the order of the ranks and of the rows of each rank."""
     for argument, x in per_row.items():
         if x.shape != (len(names),):
             raise ValueError(f"{argument} has shape {tuple(x.shape)}, expected ({len(names)},): one entry per name")
         if not bool(x.isfinite().all()):
-            raise ValueError(f"{argument} has entries that are not finite: leave those rows out")
+            raise ValueError(f"{argument} has NaN or Inf, expected finite numbers: drop those rows")
     named = list(zip(names, zip(*(x.tolist() for x in per_row.values()), strict=True), strict=True))
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     for part in [named] if all_gather is None else all_gather(named):
@@ -304,8 +309,8 @@ def _check_number(name: str, value: object) -> None:
 
 
 def _table(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The one entry of a state, a mapping from names."""
+    """The only entry of a state: a mapping from names."""
     table = state.get(key) if isinstance(state, Mapping) and set(state) == {key} else None
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
-        raise ValueError(f"the state is {state!r}, expected what state_dict gives: {{{key!r}: {{name: ...}}}}")
+        raise ValueError(f"the state is {state!r}, expected the result of state_dict: {{{key!r}: {{name: ...}}}}")
     return table

@@ -33,40 +33,40 @@ def gdpo(
     whiten_eps: float = 1e-6,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
-    """Group reward-decoupled normalization (arXiv:2601.05242): each reward normalized alone, then summed.
+    """Group reward-decoupled normalization (arXiv:2601.05242): each reward is normalized separately, then summed.
 
     With s_ik the score of response i by reward k: z_ik = (s_ik − μ_k) / (σ_k + ε) over the group, x_i = Σ_k w_k z_ik,
-    and A_i = (x_i − μ) / (σ + ε') over the responses of the batch. Rewards that differ in scale keep their weights; and
-    of two responses, one that leads by two rewards gets more than one that leads by one, where the z-score of the sum
-    is ±0.71 for both.
+    and A_i = (x_i − μ) / (σ + ε') over the responses of the batch. The weights do not depend on the scale of a reward.
+    In a group of two, a response that is better in two rewards gets a larger advantage than one that is better in one;
+    with the z-score of the sum both get ±0.71.
 
     Where sources disagree: the last step is over responses in the paper, TRL, ms-swift and NeMo-RL, and over tokens in
-    verl 0.9 (``whiten_over="tokens"``), so that long responses count for more. ε and ε' are 1e-4 in TRL, 1e-8 in
-    ms-swift; NeMo-RL has no ε'. A filter on groups must look at every component: a group whose sums are equal still has
-    a gradient.
+    verl 0.9 (``whiten_over="tokens"``), where long responses have more weight. ε and ε' are 1e-4 in TRL, 1e-8 in
+    ms-swift; NeMo-RL has no ε'. A filter on groups must test every component: a group whose sums are equal still has a
+    gradient.
 
     Args:
-        component_scores: float (B, K), one column for each reward. Rewards per token are not read, so a KL in the
+        component_scores: float (B, K), one column for each reward. Rewards per token are not used, so a KL in the
             reward has no effect.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool (B, T) or (N,).
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         weights: w_k, one for each reward; None: all 1.
         normalize_std: divide by σ_k + ε.
         ddof: every σ's divisor is n − ddof.
         eps: ε, in units of the reward.
         singleton: a group of one has no baseline: "zero" (z = 0) or "raw" (z = s, as verl).
         tolerance: reward k is constant in a group if max − min <= tolerance · max(1, |s|), and z_k is 0 there.
-        whiten_over: what the last step's μ and σ are over; "none" leaves it out.
+        whiten_over: whether μ and σ of the last step are over responses or tokens; "none": no last step.
         whiten_eps: ε'.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like the mask; 0 outside it. A response without a token has scores of 0.
+        float, like the mask; 0 outside it. A response without a token counts with scores of 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice; weights of another number than K.
+        ValueError: wrong shapes or dtypes; an unknown choice; a number of weights other than K.
 
     >>> s = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]])
     >>> gdpo(s, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool), weights=(1.0, 0.5)).T
@@ -100,7 +100,7 @@ def gdpo(
 
 
 def _whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """(x − μ) / (σ + ε), where :func:`whiten` has sqrt(σ² + ε)."""
+    """(x − μ) / (σ + ε). :func:`whiten` divides by sqrt(σ² + ε) instead."""
     moments = batch_moments(x, mask, ddof=ddof, all_reduce=all_reduce)
     denominator = safe_sqrt(moments.variance) + eps
     is_defined = denominator != 0
@@ -118,7 +118,7 @@ def _checked_weights(
     weights = (1.0,) * component_scores.shape[1] if weights is None else weights
     if len(weights) != component_scores.shape[1]:
         raise ValueError(
-            f"weights has {len(weights)} entries, expected {component_scores.shape[1]}: component_scores has so many "
-            "columns, one for each reward"
+            f"weights has {len(weights)} entries, expected {component_scores.shape[1]}: one for each column of "
+            "component_scores"
         )
     return weights

@@ -1,4 +1,4 @@
-"""GiGPO: whole episodes compared with each other, and the steps that they took from one state too."""
+"""GiGPO: the advantage of an episode in its group, plus the advantage of a step among steps from the same state."""
 
 from functools import partial
 
@@ -27,28 +27,27 @@ def gigpo(
     eps: float = 1e-6,
     tolerance: float = 1e-6,
 ) -> PerToken:
-    """Group-in-group policy optimization, Feng et al. 2025 (arXiv:2505.10978): episodes compared, and steps too.
+    """Group-in-group policy optimization, Feng et al. 2025 (arXiv:2505.10978): episode and step advantages.
 
-    A = A^E + ω A^S. A^E is :func:`grpo` of the episode's whole reward. A step is a turn; R_k = Σ_{l≥k} γ^{l−k} r_l is
+    A = A^E + ω A^S. A^E is :func:`grpo` of the episode's total reward. A step is a turn; R_k = Σ_{l≥k} γ^{l−k} r_l is
     its return, discounted by turn, and A^S = (R_k − μ) / (σ + ε) over all steps that the samples of one prompt took
-    from the same (anchor) state. Both are the same on every token of the step. A state that was visited once has
-    A^S = 0.
+    from the same (anchor) state. Both are equal on all tokens of the step. A state that was visited once has A^S = 0.
 
-    Where sources disagree: μ and σ of A^E are over episodes, as in the paper; the authors' code has one entry per step
-    there, so that long episodes count for more. ``normalize_std=False`` is the paper's variant without the deviations.
+    Where sources disagree: μ and σ of A^E are over episodes, as in the paper. The authors' code has one entry per step
+    there, so long episodes have more weight. ``normalize_std=False`` is the paper's variant without the deviations.
 
-    More levels than two, such as GRPO by agent inside GRPO by episode, are sums of :func:`grpo` with different ids.
+    For more than two levels, such as GRPO per agent inside GRPO per episode, add :func:`grpo` with different ids.
 
     Args:
-        rewards: float (B, T) or (N,), per token: each turn's reward anywhere in it.
+        rewards: float (B, T) or (N,), per token: the reward of a turn on any of its tokens.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to.
-        state_ids: int (B, T) or (N,), the state that the turn answers, on each of its tokens. Any numbers, a hash for
-            one; equal numbers of different prompts are different states.
+        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to.
+        state_ids: int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a
+            hash. Equal numbers of different prompts are different states.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
-        omega: ω, weight of the steps.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        omega: ω, the weight of A^S.
         gamma: discount per turn.
         normalize_std: divide by σ + ε, on both levels.
         ddof: σ's divisor is n − ddof.
@@ -59,25 +58,26 @@ def gigpo(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
-    >>> turns, states = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[5, 7], [5, 8]])  # they part after the first turn
+    >>> turns = torch.tensor([[0, 1], [0, 1]])
+    >>> states = torch.tensor([[5, 7], [5, 8]])  # the same first state, different second states
     >>> gigpo(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 0]), turns, states, m)
     tensor([[ 1.4142,  0.7071],
             [-1.4142, -0.7071]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_ids(mask, cu_seqlens, state_ids=state_ids)
-    scored = partial(
+    z_scores = partial(
         standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
     )
-    episode_advantages = to_tokens(scored(s, group_ids, valid_rows), mask, cu_seqlens)
+    episode_advantages = to_tokens(z_scores(s, group_ids, valid_rows), mask, cu_seqlens)
 
-    # Every token gets its turn's return, which its group counts once: on the last token of the turn.
+    # Every token has its turn's return. The statistics count it once, on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
     returns = turn_returns(rewards, turn_ids, mask, cu_seqlens, gamma=gamma)
     visits = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), state_ids)
-    step_advantages = scored(returns.flatten(), visits.flatten(), last.flatten()).reshape(mask.shape)
+    step_advantages = z_scores(returns.flatten(), visits.flatten(), last.flatten()).reshape(mask.shape)
     return episode_advantages + omega * zero_outside(step_advantages, mask)

@@ -1,6 +1,7 @@
-"""Responses compared with the other responses to their prompt: GRPO, RLOO, GPG, OPO, and quantile baselines.
+"""Estimators that compare the responses to one prompt: GRPO, RLOO, GPG, OPO, and quantile baselines.
 
-All of them compute one number per response from the scores s_i = Σ_t r_it of its group, and put it on each token.
+All of them compute one advantage per response from the scores s_i = Σ_t r_it of its group. Every token of the response
+has this advantage.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,10 @@ def response_scores(
 def tokens_of_valid_rows(
     response_mask: TokenMask, group_ids: GroupIds, cu_seqlens: CuSeqlens | None, valid_rows: RowMask | None
 ) -> TokenMask:
-    """The mask, False on rows that are not valid; raises ``ValueError`` if ids or valid rows do not fit the mask.
+    """The mask, False on rows that are not valid.
+
+    Raises:
+        ValueError: wrong shapes or dtypes of ``group_ids`` or ``valid_rows``.
 
     >>> mask, cu_seqlens = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 3])
     >>> tokens_of_valid_rows(mask, torch.tensor([0, 0]), cu_seqlens, torch.tensor([True, False]))
@@ -90,36 +94,38 @@ def grpo(
     ``normalize_std=False`` is Dr. GRPO's A_i = s_i − μ (Liu et al. 2025, arXiv:2503.20783, eq. 2).
 
     Where sources disagree: σ has divisor n − 1 as in verl, TRL, OpenRLHF, SkyRL and slime (``ddof=0``: rllm,
-    open-instruct); ε = 1e-6 is verl's, TRL has 1e-4, OpenRLHF 1e-9. A group of equal rewards gets exactly 0 by a range
-    test, where all of those can amplify its rounding residue.
+    open-instruct); ε = 1e-6 is verl's, TRL has 1e-4, OpenRLHF 1e-9. A group of equal rewards gets exactly 0 here,
+    because its range is tested; the other libraries can amplify the rounding error of its mean.
 
-    A deviation over the whole batch does not blow up the groups that nearly agree (Liu et al. 2025, arXiv:2508.08221):
-    "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``, and so grows with the distance between prompts;
-    "batch_centred" is σ of s_i − μ_group, as ms-swift's, and does not. ``baseline="leave_one_out"`` is μ of the other
-    samples, n/(n−1) · (s_i − μ): PipelineRL's. NeMo-RL leaves the sample out of σ too, which then can vanish: not here.
-    With one group for all rows it is the z-score of the batch.
+    The σ of the whole batch does not enlarge the small differences of nearly constant groups (Liu et al. 2025,
+    arXiv:2508.08221). "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``; it grows with the
+    differences between prompts. "batch_centred" is σ of s_i − μ_group, as in ms-swift; it does not.
+    ``baseline="leave_one_out"`` uses μ of the other samples, A_i = n/(n−1) · (s_i − μ), as PipelineRL. NeMo-RL leaves
+    the sample out of σ too, which can make σ 0; there is no option for it. If all rows are one group, A is the z-score
+    over the batch.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward.
-        singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error", which reads the
-            sizes of the groups: on an accelerator that waits for the device, and it cannot be compiled.
+        singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error". "error" reads the
+            sizes of the groups from the device and cannot be compiled.
         tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
-        baseline: μ over the whole group, or over the others.
-        std_over: what σ is the deviation of: the group's rewards, the batch's, or the batch's less their groups' means.
-        all_reduce: sums a tensor over the ranks that share the batch, for σ of the batch; None: this tensor is it.
+        baseline: μ over the whole group, or over the other samples.
+        std_over: σ of the group's rewards, of the batch's rewards, or of the batch's rewards minus their group means.
+        all_reduce: for σ of the batch, sums a tensor over the ranks if the batch is split over ranks; None: it is
+            whole.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice; a group of one under ``singleton="error"``.
+        ValueError: wrong shapes or dtypes; an unknown choice; a group of one under ``singleton="error"``.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
@@ -156,13 +162,16 @@ def standard_scores(
     std_over: StdOver = "group",
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerSequence:
-    """:func:`grpo` of one number per response."""
+    """:func:`grpo` of one score per response: (s − μ) / (σ + ε), with its options."""
     check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
     n = group_count(group_ids, valid_rows)
     if singleton == "error" and bool((n == 1).any()):
-        raise ValueError("a group has one valid row, so no baseline: sample more per prompt, or singleton='zero'|'raw'")
+        raise ValueError(
+            "a group has one valid row, expected at least two for a baseline: sample more responses per prompt, or use "
+            "singleton='zero' or 'raw'"
+        )
 
     centred = group_centred(s, group_ids, valid_rows)
     a = centred * n / (n - 1).clamp(min=1) if baseline == "leave_one_out" else centred
@@ -180,7 +189,7 @@ def standard_scores(
 
 
 def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) -> PerSequence:
-    """a / (σ + ε) where the group is not constant; elsewhere no number, and no gradient, comes from σ.
+    """a / (σ + ε); a, without a gradient to σ, if the group is constant.
 
     >>> divide_by_std(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 0.0]), 0.0, torch.tensor([False, True]))
     tensor([1.5000, 0.0000])
@@ -205,13 +214,13 @@ def rloo(
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
@@ -237,29 +246,29 @@ def gpg(
 ) -> PerToken:
     """Group policy gradient, Chu et al. 2025 (arXiv:2504.02546): centred rewards, rescaled for groups of equal rewards.
 
-    A_i = α (s_i − μ_group) with α = B / (B − M), where M of the batch's B responses are in groups of equal rewards and
-    have no gradient: without α a mean over the batch shrinks with every such group.
+    A_i = α (s_i − μ_group) with α = B / (B − M). M of the batch's B responses are in groups of equal rewards and have
+    no gradient. Without α every such group reduces the mean over the batch.
 
-    verl 0.9 takes for B − M the responses whose reward is not 0 (``informative="nonzero_reward"``). That is another
-    number even for rewards of 0 and 1, and no correction at all for −1 and 1. The paper's divisor F_norm is 1 here; for
-    the group's deviation see :func:`grpo`.
+    verl 0.9 uses the number of responses with a nonzero reward as B − M (``informative="nonzero_reward"``). This number
+    differs even for rewards of 0 and 1, and gives α = 1 for rewards of −1 and 1. The paper's divisor F_norm is 1 here;
+    for the group's deviation see :func:`grpo`.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
-        informative: what B − M counts.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        informative: the responses that B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
         tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like rewards; 0 outside the mask, and in groups of equal rewards.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice.
+        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -294,24 +303,25 @@ def opo(
     """On-policy RL with optimal baseline, Hao et al. 2025 (arXiv:2505.23585): a baseline weighted by length.
 
     A_i = s_i − Σ_j L_j s_j / Σ_j L_j over the group, with s_i = Σ_t r_it and L_i the valid tokens of response i. The
-    baseline of least variance weighs by the squared norm of a response's gradient, which the paper takes to grow with
-    its length. The sample's own reward is in it, as in :func:`grpo`, which costs 1/n of the baseline's own gradient.
+    baseline of least variance weights rewards by the squared norm of the response's gradient; the paper assumes that
+    this norm is proportional to the length. The baseline includes the sample's own reward, as in :func:`grpo`, so the
+    expected gradient is scaled by about 1 − 1/n.
 
-    A group of which one response only has tokens gets 0; where none has, verl 0.9 answers NaN.
+    If only one response of a group has tokens, the group gets 0. If none has, it gets 0 too; verl 0.9 returns NaN.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = s, as verl).
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice.
+        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m = torch.tensor([[True, True, True], [True, False, False]])
     >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
@@ -321,11 +331,11 @@ def opo(
     check_choice("singleton", singleton, Singleton)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     lengths = sequence_lengths(mask, cu_seqlens).to(s.dtype)
-    # Measured from the group's minimum, so that equal rewards give exactly 0.
+    # The group's minimum is subtracted first, so that equal rewards give exactly 0.
     low, _ = group_bounds(s.detach(), group_ids, valid_rows)
-    above = s - low
-    weighted = group_sum(zero_outside(lengths * above, lengths > 0), group_ids, valid_rows)
-    a = above - weighted / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
+    shifted = s - low
+    weighted_sum = group_sum(zero_outside(lengths * shifted, lengths > 0), group_ids, valid_rows)
+    a = shifted - weighted_sum / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
     is_singleton = group_count(group_ids, valid_rows) <= 1
     return to_tokens(torch.where(is_singleton, s if singleton == "raw" else 0.0, a), mask, cu_seqlens)
 
@@ -343,21 +353,21 @@ def quantile(
     eps: float = 1e-6,
     tolerance: float = 1e-6,
 ) -> PerToken:
-    """Quantile advantage estimation (arXiv:2509.22611): a quantile of the group as baseline, not its mean.
+    """Quantile advantage estimation (arXiv:2509.22611): the baseline is a quantile of the group.
 
-    A_i = (s_i − Q) / (σ + ε) with s_i = Σ_t r_it and Q = inf {x: F(x) >= level} of the group's rewards, the smallest of
-    them that a share of ``level`` does not exceed. For rewards of 0 and 1 and p of the group right: if p <= 1 − level,
-    Q = 0 and only right answers have an advantage, which is positive; else Q = 1 and only wrong ones have, negative.
+    A_i = (s_i − Q) / (σ + ε) with s_i = Σ_t r_it and Q = inf {x: F(x) >= level} over the group's rewards: the smallest
+    reward x such that a share of at least ``level`` of the rewards is <= x. With rewards of 0 and 1 and a share p of
+    correct responses: if p <= 1 − level, Q = 0 and only correct responses have an advantage, which is positive; else
+    Q = 1 and only wrong responses have one, which is negative.
 
-    The quantile is one of the rewards: no interpolation, which is the default of ``torch.quantile`` and would give all
-    responses an advantage again.
+    Q is one of the rewards. The default interpolation of ``torch.quantile`` would give every response an advantage.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         level: K of the paper, above 0 and up to 1.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
@@ -368,18 +378,18 @@ def quantile(
         float, like rewards; 0 outside the mask, and in groups of one.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a level outside (0, 1].
+        ValueError: wrong shapes or dtypes; a level outside (0, 1].
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> quantile(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
     tensor([[2.0000, 0.0000, 0.0000, 0.0000]])
     """
     if not 0 < level <= 1:
-        raise ValueError(f"level={level}, expected a number above 0 and at most 1: the share that is not above Q")
+        raise ValueError(f"level={level}, expected a number above 0 and at most 1: the share of rewards <= Q")
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     ranks = group_ranks(s, group_ids, valid_rows)
     sorted_scores = ranks.sort(s)
-    # Rank ⌈level · n⌉, counted from 1. 1e-4 is subtracted because level · n is rounded: 0.6 · 5 must be 3 and not 4.
+    # Rank ⌈level · n⌉, counted from 1. 1e-4 is subtracted because level · n is rounded: ⌈0.6 · 5⌉ must be 3, not 4.
     rank = (level * ranks.sizes.double() - 1e-4).ceil().long().clamp(min=1) - 1
     first = torch.arange(s.shape[0], device=s.device) - ranks.ranks
     a = ranks.unsort(sorted_scores - sorted_scores[first + rank])

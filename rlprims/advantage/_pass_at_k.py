@@ -1,4 +1,4 @@
-"""The best of several responses as the objective: pass@k, with k the size of the group or smaller."""
+"""Estimators whose objective is the best of k responses (pass@k), with k equal to the group size or smaller."""
 
 from typing import Literal, TypeAlias
 
@@ -26,21 +26,21 @@ def pass_at_k(
     eps: float = 1e-6,
     tolerance: float = 1e-6,
 ) -> PerToken:
-    """The best of the group against the second best, Tang et al. 2025 (arXiv:2503.19595).
+    """The best of the group minus the second best, Tang et al. 2025 (arXiv:2503.19595).
 
-    The objective is the largest reward of the group, max_j s_j, and the baseline of response i is the largest of the
-    others. Leave-one-out this way, A_i = max_j s_j − max_{j≠i} s_j: the best response gets its lead over the second
-    best, every other 0, and all get 0 if two share the lead. The k of pass@k is the size of the group; see :func:`pkpo`
-    for a smaller one.
+    The objective is the largest reward of the group, max_j s_j, and the baseline of response i is the largest reward of
+    the other responses: A_i = max_j s_j − max_{j≠i} s_j. The best response gets its difference to the second best, and
+    all others get 0. If two responses are best, all get 0. The k of pass@k is the group size; see :func:`pkpo` for
+    smaller k.
 
-    verl 0.9 (``grpo_passk``) divides by σ + ε of the group unless set otherwise, and raises on a group of one.
+    verl 0.9 (``grpo_passk``) divides by σ + ε of the group by default, and raises an error on a group of one.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         normalize_std: divide by σ + ε.
         ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward.
@@ -50,7 +50,7 @@ def pass_at_k(
         float, like rewards; 0 outside the mask, and in groups of one.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
@@ -61,7 +61,7 @@ def pass_at_k(
     sorted_scores = ranks.sort(s)
     is_best = ranks.ranks == ranks.sizes - 1
     a = ranks.unsort(torch.where(is_best, sorted_scores - sorted_scores.roll(1), 0.0))
-    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)  # as is a group of one
+    constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)  # a group of one is constant
     if normalize_std:
         a = divide_by_std(a, group_std(s, group_ids, valid_rows, ddof=ddof), eps, constant)
     return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)
@@ -79,33 +79,34 @@ def pkpo(
 ) -> PerToken:
     """Pass-at-k policy optimization, Walder & Karkhanis 2025 (arXiv:2505.15201), eqs. 19, 29 and 33.
 
-    The objective is E[max of k rewards], estimated without bias from n >= k samples per prompt: the mean of the maximum
-    over all k-subsets I of the group. With s_i the rewards, response i is credited for the subsets that it is in,
+    The objective is E[max of k rewards]. Its unbiased estimate from n >= k samples per prompt is the mean of the
+    maximum over all k-subsets I of the group. With s_i the rewards, response i gets credit for the subsets that contain
+    it:
 
         A_i = n / C(n, k) · Σ_{I∋i} (max_{j∈I} s_j − b_{iI}),
 
-    and the baseline b, which does not see s_i, is the maximum over I without i ("leave_one_out_minus_one", eq. 33, of
-    the least variance by the paper: what i adds), the mean of the maximum over the k-subsets without i
-    ("leave_one_out", eq. 29), or 0 ("none", eq. 19).
+    The baseline b does not depend on s_i. It is the maximum over I without i ("leave_one_out_minus_one", eq. 33, the
+    one of least variance in the paper), the mean of the maximum over the k-subsets without i ("leave_one_out",
+    eq. 29), or 0 ("none", eq. 19).
 
-    Here differs from the paper: the factor n makes a mean over the group's responses the gradient, as in the other
-    estimators, where the paper sums; and eq. 29 weighs its baseline by n/(n − 1) more, which leaves equal rewards a
-    negative advantage. Both are unbiased. k = 1 has no subset to take i from, and the first two are :func:`rloo`.
+    Two things differ from the paper. The factor n is there because the paper sums over the group's responses, while
+    losses here take a mean. In the paper the baseline of eq. 29 is n/(n − 1) times as large, so that equal rewards
+    have a negative advantage. Both versions are unbiased. For k = 1 the first two baselines are that of :func:`rloo`.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
-        k: size of the subsets. A group of fewer than k, or of k under "leave_one_out", gets 0.
-        baseline: what is taken off.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        k: size of the subsets. A group of fewer than k responses, or of k with "leave_one_out", gets 0.
+        baseline: b.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice; k below 1.
+        ValueError: wrong shapes or dtypes; an unknown choice; k below 1.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> pkpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, k=2).T
@@ -113,13 +114,13 @@ def pkpo(
     """
     check_choice("baseline", baseline, SubsetBaseline)
     if k < 1:
-        raise ValueError(f"k={k}, expected 1 or more: the size of the subsets whose best counts")
+        raise ValueError(f"k={k}, expected 1 or more: the size of the subsets")
     if baseline == "leave_one_out_minus_one" and k == 1:
         baseline = "leave_one_out"
     scores, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     low, high = group_bounds(scores.detach(), group_ids, valid_rows)
-    # A is linear in the scores. Those of each group are mapped to [0, 1], so that sums over many groups keep the digits
-    # of all of them, and equal rewards give exactly 0; a group with a score that is not finite takes no part.
+    # A is linear in the scores. The scores of each group are mapped to [0, 1]: sums over many groups then keep all
+    # digits, and equal rewards give exactly 0. A group with a score that is not finite is excluded; it gets NaN below.
     is_finite = (high - low).isfinite()
     scale = torch.where(is_finite & (high > low), high - low, 1.0)
     s = zero_outside((scores - low) / scale, is_finite if valid_rows is None else is_finite & valid_rows)
@@ -127,8 +128,9 @@ def pkpo(
     s, n, i = ranks.sort(s), ranks.sizes, ranks.ranks
     share = s / (n - 1).clamp(min=1)
 
-    # Of the C(n−1, k−1) subsets that hold i, counted from 0 in ascending order, i is the best of C(i, k−1), and j > i
-    # of C(j−1, k−2). Without i, the best of k − 1 lower ones is j in C(j, k−2) cases; of any k, in C(j or j−1, k−1).
+    # Responses are numbered from 0 in ascending order. Of the C(n−1, k−1) subsets that contain i, the best response is
+    # i in C(i, k−1), and j > i in C(j−1, k−2). Of the subsets of k − 1 responses below i, j is the best in C(j, k−2).
+    # Of the subsets of k responses without i, j is the best in C(j, k−1) if j < i, else in C(j−1, k−1).
     a = _ratio(i, n - 1, k - 1, s.dtype) * s
     if baseline == "leave_one_out_minus_one":
         a = a - _sum_before((k - 1) * _ratio(i, n - 2, k - 2, s.dtype) * share, ranks)
@@ -145,7 +147,7 @@ def pkpo(
 
 
 def _ratio(a: Tensor, b: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-    """C(a, m) / C(b, m), factor by factor so that nothing overflows; 1 if m <= 0."""
+    """C(a, m) / C(b, m), computed factor by factor so that nothing overflows; 1 if m <= 0."""
     ratio = torch.ones_like(a, dtype=dtype)
     for t in range(m):
         ratio = ratio * (a - t).clamp(min=0) / (b - t).clamp(min=1)
@@ -165,5 +167,5 @@ def _sum_after(x: Tensor, ranks: Ranks) -> Tensor:
 
 
 def _running_sum(x: Tensor) -> Tensor:
-    """(B+1,), from 0."""
+    """The sums of the first 0, 1, ..., B entries, in float64: (B+1,)."""
     return torch.cat([x.new_zeros(1, dtype=torch.float64), x.double().cumsum(0)])

@@ -1,4 +1,4 @@
-"""Rewards of 0 and 1, weighted by how often the prompt passes: MaxRL and Beta normalization."""
+"""Estimators for rewards of 0 and 1 that weight a prompt by its pass rate: MaxRL and Beta normalization."""
 
 from collections.abc import Callable
 
@@ -22,29 +22,29 @@ def maxrl(
     *,
     eps: float = 1e-6,
 ) -> PerToken:
-    """Maximum-likelihood RL (arXiv:2602.02710): the centred reward over the group's mean reward.
+    """Maximum-likelihood RL (arXiv:2602.02710): the centred reward divided by the group's mean reward.
 
-    A_i = (s_i − μ) / (μ + ε) with s_i = Σ_t r_it. For rewards of 0 and 1 a prompt of which p is right weighs 1/p, as in
-    the gradient of log p; with GRPO it weighs 1/sqrt(p(1 − p)). With ε = 0 and n samples its expectation is exactly
-    the gradient of −Σ_{k<n} (1 − p)^k / k, the first terms of log p.
+    A_i = (s_i − μ) / (μ + ε) with s_i = Σ_t r_it. With rewards of 0 and 1, a prompt with pass rate p has weight 1/p, as
+    in the gradient of log p; with GRPO its weight is 1/sqrt(p(1 − p)). With ε = 0 and n samples its expectation is
+    exactly the gradient of −Σ_{k<n} (1 − p)^k / k, the first terms of log p.
 
-    The rewards must not be negative: with μ < 0 every sign would turn round. A group with μ <= 0 gets 0 (prime-rl does
-    this too; SkyRL divides by μ + 1e-6 whatever its sign, so that rewards of ±1 in balance give advantages of ±1e6).
-    Rewards that mix signs and still have μ > 0 are not refused, since that would read values: shift them beforehand.
+    The rewards must be at least 0, because μ < 0 would reverse the sign of every advantage. A group with μ <= 0 gets 0,
+    as in prime-rl. (SkyRL divides by μ + 1e-6 for any μ; rewards of ±1 with mean 0 then give advantages of ±1e6.) For a
+    group with negative rewards and μ > 0 there is no error, because that would read values: shift such rewards first.
 
     Args:
         rewards: float (B, T) or (N,), per token; of a response, at least 0.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         eps: ε, in units of the reward; 0 in prime-rl.
 
     Returns:
         float, like rewards; 0 outside the mask, in groups of one or of equal rewards, and where μ <= 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> maxrl(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, eps=0.0).T
@@ -52,7 +52,7 @@ def maxrl(
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     mean = group_mean(s, group_ids, valid_rows)
-    has_no_weight = mean <= 0  # a NaN is the caller's, and stays
+    has_no_weight = mean <= 0  # False for NaN, so that NaN rewards give NaN
     a = group_centred(s, group_ids, valid_rows) / torch.where(has_no_weight, 1.0, mean + eps)
     return to_tokens(torch.where(has_no_weight, 0.0, a), mask, cu_seqlens)
 
@@ -67,32 +67,32 @@ def beta_normalized(
     tolerance: float = 1e-6,
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
-    """Beta normalization, BNPO, Xiao et al. 2025 (arXiv:2506.02864): divided by the density of the prompts' pass rates.
+    """Beta normalization, BNPO, Xiao et al. 2025 (arXiv:2506.02864): divides by a Beta density of the pass rate.
 
     A_i = (s_i − p) / f(p; α, β) with s_i = Σ_t r_it, p its group's mean, and f the density of a Beta distribution. With
-    m and v the mean and variance of p over the prompts of the batch, these p look like Beta(a, b) with
-    a = m c, b = (1 − m) c, c = m (1 − m) / v − 1; α = 1 + a/3 and β = 1 + b/3 then give the gradient the least second
-    moment. Where all prompts pass or fail as a whole it is REINFORCE (α = β = 1), and for α = β = 3/2, up to a factor,
-    GRPO.
+    m and v the mean and variance of p over the prompts of the batch, the method of moments fits Beta(a, b) to p:
+    a = m c, b = (1 − m) c, c = m (1 − m) / v − 1. α = 1 + a/3 and β = 1 + b/3 then minimize the second moment of the
+    gradient. If every prompt passes always or never, it is REINFORCE (α = β = 1). For α = β = 3/2 it is GRPO, up to a
+    factor.
 
-    The rewards are 0 or 1; a group whose mean is not between gets 0. Of several rewards, call it once for each and add.
-    log f is clamped to ±20. TRL's and ms-swift's ``loss_type="bnpo"`` is a token mean and has nothing to do with this.
+    The rewards are 0 or 1; a group with p <= 0 or p >= 1 gets 0. For several rewards, call it once for each and add the
+    results. log f is clamped to ±20. ``loss_type="bnpo"`` in TRL and ms-swift is a token mean and is not related.
 
     Args:
         rewards: float (B, T) or (N,), per token; of a response, from 0 to 1.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
-        tolerance: if the deviation of p is not above it (one prompt, or equal pass rates), no Beta can be fitted, and
-            α = β = 1.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        tolerance: if the deviation of p is at most this (one prompt, or equal pass rates), α = β = 1: no Beta can be
+            fitted.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like rewards; 0 outside the mask, and in groups of one or of equal rewards.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m, ids = torch.ones(8, 1, dtype=torch.bool), torch.arange(8) // 4
     >>> beta_normalized(torch.tensor([[1.0], [0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [0.0]]), ids, m).T
@@ -101,13 +101,13 @@ def beta_normalized(
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     p = group_mean(s, group_ids, valid_rows)
     is_first = first_rows(group_ids, valid_rows)[group_ids] == torch.arange(p.shape[0], device=p.device)
-    moments = batch_moments(p, is_first, ddof=0, all_reduce=all_reduce)  # each group once
+    moments = batch_moments(p, is_first, ddof=0, all_reduce=all_reduce)  # counts each group once
     m, v = moments.mean, moments.variance
     can_be_fitted = v > tolerance**2
     c = torch.where(can_be_fitted, m * (1 - m) / torch.where(can_be_fitted, v, 1.0) - 1, 0.0).clamp(min=0)
     alpha, beta = 1 + m * c / 3, 1 + (1 - m) * c / 3
 
-    all_equal = (p <= 0) | (p >= 1)  # a NaN is the caller's, and stays
+    all_equal = (p <= 0) | (p >= 1)  # False for NaN, so that NaN rewards give NaN
     q = torch.where(all_equal, 0.5, p)
     log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
     log_f = (alpha - 1) * q.log() + (beta - 1) * torch.log1p(-q) - log_beta_function

@@ -1,4 +1,4 @@
-"""PRIME: process rewards of tokens and the outcome, each against the other samples of the prompt."""
+"""PRIME: process rewards of tokens plus the outcome, each with a leave-one-out baseline."""
 
 from rlprims.advantage._group import rloo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
@@ -25,20 +25,21 @@ def prime(
     tokens of sample j: A_it = w Σ_{u≥t} γ^{u−t} (p_iu − mean of the other samples' p̄_j) + :func:`rloo` of the outcome
     s_i = Σ_t r_it. The paper whitens the sum over the batch: :func:`whiten`.
 
-    Where sources disagree: the authors' code has n/(n−1) p_it − Σ_j p̄_j / (n−1), i itself included, which adds
-    (p_it − p̄_i) / (n−1) to each reward; over a whole response that is 0. Here a sample is no part of its own baseline,
-    as in RLOO. The formula was checked against that code, not against the paper. A group of one has no baseline: 0.
+    Where sources disagree: the authors' code has n/(n−1) p_it − Σ_j p̄_j / (n−1), with the sum over all j. This adds
+    (p_it − p̄_i) / (n−1) to each reward, which sums to 0 over a response. Here a sample is not part of its own baseline,
+    as in RLOO. The formula was checked against that code, not against the paper. A group of one has no baseline and
+    gets 0.
 
-    The baseline is subtracted from every token, so a long response loses more: with γ = 1 the expected gradient
-    is that of E[s + w Σ_t (p_t − b)], b the policy's mean p̄, held fixed.
+    The baseline is subtracted from every token, so long responses lose more. With γ = 1 the expected gradient is that
+    of E[s + w Σ_t (p_t − b)], where b is the policy's mean p̄, treated as a constant.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the outcome, anywhere in the response.
-        process_rewards: float, like rewards: p; not part of ``rewards``.
+        rewards: float (B, T) or (N,), per token: the outcome, on any token of the response.
+        process_rewards: float, like rewards: p, which must not be in ``rewards`` too.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         gamma: discount per valid token, of the process rewards.
         process_weight: w.
 
@@ -46,7 +47,7 @@ def prime(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> m, outcomes = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[0.0, 1.0], [0.0, 0.0]])

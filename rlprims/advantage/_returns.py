@@ -1,6 +1,6 @@
-"""Returns and advantages token by token, from rewards and a critic: reward-to-go, GAE and TD(λ).
+"""Returns and advantages per token, from rewards and a critic: reward-to-go, GAE and TD(λ).
 
-All of them are sums S_t = x_t + a_t S_{t+1} over the valid tokens of a sequence. A masked token (tool output) is
+All of them are recurrences S_t = x_t + a_t S_{t+1} over the valid tokens of a sequence. Masked tokens (tool output) are
 skipped: t+1 is the next valid token, so the result equals that of the sequence without the masked tokens.
 """
 
@@ -24,27 +24,27 @@ def discounted_returns(
 ) -> PerToken:
     """Discounted reward-to-go, R_t = r_t + γ R_{t+1}, over the valid tokens of each sequence.
 
-    The return of REINFORCE (Williams 1992, eq. 4) used as an advantage without a baseline. Masked tokens (tool output)
-    are skipped: they neither discount nor cut the return, so the result equals that of the sequence without them.
+    It is the return of REINFORCE (Williams 1992, eq. 4), used as an advantage without a baseline. Masked tokens (tool
+    output) are skipped: they neither discount nor end the return.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), value of what would have followed the last token: for truncated responses, 0
-            for those that ended. None: every response ended.
-        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. The return is then
-            discounted from turn to turn and not inside one, so that all tokens of an answer value what follows it
-            alike, however long it is. With each turn's reward on its last token, every token of a turn has the turn's
-            return: ROLL's step_reinforce. None: every token is a turn.
+        bootstrap_values: float (B,), value of the state after the last token, for truncated responses; 0 for responses
+            that ended. None: every response ended.
+        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. The return is then
+            discounted between turns and not inside a turn, so that the length of a turn has no effect. With each turn's
+            reward on its last token, every token of a turn has the turn's return: ROLL's step_reinforce. None: every
+            token is a turn.
         gamma: discount per valid token, or per turn.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.tensor([[True, True, False, True]])
     >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, gamma=0.5)
@@ -70,7 +70,7 @@ def discounted_returns(
 def _last_of_turn(
     turn_ids: TurnIds, mask: TokenMask, cu_seqlens: CuSeqlens | None, shard: SequenceShard | None
 ) -> TokenMask:
-    """``layout.last_of_turn``, and where sequences are cut that of the whole sequence."""
+    """``layout.last_of_turn``; with a shard, the last tokens of the turns of the whole sequence."""
     if shard is None:
         return last_of_turn(turn_ids, mask, cu_seqlens)
     check_tokens(mask, cu_seqlens, turn_ids=turn_ids)
@@ -92,29 +92,29 @@ def gae(
 ) -> PerToken:
     """Generalized advantage estimation, Schulman et al. 2016 (arXiv:1506.02438), eqs. 10 and 16.
 
-    δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, over the valid tokens of each sequence; beyond the last one
-    V is ``bootstrap_values`` (0 by default) and A is 0. Not whitened: see :func:`whiten`.
+    δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, over the valid tokens of each sequence. After the last token
+    V is ``bootstrap_values`` (0 by default) and A is 0. The result is not whitened: see :func:`whiten`.
 
-    Masked tokens (tool output) are skipped: t+1 is the next valid token, so the result equals that of the sequence
-    without them. Peers disagree: verl 0.9 and NeMo-RL skip too; OpenRLHF sets those values to 0 and discounts across
-    them, slime and SkyRL let the critic's values of tool tokens in.
+    Masked tokens (tool output) are skipped: t+1 is the next valid token. Peers disagree: verl 0.9 and NeMo-RL skip
+    them too. OpenRLHF sets their values to 0 and discounts over them. slime and SkyRL use the critic's values of tool
+    tokens.
 
     Args:
         rewards, values: float (B, T) or (N,), per token.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of what would have followed the last token: for truncated responses, 0 for
-            those that ended. Truncation is not termination; None treats it as if it were.
+        bootstrap_values: float (B,), V of the state after the last token, for truncated responses; 0 for responses that
+            ended. None: every response ended, truncated ones too.
         gamma: discount per valid token.
-        lam: λ, from one-step errors (0) to Monte-Carlo returns (1); :func:`length_adaptive_gae` has one per response.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        lam: λ, from one-step errors (0) to Monte-Carlo returns (1). :func:`length_adaptive_gae` has a λ per response.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
-        float, like rewards; 0 outside the mask. A critic's target is ``advantages + values``, or, with a λ of its own,
-        :func:`td_lambda`.
+        float, like rewards; 0 outside the mask. The critic's target is ``advantages + values``, or :func:`td_lambda`,
+        which can have another λ.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.tensor([[True, True, False, True]])
     >>> v = torch.tensor([[0.1, 0.2, 9.0, 0.4]])
@@ -134,7 +134,7 @@ def _gae(
     lam: float | PerToken,
     shard: SequenceShard | None,
 ) -> PerToken:
-    """:func:`gae` with one λ, or one per token."""
+    """:func:`gae` with one λ for all tokens, or one λ per token."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
     next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
@@ -156,27 +156,27 @@ def length_adaptive_gae(
 ) -> PerToken:
     """GAE with a λ for each response, VAPO, Yue et al. 2025 (arXiv:2504.05118): λ = 1 − 1 / (α l).
 
-    l is the number of valid tokens. What a reward on the last token leaves for the first is λ^l, which vanishes with l
-    if λ is fixed; here it is about exp(−1/α) for every length. A response of up to 1/α tokens has λ = 0, as in NeMo-RL:
-    the formula is negative there.
+    l is the number of valid tokens. A reward on the last token counts for the first token with weight λ^l. This weight
+    vanishes for large l if λ is fixed; here it is about exp(−1/α) for every length. A response of up to 1/α tokens has
+    λ = 0, as in NeMo-RL, because the formula is negative there.
 
-    VAPO's critic learns from λ = 1: its target is ``td_lambda(..., lam=1.0)`` and not these advantages + values. λ
-    knows how the response went on, so that even with the true values the estimate can be biased.
+    VAPO's critic uses λ = 1: its target is ``td_lambda(..., lam=1.0)`` and not these advantages + values. λ depends on
+    the length of the whole response, so the estimate can be biased even with the true values.
 
     Args:
         rewards, values: float (B, T) or (N,), per token.
         response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`, and are not counted in l.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
         gamma: discount per valid token.
         alpha: α, per token.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; α that is not positive.
+        ValueError: wrong shapes or dtypes; alpha <= 0.
 
     >>> m = torch.tensor([[True, True, True, True], [True, True, False, False]])
     >>> r = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]])
@@ -205,27 +205,27 @@ def td_lambda(
     lam: float = 0.95,
     shard: SequenceShard | None = None,
 ) -> PerToken:
-    """λ-returns, Sutton & Barto 2018, eq. 12.20: what a critic learns under TD(λ).
+    """λ-returns, Sutton & Barto 2018, eq. 12.20: the critic's target of TD(λ).
 
-    G_t = r_t + γ ((1 − λ) V_{t+1} + λ G_{t+1}) over the valid tokens of each sequence; beyond the last one V and G are
-    ``bootstrap_values`` (0 by default). λ = 0 is the one-step target, λ = 1 the discounted return. It is
-    ``gae(...) + values``; a function of its own lets the critic have another λ than the policy. VAPO (Yue et al. 2025,
-    arXiv:2504.05118) has 1 for the critic and :func:`length_adaptive_gae` for the policy.
+    G_t = r_t + γ ((1 − λ) V_{t+1} + λ G_{t+1}) over the valid tokens of each sequence. After the last token V and G are
+    ``bootstrap_values`` (0 by default). λ = 0 is the one-step target, λ = 1 the discounted return. It equals
+    ``gae(...) + values``. Use it if the critic and the policy have different λ: VAPO (Yue et al. 2025,
+    arXiv:2504.05118) has λ = 1 for the critic and :func:`length_adaptive_gae` for the policy.
 
     Args:
         rewards, values: float (B, T) or (N,), per token.
         response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
         gamma: discount per valid token.
         lam: λ.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like rewards: returns, not advantages; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.tensor([[True, False, True]])
     >>> td_lambda(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.3, 9.0, 0.5]]), m, lam=0.5)
@@ -241,7 +241,7 @@ def check_critic_data(
     bootstrap_values: PerSequence | None,
     **per_token: PerToken,
 ) -> None:
-    """Raise ``ValueError`` unless the tensors are per token, like the mask, and the bootstrap values per sequence."""
+    """Raise ``ValueError`` unless the tensors have the shape of the mask and the bootstrap values are (B,)."""
     check_tokens(response_mask, cu_seqlens, **per_token)
     if bootstrap_values is not None:
         check_sequences(response_mask, cu_seqlens, bootstrap_values=bootstrap_values)

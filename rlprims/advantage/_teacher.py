@@ -1,4 +1,4 @@
-"""Advantages of distillation: how much likelier a teacher finds each sampled token than the student did."""
+"""Advantages for distillation, from the log-probs of a teacher and of the student for the sampled tokens."""
 
 import torch
 
@@ -21,26 +21,26 @@ def teacher_gap(
     """On-policy distillation as an advantage, MOPD, MiMo-V2 2026 (arXiv:2601.02780), eq. 8: A_t = log π_T − log π.
 
     With g_t = teacher_log_probs − old_log_probs of the sampled token: A_t = Σ_{k>=t} discount^(k−t) g_k over the valid
-    tokens. For samples of π the mean gradient of −A log π is that of KL(π ‖ π_T): of the next token at discount 0, of
-    the whole response at discount 1, where a token also counts the gaps of the states after it.
+    tokens. For samples of π the expected gradient of −A log π is that of KL(π ‖ π_T): of the next token at discount 0,
+    and of the whole response at discount 1, where A_t also has the gaps of later tokens.
 
-    Only the gap of the *sampled* token has a gradient in expectation. A divergence over several tokens, such as
-    :func:`rlprims.losses.topk_kl`, is the same number whatever token was sampled, and subtracted from an advantage its
-    mean gradient is 0; make it a loss term.
+    This works only with the gap of the *sampled* token. A divergence over several tokens, such as
+    :func:`rlprims.losses.topk_kl`, does not depend on the sampled token: as a part of the advantage its expected
+    gradient is 0. Use it as a loss term.
 
     Args:
         teacher_log_probs: float (B, T) or (N,), of the sampled tokens, at the sampler's temperature.
         old_log_probs: float, like teacher_log_probs: the student's.
         response_mask: bool, like teacher_log_probs.
         cu_seqlens: int (B+1,) if packed.
-        discount: from 0, each token for itself, to 1.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        discount: in [0, 1]; at 0 a token has only its own gap.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like teacher_log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; discount outside [0, 1].
+        ValueError: wrong shapes or dtypes; discount outside [0, 1].
 
     >>> teacher, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)
@@ -63,11 +63,10 @@ def iw_opd(
     gamma: float = 0.5,
     shard: SequenceShard | None = None,
 ) -> PerToken:
-    """Information-weighted distillation, IW-OPD 2026 (arXiv:2606.22600): early gaps of a response count for more.
+    """Information-weighted distillation, IW-OPD 2026 (arXiv:2606.22600): early gaps of a response have more weight.
 
-    With g_t = teacher_log_probs − rollout_log_probs: A_t = w_t g_t, w_t = 1 + γ (1 − Σ_{k<t} |g_k| / Σ_k |g_k|), which
-    falls from 1 + γ at the first token to 1 where all of the response's disagreement lies behind. The formula is that
-    of TRL's trainer.
+    With g_t = teacher_log_probs − rollout_log_probs: A_t = w_t g_t, w_t = 1 + γ (1 − Σ_{k<t} |g_k| / Σ_k |g_k|). The
+    weight is 1 + γ at the first token and falls to 1 after the last gap. The formula is that of TRL's trainer.
 
     Args:
         teacher_log_probs: float (B, T) or (N,), of the sampled tokens.
@@ -75,13 +74,13 @@ def iw_opd(
         response_mask: bool, like teacher_log_probs.
         cu_seqlens: int (B+1,) if packed.
         gamma: γ >= 0; 0 is :func:`teacher_gap`.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
         float, like teacher_log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; gamma below 0.
+        ValueError: wrong shapes or dtypes; gamma below 0.
 
     >>> teacher, rollout = torch.tensor([[-1.0, -4.0]]), torch.tensor([[-2.0, -1.0]])
     >>> iw_opd(teacher, rollout, torch.ones(1, 2, dtype=torch.bool))  # 1.5 · 1 and (1 + ½ · ¾) · −3
@@ -91,12 +90,12 @@ def iw_opd(
         raise ValueError(f"gamma={gamma}, expected a number of at least 0")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, rollout_log_probs=rollout_log_probs)
     gap = zero_outside((upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach(), response_mask)
-    size = gap.abs()
+    abs_gap = gap.abs()
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
-    whole = sequence_sum(size, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
-    total = expand_to_tokens(whole, response_mask, cu_seqlens)
-    ahead = discounted_sum(size, 1.0, response_mask, cu_seqlens, shard)  # of this token and those that follow
-    share = torch.where(total > 0, ahead / total.masked_fill(total == 0, 1.0), 1.0)
+    sums = sequence_sum(abs_gap, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    total = expand_to_tokens(sums, response_mask, cu_seqlens)
+    remaining = discounted_sum(abs_gap, 1.0, response_mask, cu_seqlens, shard)  # Σ_{k>=t} |g_k|
+    share = torch.where(total > 0, remaining / total.masked_fill(total == 0, 1.0), 1.0)
     return zero_outside((1 + gamma * share) * gap, response_mask)
 
 
@@ -110,27 +109,27 @@ def rlsd(
     mix: float = 0.5,
     clip: float = 0.2,
 ) -> PerToken:
-    """RLSD, Yang et al. 2026 (arXiv:2604.03128): rewards say which way, a teacher with a hint says how far.
+    """RLSD, Yang et al. 2026 (arXiv:2604.03128): the reward gives the sign of A, a teacher with a hint scales it.
 
-    With g = teacher_log_probs − old_log_probs: A (1 − λ + λ clip(exp(sign(A) g), 1 ± clip)), λ being ``mix``. The
-    factor is above 0, so that no token's sign is the teacher's. It stands in the place of a normalization, after an
-    estimator such as :func:`grpo`. The authors' code, which ms-swift follows, lowers λ to 0 over the run: make the
-    algorithm anew for that.
+    With g = teacher_log_probs − old_log_probs: A (1 − λ + λ clip(exp(sign(A) g), 1 ± clip)), where λ is ``mix``. The
+    factor is positive, so the sign of A stays. Use it after an estimator such as :func:`grpo`, in the place of a
+    normalization. The authors' code, and ms-swift, lower λ to 0 over the run: for that, build a new algorithm for each
+    λ.
 
     Args:
         advantages: float (B, T) or (N,).
         teacher_log_probs: float, like advantages: of the sampled tokens.
         old_log_probs: float, like advantages: the student's.
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         mix: λ in [0, 1]; at 0 nothing changes.
-        clip: in [0, 1): how far from 1 a weight may be.
+        clip: in [0, 1): the largest distance of a weight from 1.
 
     Returns:
         float, like advantages; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; mix outside [0, 1] or clip outside [0, 1).
+        ValueError: wrong shapes or dtypes; mix outside [0, 1] or clip outside [0, 1).
 
     >>> gap = torch.tensor([[1.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A baseline for each token, from the tokens of the group at the same step: the optimal token baseline."""
+"""The optimal token baseline: a baseline for each token, from the tokens of the group at the same step."""
 
 from typing import Literal, TypeAlias
 
@@ -27,42 +27,42 @@ def optimal_token_baseline(
     importance_weights: PerToken | None = None,
     *,
     align: Align = "tokens",
-    alone: Singleton = "zero",
+    singleton: Singleton = "zero",
     eps: float = 1e-8,
 ) -> PerToken:
-    """A baseline for each token, weighted by the energy of the gradient so far: the OTB of verl 0.9.
+    """A baseline for each token, weighted by the gradient energy up to that token: the OTB of verl 0.9.
 
-    G_t = Σ_{u≥t} r_u is the reward-to-go. A token's score function with respect to the logits has squared norm
-    w_t = 1 − 2 π_t + Σ_v π_v², and W_t = Σ_{u≤t} w_u ρ_u² is the energy of a response up to t. Over the responses j of
+    G_t = Σ_{u≥t} r_u is the reward-to-go. The gradient of a token's log-prob with respect to the logits has the squared
+    norm w_t = 1 − 2 π_t + Σ_v π_v². W_t = Σ_{u≤t} w_u ρ_u² is the energy of a response up to t. Over the responses j of
     the group that have a token t,
 
         A_it = G_it − Σ_j (W_jt + ε) G_jt / Σ_j (W_jt + ε).
 
-    Where the sources disagree: verl adds ε to the divisor only, which draws every baseline towards 0; here equal
-    returns give exactly that return, and where no token has any energy the baseline is the plain mean.
+    Where sources disagree: verl adds ε to the divisor only, which biases every baseline towards 0. Here the baseline of
+    equal returns is exactly that return, and if all energies are 0 the baseline is the plain mean.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         old_log_probs: float, like rewards: log π_t of the sampled token.
-        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary, exp(lse(2z) − 2 lse(z)) of the logits z; of
-            the policy that π_t is of, so at least π_t².
+        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary of the same policy, so at least π_t². From
+            logits z it is exp(lse(2z) − 2 lse(z)).
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
-        importance_weights: float, like rewards: ρ, the correction that the loss will weigh by; None: 1.
-        align: which tokens of two responses are compared: the t-th valid ones, tool output left out ("tokens": verl's
-            tir_optimal_token_baseline), or those in the same column ("columns": verl's optimal_token_baseline, for
-            responses without gaps that begin in the same column).
-        alone: a token that no other response of the group has, since that response is the longest or the only one:
-            "zero" (it is its own baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        importance_weights: float, like rewards: ρ, the importance weights of the loss; None: 1.
+        align: which tokens of two responses are compared: "tokens" compares the t-th valid tokens, without tool output
+            (verl's tir_optimal_token_baseline); "columns" compares tokens in the same column (verl's
+            optimal_token_baseline, for responses without gaps that begin in the same column).
+        singleton: the advantage of a token t if no other response of the group has a token t: "zero" (it is its own
+            baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
         eps: ε, in units of w.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice.
+        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m, lp = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), 0.5).log()
     >>> energy = torch.tensor([[0.5, 0.5], [0.25, 0.25]])
@@ -71,7 +71,7 @@ def optimal_token_baseline(
             [-2.,  0.]])
     """
     check_choice("align", align, Align)
-    check_choice("alone", alone, Singleton)
+    check_choice("singleton", singleton, Singleton)
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     returns = sum_from_right(rewards, mask, cu_seqlens)
@@ -81,23 +81,23 @@ def optimal_token_baseline(
         energy = energy * zero_outside(importance_weights, mask).square()
     weights = _sum_from_left(energy, mask, cu_seqlens).to(returns.dtype) + eps
 
-    # The tokens that are compared are a group, of tokens instead of rows: its statistics are those of any group.
+    # The tokens that are compared form a group, so that the statistics of groups of rows apply.
     ids = _ids_of_steps(group_ids, mask if align == "tokens" else torch.ones_like(mask), cu_seqlens).flatten()
     returns, weights, valid = returns.flatten(), weights.flatten(), mask.flatten()
-    # Measured from the smallest return, so that equal returns give exactly 0.
-    above = returns - group_bounds(returns.detach(), ids, valid)[0]
+    # The smallest return is subtracted first, so that equal returns give exactly 0.
+    shifted = returns - group_bounds(returns.detach(), ids, valid)[0]
     total = group_sum(weights, ids, valid)
-    a = above - group_sum(weights * above, ids, valid) / torch.where(total == 0, 1.0, total)
-    if alone == "raw":
+    a = shifted - group_sum(weights * shifted, ids, valid) / torch.where(total == 0, 1.0, total)
+    if singleton == "raw":
         a = torch.where(group_count(ids, valid) > 1, a, returns)
     return zero_outside(a, valid).reshape(mask.shape)
 
 
 def _energy(log_pi: Tensor, sum_pi_squared: Tensor) -> Tensor:
-    """1 − 2π + Σ_v π_v², as (1 − π)² and the sum of the squares of the other tokens of the vocabulary.
+    """1 − 2π + Σ_v π_v², computed as (1 − π)² plus the sum of the squares of the other tokens of the vocabulary.
 
-    At a token that is all but certain that sum is the rounding of 1 − 1, of either sign, and is taken as 0, while
-    (1 − π)² keeps its digits.
+    If π is almost 1, that sum is only the rounding error of 1 − 1, of either sign, and is set to 0. (1 − π)² keeps its
+    digits.
 
     >>> _energy(torch.tensor([0.5, 1.0]).log(), torch.tensor([0.375, 1.0 - 1e-7]))
     tensor([0.3750, 0.0000])
@@ -114,10 +114,10 @@ def _sum_from_left(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None) -
 
 
 def _ids_of_steps(group_ids: GroupIds, counted: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
-    """A number that a token shares with those of its group at the same step: int64, below the number of tokens.
+    """Ids that are equal for tokens of one group at the same step: int64, below the number of tokens.
 
-    The step of a token is the number of counted tokens before it. Each group owns as many numbers as its sequences have
-    positions, which is enough for the longest of them.
+    The step of a token is the number of counted tokens before it. Each group has as many ids as its sequences have
+    positions together, which is enough for the longest of them.
     """
     so_far = counted.long().cumsum(-1)
     if cu_seqlens is not None:

@@ -1,4 +1,4 @@
-"""What is done to advantages that are there: whitening over the batch, and with it REINFORCE++, clipping, signs."""
+"""Transforms of advantages: whitening over the batch, REINFORCE++, which uses it, clipping, and weights by sign."""
 
 from collections.abc import Callable
 
@@ -23,28 +23,28 @@ def whiten(
 ) -> PerToken:
     """Whitening over all valid tokens of the batch: (A − μ) / sqrt(σ² + ε).
 
-    The normalization of PPO implementations since Dhariwal et al. 2017 (baselines); REINFORCE++ (arXiv:2501.03262,
-    eq. 7). σ² is two-pass with divisor N − ddof.
+    PPO implementations normalize so since Dhariwal et al. 2017 (baselines), and REINFORCE++ (arXiv:2501.03262, eq. 7).
+    σ² is computed in two passes with divisor N − ddof.
 
     Where sources disagree: ddof is 1 in verl, TRL, SkyRL, ROLL; 0 in OpenRLHF and NeMo-RL's REINFORCE++. verl and
-    NeMo-RL's GAE add 1e-8 inside the means as well, μ = Σ A / (N + 1e-8) and σ² alike, which in float32 changes
-    nothing; here ε is added to σ² only. OpenRLHF takes max(σ², ε). Masked tokens keep −μ/σ in verl, TRL, SkyRL and
-    ROLL, and a single valid token raises or gives NaN; here both are 0.
+    NeMo-RL's GAE also add 1e-8 to N, in μ = Σ A / (N + 1e-8) and in σ², which changes nothing in float32; here ε is
+    added to σ² only. OpenRLHF uses max(σ², ε). In verl, TRL, SkyRL and ROLL masked tokens get −μ/σ, and a single valid
+    token raises an error or gives NaN; here both get 0.
 
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         ddof: σ's divisor is N − ddof.
         eps: ε, in units of A².
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like advantages: mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are
         fewer than two valid tokens.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([[-0.8729, -0.2182,  1.0911]])
@@ -71,11 +71,11 @@ def reinforce_pp(
 
     R_t = r_t + γ R_{t+1} over the valid tokens of each sequence, and A = (R − μ) / sqrt(σ² + ε) over all valid tokens
     of the batch: :func:`whiten` after :func:`discounted_returns`. The paper's reward has −β KL_t on every token and the
-    score on the last; ``rewards`` are what ``rewards.kl_penalty`` made of them.
+    score on the last token: compute it with ``rewards.kl_penalty``.
 
-    Where sources disagree: credit is carried across masked tokens (tool output) as in verl 0.9 and OpenRLHF; SkyRL's
-    return is multiplied by the mask, so what comes before a tool call earns nothing for what follows it. NeMo-RL takes
-    the KL of a token off that token only and never off the ones before. ddof is 1 in verl and SkyRL, 0 in OpenRLHF and
+    Where sources disagree: the return skips masked tokens (tool output), as in verl 0.9 and OpenRLHF. SkyRL multiplies
+    the return by the mask, so tokens before a tool call get no credit for later rewards. NeMo-RL subtracts the KL of a
+    token from that token only, not from the return of earlier tokens. ddof is 1 in verl and SkyRL, 0 in OpenRLHF and
     NeMo-RL.
 
     Args:
@@ -85,13 +85,13 @@ def reinforce_pp(
         gamma: discount per valid token.
         ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like rewards; 0 outside the mask; all 0 if there are fewer than two valid tokens.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.tensor([[True, False, True], [True, True, False]])
     >>> reinforce_pp(torch.tensor([[0.0, 9.0, 1.0], [0.0, -1.0, 9.0]]), m)
@@ -118,27 +118,27 @@ def reinforce_pp_baseline(
 
     x_i = s_i − μ_group on each of the response's tokens, with s_i = Σ_t r_it, and A = (x − μ) / sqrt(σ² + ε) over all
     valid tokens of the batch: :func:`whiten` after ``grpo(normalize_std=False)``. Responses of a group have different
-    lengths, so μ is not 0, and a group of equal rewards (x = 0) gets −μ/σ: small, the same for all of it, not 0.
+    lengths, so μ is not 0. A group of equal rewards (x = 0) therefore gets −μ/σ, a small number, on all of its tokens.
 
-    Where sources disagree: ddof is 1 in verl, 0 in OpenRLHF and NeMo-RL. Others take the batch's deviation of one
-    number per response and do not centre again: that is ``grpo(std_over="batch_centred")``.
+    Where sources disagree: ddof is 1 in verl, 0 in OpenRLHF and NeMo-RL. Other libraries divide by the deviation over
+    the batch's responses and do not centre again: that is ``grpo(std_over="batch_centred")``.
 
     Args:
         rewards: float (B, T) or (N,), per token.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         singleton: a group of one has no baseline: "zero" (x = 0) or "raw" (x = s, as verl).
         ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown choice.
+        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> reinforce_pp_baseline(torch.tensor([[1.0], [0.0], [5.0], [2.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -159,28 +159,28 @@ def clip(
     low: float,
     high: float,
 ) -> PerToken:
-    """Advantages cut to [low, high], for after a normalization: one response in a million cannot carry the step.
+    """Advantages clipped to [low, high]. Used after a normalization, it limits the influence of one response.
 
-    NeMo-RL's ``advantage_clip_low`` and ``_high``; ROLL's ``advantage_clip`` is ±c. It is a bias, and one-sided bounds
-    move the mean as well.
+    These are NeMo-RL's ``advantage_clip_low`` and ``advantage_clip_high``; ROLL's ``advantage_clip`` is ±c. Clipping
+    biases the gradient, and bounds that are not symmetric also shift the mean.
 
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         low, high: bounds, in units of the advantage; ``-inf`` or ``inf`` for none.
 
     Returns:
-        float, like advantages; 0 outside the mask, whatever the bounds.
+        float, like advantages; 0 outside the mask, for any bounds.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; low above high.
+        ValueError: wrong shapes or dtypes; low above high.
 
     >>> clip(torch.tensor([[-9.0, 0.5, 9.0]]), torch.ones(1, 3, dtype=torch.bool), low=-5.0, high=2.0)
     tensor([[-5.0000,  0.5000,  2.0000]])
     """
     if not low <= high:
-        raise ValueError(f"low={low} and high={high}, expected low not above high")
+        raise ValueError(f"low={low} and high={high}, expected low <= high")
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
     return zero_outside(zero_outside(advantages, response_mask).clamp(low, high), response_mask)
 
@@ -193,23 +193,24 @@ def positive_negative(
     positive: float = 0.1,
     negative: float = 1.0,
 ) -> PerToken:
-    """Advantages weighed by their sign: W-REINFORCE, Zhu et al. 2025 (arXiv:2506.01347).
+    """Advantages weighted by their sign: W-REINFORCE, Zhu et al. 2025 (arXiv:2506.01347).
 
-    positive · A where A > 0, negative · A elsewhere. The paper's weighted REINFORCE has λ = 0.1 on right answers and 1
-    on wrong ones; ``positive=0`` is its negative-sample reinforcement (NSR), ``negative=0`` the positive one (PSR). Its
-    advantages are rewards of ±1 without a baseline; after one, "positive" means better than the baseline.
+    positive · A if A > 0, else negative · A. The paper's weighted REINFORCE has λ = 0.1 for correct answers and 1 for
+    wrong ones. ``positive=0`` is its negative-sample reinforcement (NSR), ``negative=0`` its positive-sample
+    reinforcement (PSR). The paper's advantages are rewards of ±1 without a baseline. With a baseline, "positive" means
+    better than the baseline.
 
     Args:
         advantages: float (B, T) or (N,).
         response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         positive, negative: the weights.
 
     Returns:
         float, like advantages; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> positive_negative(torch.tensor([[2.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.2000, -2.0000]])

@@ -1,4 +1,4 @@
-"""Samples that share a beginning: compared with those of their tree, or by the states and actions that they share."""
+"""Estimators for samples with a common prefix: compared inside their tree, or by common states and actions."""
 
 from functools import partial
 
@@ -26,27 +26,27 @@ def tree(
     eps: float = 1e-6,
     tolerance: float = 1e-6,
 ) -> PerToken:
-    """Tree-GRPO, Ji et al. 2025 (arXiv:2509.21240): samples compared with those of their tree, and of their prompt.
+    """Tree-GRPO, Ji et al. 2025 (arXiv:2509.21240): z-scores over the samples of a prompt plus z-scores over a tree.
 
-    A prompt has several trees; the leaves of one branched off a common beginning, at the border of a turn. With s_i =
-    Σ_t r_it of each leaf, A_i = z of s_i over the prompt + z of s_i over the tree, z = (s − μ) / (σ + ε), on each token
-    of the leaf. Inside a tree the common beginning gets the sum of its leaves' z, which is 0: what is left is which
-    branch was the better one, and the other term says how good the beginning was. Of M trees of N leaves, without
-    deviations, beginnings get (M−1)/M of the policy gradient and branches (MN−1)/(MN) + (N−1)/N of it.
+    A prompt has several trees. The leaves of a tree have a common prefix and branch at the end of a turn. With
+    s_i = Σ_t r_it of each leaf, A_i = z of s_i over the prompt + z of s_i over the tree, with z = (s − μ) / (σ + ε), on
+    each token of the leaf. The tree's z sum to 0 over its leaves, so the second term compares the branches and has no
+    effect on the common prefix; the first term compares the prefixes. With M trees of N leaves and no division by σ,
+    prefixes get (M−1)/M of the policy gradient and branches (MN−1)/(MN) + (N−1)/N.
 
-    Where sources disagree: both terms are of the raw scores, as in the paper. In the authors' code the scores are
-    replaced by their z-scores over the prompt before they are compared inside the tree, and a tree of one leaf keeps
-    its raw score where here it gets 0. A token that several leaves have in common is trained in each of them, unless
-    it is masked in all but one.
+    Where sources disagree: both terms use the raw scores, as in the paper. The authors' code replaces the scores by
+    their z-scores over the prompt before it compares them inside the tree, and keeps the raw score in a tree of one
+    leaf, which gets 0 here. A token that is common to several leaves is trained in each of them, unless it is masked in
+    all but one.
 
     Args:
         rewards: float (B, T) or (N,), per token; one row for each leaf.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        tree_ids: int (B,), which tree of its prompt a leaf is of. Any numbers; equal ones of different prompts are
+        tree_ids: int (B,), the tree that a leaf belongs to. Any numbers. Equal numbers of different prompts are
             different trees.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         normalize_std: divide by σ + ε, in both terms.
         ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward.
@@ -56,7 +56,7 @@ def tree(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> scores, trees = torch.tensor([[4.0], [2.0], [0.0], [0.0]]), torch.tensor([0, 0, 1, 1])
@@ -67,10 +67,10 @@ def tree(
     check_sequences(mask, cu_seqlens, tree_ids=tree_ids)
     if tree_ids.is_floating_point() or tree_ids.dtype is torch.bool:
         raise ValueError(f"tree_ids has dtype {tree_ids.dtype}, expected integers: a number for each tree")
-    scored = partial(
+    z_scores = partial(
         standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
     )
-    a = scored(s, group_ids, valid_rows) + scored(s, pair_ids(group_ids, tree_ids), valid_rows)
+    a = z_scores(s, group_ids, valid_rows) + z_scores(s, pair_ids(group_ids, tree_ids), valid_rows)
     return to_tokens(a, mask, cu_seqlens)
 
 
@@ -87,54 +87,56 @@ def rtmc(
     gamma: float = 0.99,
     prior: float = 2.0,
 ) -> PerToken:
-    """Rollout-tree Monte Carlo, Wang et al. 2026 (arXiv:2604.11037): A = Q̂(s, a) − V̂(s) from the group's own visits.
+    """Rollout-tree Monte Carlo, Wang et al. 2026 (arXiv:2604.11037): A = Q̂(s, a) − V̂(s) from the visits of a group.
 
-    A step is a turn; R_k = Σ_{l≥k} γ^{l−k} r_l is its return, discounted by turn. Q̂(s, a) is the mean of the returns of
-    action a in state s over the samples of one prompt, each counted once, by its first visit. V̂(s) is the mean over the
-    same visits of all actions. Few visits say little, so V̂ is drawn towards the mean score μ of the prompt:
+    A step is a turn; R_k = Σ_{l≥k} γ^{l−k} r_l is its return, discounted by turn. Q̂(s, a) is the mean return of action
+    a in state s over the samples of one prompt; each sample counts once, with its first visit. V̂(s) is the mean over
+    the same visits of all actions. If there are few visits, V̂ is inaccurate, so it is moved towards the prompt's mean
+    score μ:
 
         A = Q̂(s, a) − (N V̂(s) + n μ) / (N + n), with N visits of s and the prior's weight n.
 
-    :func:`gigpo` compares returns in a state one by one; here those of one action share their mean.
+    :func:`gigpo` compares the return of each visit; here all visits with the same action have their mean return.
 
-    The formula was checked against a paper and an implementation that cite it (as eq. 11), not against the paper; γ =
-    0.99 and n = 2 are what that implementation names as the paper's. μ is not discounted there, and not here, so with
-    γ < 1 early steps that few visit have a small disadvantage. The paper's optional division by the deviation of the
-    group is left out.
+    The formula was checked against another paper and an implementation that cite it (as eq. 11), not against the paper
+    itself. That implementation gives γ = 0.99 and n = 2 as the paper's values. It does not discount μ, nor does this
+    function, so with γ < 1 early steps with few visits get a small negative bias. The paper's optional division by the
+    group's deviation is not implemented.
 
     Args:
-        rewards: float (B, T) or (N,), per token: each turn's reward anywhere in it.
+        rewards: float (B, T) or (N,), per token: the reward of a turn on any of its tokens.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to.
-        state_ids: int (B, T) or (N,), the state that the turn answers, on each of its tokens. Any numbers, a hash for
-            one; equal numbers of different prompts are different states.
-        action_ids: int (B, T) or (N,), what the turn does there, such as its tool and target, on each of its tokens.
+        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to.
+        state_ids: int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a
+            hash. Equal numbers of different prompts are different states.
+        action_ids: int (B, T) or (N,), the action of the turn, such as its tool and target, on each of its tokens.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         gamma: discount per turn.
-        prior: n, how many visits the mean score of the prompt counts as.
+        prior: n, the weight of the prompt's mean score, in visits.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a prior below 0.
+        ValueError: wrong shapes or dtypes; a prior below 0.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
-    >>> steps, actions = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([[7], [7], [8]])  # 7 was right once in two
+    >>> steps = torch.zeros(3, 1, dtype=torch.int64)
+    >>> actions = torch.tensor([[7], [7], [8]])  # the mean return of action 7 is 1/2
     >>> rtmc(torch.tensor([[1.0], [0.0], [1.0]]), steps[:, 0], steps, steps, actions, m, prior=0.0).T
     tensor([[-0.1667, -0.1667,  0.3333]])
     """
     if prior < 0:
-        raise ValueError(f"prior={prior}, expected a number of at least 0: how many visits the mean score counts as")
+        raise ValueError(f"prior={prior}, expected a number of at least 0: the weight of the mean score, in visits")
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_ids(mask, cu_seqlens, state_ids=state_ids, action_ids=action_ids)
     returns = turn_returns(rewards, turn_ids, mask, cu_seqlens, gamma=gamma).flatten()
     states = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), state_ids).flatten()
     actions = pair_ids(states, action_ids.flatten())
 
-    # A sample counts once for each action that it took in a state: on the last token of the first turn that did.
+    # A sample counts once for each state and action: on the last token of its first turn with this state and action.
     samples = expand_to_tokens(torch.arange(s.shape[0], device=s.device), mask, cu_seqlens).flatten()
     last = last_of_turn(turn_ids, mask, cu_seqlens)
     visits = first_of_each(pair_ids(samples, actions), last.flatten())

@@ -1,4 +1,4 @@
-"""Credit by turn: rewards of turns compared with those of other samples, and values by Monte Carlo between turns."""
+"""Estimators with credit per turn: turn rewards compared with those of other samples, and Monte-Carlo values."""
 
 from functools import partial
 
@@ -29,60 +29,62 @@ def turn_grpo(
     eps: float = 1e-4,
     tolerance: float = 1e-6,
 ) -> PerToken:
-    """MT-GRPO, Zeng et al. 2025 (arXiv:2505.11821): the outcome compared, and each turn's own reward too.
+    """MT-GRPO, Zeng et al. 2025 (arXiv:2505.11821): the advantage of the outcome plus the advantages of turn rewards.
 
     A_t = A^O + w Σ_{k≥κ} γ^{k−κ} A^T_k on the tokens of turn κ. A^O is :func:`grpo` of the outcome, Σ_t r_t. A^T_k is
-    (x_k − μ) / (σ + ε) of the turn's reward x_k over the samples of the prompt that have a turn of the same number; it
-    is 0 where one sample has, or where all earned the same. So what a turn earns is the credit of the turns up to it,
-    and none of those after it.
+    (x_k − μ) / (σ + ε) of the turn's reward x_k over the samples of the prompt that have a turn with the same number.
+    A^T_k is 0 if only one sample has such a turn, or if all their rewards are equal. A turn's reward gives credit to
+    this turn and to earlier turns, not to later ones.
 
-    Where sources disagree: the authors' code knows one turn with a reward, the first tool call. Up to its result tokens
-    get A^O + w A^T and after it A^O, which is this formula for a reward on that turn alone; a sample without a result
-    gets there the z-score of the sum of both rewards, and here A^O alone, as its turn earned nothing to compare. The
-    paper's λ weighs the outcome, its code's ``turn_advantage_coef`` the turn, as here; both are 1.
+    Where sources disagree: the authors' code has a reward for one turn only, the first tool call. Tokens up to its
+    result get A^O + w A^T and later tokens A^O, as in this formula with a reward on that turn only. A sample without a
+    tool result gets the z-score of the sum of both rewards there, and A^O here. In the paper λ multiplies the outcome;
+    in its code ``turn_advantage_coef`` multiplies the turn, as here; both are 1.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the outcome, anywhere in the response.
-        turn_rewards: float, like rewards: each turn's own reward, anywhere in it; not part of ``rewards``.
+        rewards: float (B, T) or (N,), per token: the outcome, on any token of the response.
+        turn_rewards: float, like rewards: the reward of a turn on any of its tokens, which must not be in ``rewards``
+            too.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. Turns of one number are
-            compared.
+        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. Turns with the same number
+            are compared.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), rows that count; the others are in no statistic and get 0. None: all.
+        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         turn_weight: w.
         gamma: discount per turn, of the advantages of later turns.
-        normalize_std: divide by σ + ε, of outcomes and turns.
+        normalize_std: divide by σ + ε, for outcomes and turns.
         ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward; TRL's, which the authors' code is built on.
+        eps: ε, in units of the reward; TRL's value, because the authors' code is based on TRL.
         tolerance: a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|).
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m, turns = torch.ones(2, 3, dtype=torch.bool), torch.tensor([[0, 0, 1], [0, 1, 1]])
     >>> outcomes = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    >>> earned = torch.tensor([[0.0, 0.0, 0.0], [4.0, 0.0, 0.0]])  # by the first turn of the second sample
-    >>> turn_grpo(outcomes, earned, torch.tensor([0, 0]), turns, m, normalize_std=False)
+    >>> turn_rewards = torch.tensor([[0.0, 0.0, 0.0], [4.0, 0.0, 0.0]])  # on the first turn of the second sample
+    >>> turn_grpo(outcomes, turn_rewards, torch.tensor([0, 0]), turns, m, normalize_std=False)
     tensor([[-1.5000, -1.5000,  0.5000],
             [ 1.5000, -0.5000, -0.5000]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_tokens(mask, cu_seqlens, turn_rewards=turn_rewards)
-    scored = partial(
+    z_scores = partial(
         standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
     )
-    outcome_advantages = to_tokens(scored(s, group_ids, valid_rows), mask, cu_seqlens)
+    outcome_advantages = to_tokens(z_scores(s, group_ids, valid_rows), mask, cu_seqlens)
 
-    # Every token gets its turn's reward, which the comparison counts once: on the last token of the turn.
+    # Every token has its turn's reward. The statistics count it once, on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
-    earned = turn_sums(turn_rewards, turn_ids, mask, cu_seqlens)
-    compared = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), turn_ids)
-    turn_advantages = scored(earned.flatten(), compared.flatten(), last.flatten()).reshape(mask.shape)
-    to_go = discounted_returns(zero_outside(turn_advantages, last), mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
+    x = turn_sums(turn_rewards, turn_ids, mask, cu_seqlens)
+    ids = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), turn_ids)
+    turn_advantages = z_scores(x.flatten(), ids.flatten(), last.flatten()).reshape(mask.shape)
+    turn_advantages = zero_outside(turn_advantages, last)
+    to_go = discounted_returns(turn_advantages, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
     return outcome_advantages + turn_weight * to_go
 
 
@@ -98,32 +100,32 @@ def vine(
 ) -> PerToken:
     """VinePPO, Kazemnejad et al. 2024 (arXiv:2410.01679): A = r + γ V̂(s') − V̂(s), with V̂ by Monte Carlo.
 
-    A step is a turn, or any piece of a response (the paper's are the lines of a solution); its tokens share one
-    advantage. s is the state before the step and s' the one after it. V̂ is the mean score of K continuations that the
-    policy samples from that state, K = 9 in the paper; they are for the estimate only and are not trained on. No critic
-    is needed, and V̂ is unbiased for any K, so the gradient is too.
+    A step is a turn, or any part of a response (a line of a solution in the paper); all of its tokens have the same
+    advantage. s is the state before the step and s' the state after it. V̂ is the mean score of K continuations that
+    the policy samples from that state, K = 9 in the paper; they are not trained on. No critic is needed. V̂ is unbiased
+    for any K, and so is the gradient.
 
-    The policy's own rewards, such as a KL penalty, are in r and must then be in the scores of the continuations too.
+    If r has rewards per token, such as a KL penalty, the scores of the continuations must have them too.
 
     Args:
-        rewards: float (B, T) or (N,), per token: each step's reward anywhere in it.
-        continuation_values: float, like rewards: V̂ of the state before the step, on each of its valid tokens. Take the
-            mean over the continuations of that state; K may differ from state to state.
-        turn_ids: int, like rewards: which step of the response a valid token belongs to.
+        rewards: float (B, T) or (N,), per token: the reward of a step on any of its tokens.
+        continuation_values: float, like rewards: V̂ of the state before the step, on each of its valid tokens. Use the
+            mean over the continuations of that state; K may differ between states.
+        turn_ids: int, like rewards: the step of the response that a valid token belongs to.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V̂ of what would have followed the last token: for truncated responses, 0 for those
-            that ended. None: every response ended.
+        bootstrap_values: float (B,), V̂ of the state after the last token, for truncated responses; 0 for responses that
+            ended. None: every response ended.
         gamma: discount per step.
 
     Returns:
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m, steps = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 2]])
-    >>> values = torch.tensor([[0.5, 0.5, 0.75, 0.25]])  # 2 of 4 continuations right, then 3, then 1
+    >>> values = torch.tensor([[0.5, 0.5, 0.75, 0.25]])  # 2 of 4 continuations are correct, then 3, then 1
     >>> vine(torch.tensor([[0.0, 0.0, 0.0, 1.0]]), values, steps, m)
     tensor([[ 0.2500,  0.2500, -0.5000,  0.7500]])
     """
@@ -133,7 +135,7 @@ def vine(
     check_ids(response_mask, cu_seqlens, turn_ids=turn_ids)
     values = zero_outside(continuation_values, response_mask)
     step_rewards = turn_sums(rewards, turn_ids, response_mask, cu_seqlens)
-    # What follows the last token of a step is the first token of the next one.
+    # On the last token of a step, the next value is that of the next step.
     last = last_of_turn(turn_ids, response_mask, cu_seqlens)
     advantages = step_rewards + gamma * next_values(values, response_mask, bootstrap_values, cu_seqlens) - values
     return turn_sums(torch.where(last, advantages, 0.0), turn_ids, response_mask, cu_seqlens)

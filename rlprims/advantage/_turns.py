@@ -1,4 +1,4 @@
-"""Numbers of turns on their tokens, and ids of what is compared: a turn, a state, a state and an action."""
+"""Sums and returns per turn, and ids of pairs, such as a state and an action."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from rlprims.types import CuSeqlens, PerToken, TokenMask, TurnIds
 
 
 def turn_sums(x: PerToken, turn_ids: TurnIds, mask: TokenMask, cu_seqlens: CuSeqlens | None) -> PerToken:
-    """Σ of x over the valid tokens of each turn, on each of them.
+    """The sum of x over the valid tokens of each turn, on each of these tokens.
 
     >>> mask, turns = torch.tensor([[True, True, False, True]]), torch.tensor([[0, 0, 9, 1]])
     >>> turn_sums(torch.tensor([[1.0, 2.0, torch.nan, 4.0]]), turns, mask, None)
@@ -24,7 +24,7 @@ def turn_sums(x: PerToken, turn_ids: TurnIds, mask: TokenMask, cu_seqlens: CuSeq
 def turn_returns(
     rewards: PerToken, turn_ids: TurnIds, mask: TokenMask, cu_seqlens: CuSeqlens | None, *, gamma: float
 ) -> PerToken:
-    """R_k = Σ_{l≥k} γ^{l−k} r_l on each token of turn k: its rewards, and from its last token on what follows.
+    """R_k = Σ_{l≥k} γ^{l−k} r_l on each token of turn k, where r_l is the sum of the rewards of turn l.
 
     >>> mask, turns = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[0, 0, 1]])
     >>> turn_returns(torch.tensor([[1.0, 0.0, 4.0]]), turns, mask, None, gamma=0.5)
@@ -36,7 +36,7 @@ def turn_returns(
 
 
 def pair_ids(first: Tensor, second: Tensor) -> Tensor:
-    """A number for each pair of integers: int64, dense, and found without reading a value.
+    """An id for each pair of integers: int64, dense, computed on the device.
 
     >>> pair_ids(torch.tensor([[0, 0], [1, 1]]), torch.tensor([[7, -2], [7, 7]]))
     tensor([[1, 0],
@@ -62,7 +62,7 @@ def first_of_each(ids: Tensor, valid: Tensor) -> Tensor:
 
 
 def check_ids(mask: TokenMask, cu_seqlens: CuSeqlens | None, **ids: Tensor) -> None:
-    """Raise ``ValueError`` unless every named tensor is integers like the mask."""
+    """Raise ``ValueError`` unless every named tensor has integers and the shape of the mask."""
     check_tokens(mask, cu_seqlens, **ids)
     for name, x in ids.items():
         if x.is_floating_point() or x.dtype is torch.bool:

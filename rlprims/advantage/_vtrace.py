@@ -1,4 +1,4 @@
-"""V-trace: advantages and critic targets, corrected token by token for samples of another policy."""
+"""V-trace: advantages and critic targets with importance weights per token, for samples of another policy."""
 
 from rlprims import scan
 from rlprims.advantage._returns import check_critic_data
@@ -23,34 +23,34 @@ def vtrace(
     clip_pg_rho: float = 1.0,
     shard: SequenceShard | None = None,
 ) -> PerToken:
-    """V-trace, Espeholt et al. 2018 (arXiv:1802.01561), section 4.2: advantages that correct for another sampler.
+    """V-trace, Espeholt et al. 2018 (arXiv:1802.01561), section 4.2: advantages for samples of another policy.
 
     A_t = min(ρ̄_pg, ρ_t) (r_t + γ (V_{t+1} + λ E_{t+1}) − V_t) with ρ_t = exp(old_log_probs − rollout_log_probs) and E_t
-    the errors of :func:`vtrace_returns`. For λ = 1 the bracket is r_t + γ v_{t+1} − V_t, the paper's; λ < 1 mixes the
-    target with the critic, as rlax does (torchrl has no λ). On policy with λ = 1 and all bounds >= 1 it is
+    the errors of :func:`vtrace_returns`. For λ = 1 the bracket is the paper's r_t + γ v_{t+1} − V_t. λ < 1 mixes the
+    target with the critic's values, as in rlax (torchrl has no λ). On policy with λ = 1 and all bounds >= 1 it is
     ``gae(lam=1)``.
 
-    The ratio is in the advantage: a loss that weighs by the same ratio again would count it twice.
+    The advantage already has the ratio: do not use a loss that multiplies by the same ratio again.
 
     Args:
         rewards, values: float (B, T) or (N,), per token.
-        old_log_probs: float, like rewards: the policy that learns, a constant here.
+        old_log_probs: float, like rewards: the policy that is trained; it gets no gradient here.
         rollout_log_probs: float, like rewards: the policy that sampled.
         response_mask: bool, like rewards. Masked tokens are skipped: t+1 is the next valid token.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
         gamma: discount per valid token.
         lam: λ.
-        clip_rho: bound of the ratio in the errors; it decides which policy's value is learned.
-        clip_c: bound of the ratio that carries errors back; it decides how far.
-        clip_pg_rho: ρ̄_pg, bound of the ratio before the advantage.
-        shard: where the sequences are cut, which part of each this rank has; see :class:`rlprims.types.SequenceShard`.
+        clip_rho: ρ̄, the largest ratio in the TD errors. It determines the policy whose values are estimated.
+        clip_c: c̄, the largest ratio in the recurrence. It determines how far errors reach back.
+        clip_pg_rho: ρ̄_pg, the largest ratio in the advantage.
+        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
-        float, like rewards; 0 outside the mask. A critic's target is :func:`vtrace_returns`, not advantages + values.
+        float, like rewards; 0 outside the mask. The critic's target is :func:`vtrace_returns`, not advantages + values.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
@@ -81,22 +81,22 @@ def vtrace_returns(
     """The critic's target under V-trace, Espeholt et al. 2018 (arXiv:1802.01561), eq. 1.
 
     v_t = V_t + E_t with E_t = δ_t + γ λ min(c̄, ρ_t) E_{t+1} and δ_t = min(ρ̄, ρ_t) (r_t + γ V_{t+1} − V_t), over the
-    valid tokens of each sequence; beyond the last one V is ``bootstrap_values`` (0 by default) and E is 0.
+    valid tokens of each sequence. After the last token V is ``bootstrap_values`` (0 by default) and E is 0.
 
-    rlax and torchrl return E_t under the name of errors and V_t + E_t as value target, respectively.
+    rlax returns E_t and calls it errors; torchrl returns V_t + E_t as the value target.
 
     Args:
         rewards, values, old_log_probs, rollout_log_probs: float (B, T) or (N,), per token: see :func:`vtrace`.
         response_mask: bool, like rewards.
         cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of what would have followed the last token; None: every response ended.
+        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
         gamma, lam, clip_rho, clip_c, shard: see :func:`vtrace`.
 
     Returns:
         float, like rewards: returns, not advantages; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
@@ -123,7 +123,7 @@ def _errors(
     clip_c: float,
     shard: SequenceShard | None,
 ) -> tuple[PerToken, PerToken, PerToken]:
-    """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without a ratio, and the errors E_t."""
+    """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without the ratio, and the errors E_t."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     check_tokens(mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
     rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)

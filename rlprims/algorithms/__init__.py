@@ -16,7 +16,7 @@ True
 from collections.abc import Callable
 
 from rlprims.algorithms import presets
-from rlprims.algorithms._adapters import kl_to_old, kl_to_sampler, solved
+from rlprims.algorithms._adapters import is_correct, kl_to_old, kl_to_sampler
 from rlprims.algorithms._algorithm import (
     Algorithm,
     Endings,
@@ -41,15 +41,15 @@ from rlprims.algorithms._objective import (
     value_objective,
 )
 from rlprims.algorithms._stages import (
-    assess_groups,
     component_scores,
     estimate_advantages,
+    fill_invalid_scores,
     filter_column,
+    filter_groups,
     leave_out_rows,
     mask_turns,
     shape_scores,
-    weigh_tokens,
-    with_stand_ins,
+    token_weights,
 )
 from rlprims.algorithms._use import Use, import_path, use
 from rlprims.algorithms.presets import *  # noqa: F403
@@ -71,7 +71,7 @@ __all__ = [
     "StepCounts",
     "Support",
     "Use",
-    "assess_groups",
+    "filter_groups",
     "check",
     "component_scores",
     "diff",
@@ -93,11 +93,11 @@ __all__ = [
     "policy_losses",
     "policy_objective",
     "shape_scores",
-    "solved",
+    "is_correct",
     "step_counts",
     "use",
     "value_objective",
-    "weigh_tokens",
-    "with_stand_ins",
+    "token_weights",
+    "fill_invalid_scores",
     *presets.__all__,
 ]

@@ -1,4 +1,4 @@
-"""Primitives that read other data than their own: a reference that is the old policy, tokens of solved responses."""
+"""Primitives that read other data than their own: a reference that is the old policy, tokens of correct responses."""
 
 from rlprims import losses
 from rlprims.layout import expand_to_tokens
@@ -47,13 +47,13 @@ def kl_to_sampler(
     return losses.kl(log_probs, rollout_log_probs, response_mask, cu_seqlens, value=value, gradient=gradient)
 
 
-def solved(
-    scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, above: float = 0.0
+def is_correct(
+    scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, threshold: float = 0.0
 ) -> TokenMask:
-    """The tokens of the responses whose score is above ``above``: what a :class:`LossTerm` may be restricted to.
+    """The tokens of the responses whose score is above ``threshold``, for the ``tokens`` of a :class:`LossTerm`.
 
     >>> import torch
-    >>> solved(torch.tensor([1.0, 0.0]), torch.tensor([[True, False], [True, True]])).tolist()
+    >>> is_correct(torch.tensor([1.0, 0.0]), torch.tensor([[True, False], [True, True]])).tolist()
     [[True, False], [False, False]]
     """
-    return response_mask & expand_to_tokens(scores > above, response_mask, cu_seqlens)
+    return response_mask & expand_to_tokens(scores > threshold, response_mask, cu_seqlens)

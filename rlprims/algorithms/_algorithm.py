@@ -17,7 +17,7 @@ class _Spec(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_no_switch(cls, value: Any) -> Any:
+    def _reject_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # which would pass for the number 1
             raise ValueError(f"{value} is a switch, and no field is one")
         return value
@@ -236,7 +236,7 @@ class Algorithm(_Spec):
         if self.baseline is not None:
             names -= {"baseline_scores"}  # which come from the object, so nothing is sampled for them
         # Before the first update of a batch the policy's log-probs are the old ones.
-        reads_old = self.kl_in_reward or self.baseline_measures_kl or "log_probs" in self.weighing_needs
+        reads_old = self.kl_in_reward or self.baseline_measures_kl or "log_probs" in self.token_weight_needs
         return names | {"old_log_probs"} if reads_old else names
 
     @property
@@ -246,7 +246,7 @@ class Algorithm(_Spec):
         return update is not None and "kl" in inspect.signature(update).parameters
 
     @property
-    def weighing_needs(self) -> frozenset[str]:
+    def token_weight_needs(self) -> frozenset[str]:
         """The data of corrections and token selections; ``log_probs`` are of the policy before each update."""
         return _union(part for _, part in self._weighing() if part is not None)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._objective import Data, StepCounts, policy_objective, step_counts
-from rlprims.algorithms._stages import estimate_advantages, shape_scores, weigh_tokens
+from rlprims.algorithms._stages import estimate_advantages, shape_scores, token_weights
 from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
 from rlprims.losses import count_totals
@@ -54,13 +54,13 @@ def mixture_advantages(specs: Sequence[Algorithm], data: Data) -> dict[str, Tens
 
 
 def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.Generator | None = None) -> StepCounts:
-    """What :func:`weigh_tokens` and :func:`step_counts` give for each algorithm, of a whole step before it is split."""
+    """What :func:`token_weights` and :func:`step_counts` give for each algorithm, for a step before it is split."""
     columns: dict[str, Tensor] = {}
     labels = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     totals = {"totals": count_totals(data["response_mask"], *labels)}
     for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
         of_spec = only_rows(data, rows)
-        weights = weigh_tokens(spec, of_spec, generator=generator)
+        weights = token_weights(spec, of_spec, generator=generator)
         counts = step_counts(spec, of_spec | weights)
         columns |= {_of_spec(number, name): x for name, x in {**weights, **counts.columns}.items()}
         totals |= {_of_spec(number, name): x for name, x in counts.totals.items() if name != "totals"}

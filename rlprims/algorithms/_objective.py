@@ -39,7 +39,7 @@ class StepCounts(NamedTuple):
 def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
     """The denominators of all means of the objective, counted over the whole step before it is split.
 
-    ``data`` is that of the step, with what :func:`weigh_tokens` made of it. Give each micro-batch its rows of the
+    ``data`` is that of the step, with what :func:`token_weights` made of it. Give each micro-batch its rows of the
     columns, and all of the totals: then the micro-batches' objectives sum to that of the step, for any split.
 
     >>> import torch
@@ -166,13 +166,13 @@ def _check_whole_groups(data: Data) -> None:
 def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
     """The policy loss, weighed, and the terms that are added to it per token.
 
-    ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
+    ``data`` has what :func:`token_weights` made of the update. The weights are on the policy loss alone, as in TRL; a
     token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
     """
     per_token: Tensor = algorithm.policy_coefficient * algorithm.policy_loss(data)
-    is_weighed = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data
-    if is_weighed or "loss_weights" in data:
-        per_token = per_token * weighed("loss_weights", data)
+    has_weights = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data
+    if has_weights or "loss_weights" in data:
+        per_token = per_token * _computed("loss_weights", data)
     for i, term in enumerate(algorithm.loss_terms):
         if term.is_beside_the_policy:
             per_token = per_token + _term_losses(algorithm, i, data)
@@ -183,7 +183,7 @@ def _term_losses(algorithm: Algorithm, number: int, data: Data) -> Tensor:
     term = algorithm.loss_terms[number]
     losses = term.loss({**data, "response_mask": _column(term.mask, data)})
     if term.tokens is not None:
-        losses = zero_outside(losses, weighed(tokens_of(number), data))
+        losses = zero_outside(losses, _computed(tokens_of(number), data))
     if isinstance(term.coefficient, Use):
         raise ValueError(
             f"loss_terms.{number}.coefficient is {term.coefficient}, whose value changes: give the step's number, "
@@ -197,7 +197,7 @@ def term_mask(algorithm: Algorithm, number: int, data: Data) -> Tensor:
     """bool, per token: M_c, the tokens of a loss term's mask that its selection chose."""
     term = algorithm.loss_terms[number]
     mask = _column(term.mask, data)
-    return mask if term.tokens is None else mask & weighed(tokens_of(number), data)
+    return mask if term.tokens is None else mask & _computed(tokens_of(number), data)
 
 
 def _column(name: str, data: Data) -> Tensor:
@@ -215,7 +215,7 @@ def _column(name: str, data: Data) -> Tensor:
 
 
 def tokens_of(term: int) -> str:
-    """The column of the tokens that :func:`weigh_tokens` chose for a loss term."""
+    """The column of the tokens that :func:`token_weights` chose for a loss term."""
     return _of_term(term, "tokens")
 
 
@@ -223,10 +223,10 @@ def _of_term(term: int, name: str) -> str:
     return f"loss_terms.{term}.{name}"
 
 
-def weighed(name: str, data: Data) -> Tensor:
-    """A column of :func:`weigh_tokens`."""
+def _computed(name: str, data: Data) -> Tensor:
+    """A column of :func:`token_weights`."""
     if name not in data:
-        raise ValueError(f"the batch has no {name}: add weigh_tokens(algorithm, data) of the whole update to it")
+        raise ValueError(f"the batch has no {name}: add token_weights(algorithm, data) of the whole update to it")
     column: Tensor = data[name]
     return column
 

@@ -69,7 +69,7 @@ def _with_ends_of_rollouts(data: Data) -> Data:
     return {**data, "ended": ended[last_row[ids]]}
 
 
-def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
+def fill_invalid_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     """The data for filters: a row that is not valid has the mean score of the others of its group.
 
     That changes neither their range nor their mean. NaN if no row of the group is valid.
@@ -85,7 +85,7 @@ def with_stand_ins(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     return columns
 
 
-def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
+def filter_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
     """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
 
     The filter's ``scores`` are its metric's column, see :func:`filter_column`; a filter of other columns has no
@@ -100,8 +100,8 @@ def assess_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
         for group, code in zip(data["group_ids"][dropping].tolist(), data["ended"][dropping].tolist(), strict=True):
             broken.setdefault(group, f"a response ended by {Ended(code).label}")
     if not broken:
-        return _assess_scores(algorithm, data)
-    found = zip(data["group_ids"].tolist(), _assess_scores(algorithm, data), strict=True)
+        return _filter_by_scores(algorithm, data)
+    found = zip(data["group_ids"].tolist(), _filter_by_scores(algorithm, data), strict=True)
     return [broken.get(group, reason) for group, reason in found]
 
 
@@ -122,7 +122,7 @@ def filter_column(algorithm: Algorithm, columns: Container[str]) -> str | None:
     return "scores" if metric == "acc" and "scores" in columns else None
 
 
-def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
+def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     ids = data.get("trajectory_ids")
     if ids is not None:
         rollouts = join(ids, data["response_mask"])
@@ -130,7 +130,7 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
         one_row_each = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
         one_row_each.pop("trajectory_ids")
         reasons_of = dict(
-            zip(rollouts.exists.nonzero()[:, 0].tolist(), _assess_scores(algorithm, one_row_each), strict=True)
+            zip(rollouts.exists.nonzero()[:, 0].tolist(), _filter_by_scores(algorithm, one_row_each), strict=True)
         )
         return [reasons_of[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
@@ -227,7 +227,7 @@ def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     return {"response_mask": kept, "advantages": torch.where(kept, data["advantages"], 0.0)}
 
 
-def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+def token_weights(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """``loss_weights``, and the tokens of each loss term that chooses some: (B, T), for :func:`policy_objective`.
 
     ``data`` is that of a whole update, with ``log_probs`` of the policy before it: statistics and thresholds are the

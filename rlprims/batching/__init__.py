@@ -1,7 +1,7 @@
-"""Rows into batches that fit on a device, and into parts that take equally long.
+"""Division of rows into micro-batches that fit on a device, and into parts of equal work.
 
-Pure Python and numpy, on lists of lengths; every result is a list of row numbers for each part. :func:`prefix_tree` is
-of the rows themselves: those that begin alike become a tree, in which a shared token is once.
+The functions are plain Python and numpy on lists of lengths, and return a list of row numbers for each part. Only
+:func:`prefix_tree` takes the tokens: it merges rows with common prefixes into a tree that has each shared token once.
 """
 
 from rlprims.batching._balance import attention_workload, balance

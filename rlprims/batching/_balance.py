@@ -1,4 +1,4 @@
-"""Rows into parts of nearly equal work."""
+"""Division of rows into parts of nearly equal work."""
 
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
@@ -20,20 +20,20 @@ def balance(
     equal_size: bool = False,
     method: Method | None = None,
 ) -> list[list[int]]:
-    """Rows into ``parts`` of nearly equal work, for ranks that must wait for the slowest.
+    """Divide rows into ``parts`` of nearly equal work, for ranks that must wait for the slowest one.
 
     ``method`` makes a first division. Then heavy and light parts exchange rows as long as the heaviest part becomes
     lighter. "longest_first" gives the longest remaining row to the lightest part (LPT, Graham 1969: at most a third
     above the optimum); with equal sizes it works in rounds and gives the longest rows of a round to the lightest parts.
     "karmarkar_karp" is the largest differencing method, as in verl, slime and OpenRLHF. After the exchanges both are
-    equally good, so None takes the faster: differencing if sizes are equal, longest first if not.
+    equally good, so None uses the faster one: differencing if sizes are equal, else longest first.
 
     Args:
         lengths: work of each row, in any unit: its tokens, or :func:`attention_workload` of them.
-        parts: how many.
+        parts: the number of parts.
         group_ids: a label for each row; rows of one label stay in one part. None: no constraint.
         equal_size: every part has the same number of rows.
-        method: how the first division is made; None: the faster method.
+        method: the method of the first division; None: the faster method.
 
     Returns:
         row numbers of each part, each ascending; no part is empty.
@@ -55,15 +55,15 @@ def balance(
     units = units_of(lengths, group_ids)
     work = units.work
     if not 1 <= parts <= len(work):
-        raise ValueError(f"parts={parts} must be at least 1 and at most {len(work)}, the number of rows or groups")
+        raise ValueError(f"parts={parts}, expected at least 1 and at most {len(work)}, the number of rows or groups")
     if equal_size:
         sizes = np.bincount(units.of_row)
         if (sizes != sizes[0]).any() or len(work) % parts:
             raise ValueError(
-                f"equal_size: {len(units.of_row)} rows in {len(work)} units of {sizes.min()} to {sizes.max()} cannot "
-                f"be divided into {parts} equal parts: pad the batch to a multiple"
+                f"equal_size=True with {len(units.of_row)} rows in {len(work)} units of {sizes.min()} to "
+                f"{sizes.max()} rows, expected a number that {parts} equal parts divide: pad the batch to a multiple"
             )
-    positive = np.maximum(work, 1)  # so that a row without work fills a part too
+    positive = np.maximum(work, 1)  # so that a row of no work counts, and no part is empty
     if method == "karmarkar_karp":
         owners = karmarkar_karp(positive, parts, equal_size=equal_size)
     elif equal_size:
@@ -74,11 +74,11 @@ def balance(
 
 
 def attention_workload(lengths: Sequence[int] | Integers, *, hidden_size: int = 4096) -> Integers:
-    """What each row costs a transformer, 6 h l + l²: work for :func:`balance` when rows are long.
+    """The work of each row in a transformer, 6 h l + l², for :func:`balance` of long rows.
 
-    A layer multiplies with 12 h² weights (24 h² l operations) and attends to all tokens (4 h l²); over 4 h that is the
-    formula. With h = 4096, a model of 7B, attention costs as much as the weights at 24576 tokens. Tokens alone are
-    right for short rows.
+    A layer has 12 h² weights (24 h² l operations), and attention takes 4 h l² operations; divided by 4 h the sum is the
+    formula. With h = 4096, a model of 7B, attention costs as much as the weights at 24576 tokens. For short rows use
+    the number of tokens.
 
     Args:
         lengths: tokens of each row.

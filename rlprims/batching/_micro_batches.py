@@ -1,4 +1,4 @@
-"""Rows into micro-batches within a budget of tokens, padded or packed, and back to the order of the rows."""
+"""Division of rows into micro-batches within a budget of tokens, padded or packed, and the way back to row order."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Sequence
@@ -16,17 +16,17 @@ def micro_batches(
     *,
     max_tokens: int,
 ) -> list[list[int]]:
-    """Rows by length into micro-batches whose padded size, rows x width, is at most ``max_tokens``.
+    """Divide rows into micro-batches whose padded size, rows x width, is at most ``max_tokens``.
 
-    Longest first, so that rows of similar length share a micro-batch and little of it is padding. Every row is in
-    exactly one; with aggregations that take ``totals`` the split does not change the step.
+    Rows are sorted by length, longest first, so that a micro-batch has rows of similar length and little padding. Every
+    row is in exactly one micro-batch. With aggregations that take ``totals`` the split does not change the step.
 
     Args:
         lengths: tokens of each row; of its prompt, if ``response_lengths`` is given.
         response_lengths: tokens of each row's response. Prompts are padded on the left and responses on the right, so a
             micro-batch is as wide as its longest prompt and its longest response together.
         group_ids: a label for each row; rows of one label stay in one micro-batch. None: no constraint.
-        max_tokens: budget of one micro-batch, padding counted.
+        max_tokens: budget of one micro-batch, including padding.
 
     Returns:
         row numbers of each micro-batch, each ascending.
@@ -50,18 +50,18 @@ def micro_batches(
     sizes = [len(rows) * sum(width) for rows, width in zip(units, widths, strict=True)]
     if sizes and max(sizes) > max_tokens:
         worst = sizes.index(max(sizes))
-        what = f"row {units[worst][0]} has" if group_ids is None else f"the group of row {units[worst][0]} has"
+        unit_name = f"row {units[worst][0]}" if group_ids is None else f"the group of row {units[worst][0]}"
         raise ValueError(
-            f"{what} {sizes[worst]} tokens, more than max_tokens={max_tokens}: raise the budget, "
+            f"{unit_name} has {sizes[worst]} tokens, more than max_tokens={max_tokens}: raise the budget, "
             "or shorten prompts or responses"
         )
     batches: list[list[int]] = []
     prompt_width = response_width = 0
     for unit in sorted(range(len(units)), key=lambda unit: -sum(widths[unit])):
-        wider = max(prompt_width, widths[unit][0]), max(response_width, widths[unit][1])
-        if batches and (len(batches[-1]) + len(units[unit])) * sum(wider) <= max_tokens:
+        new_widths = max(prompt_width, widths[unit][0]), max(response_width, widths[unit][1])
+        if batches and (len(batches[-1]) + len(units[unit])) * sum(new_widths) <= max_tokens:
             batches[-1] += units[unit]
-            prompt_width, response_width = wider
+            prompt_width, response_width = new_widths
         else:
             batches.append(units[unit])
             prompt_width, response_width = widths[unit]
@@ -75,17 +75,18 @@ def pack(
     max_tokens: int,
     min_parts: int = 1,
 ) -> list[list[int]]:
-    """Rows into as few parts as possible of at most ``max_tokens`` together: packed micro-batches, without padding.
+    """Divide rows into few parts of at most ``max_tokens`` each: packed micro-batches, without padding.
 
-    Best fit decreasing: longest first, each into the fullest part in which it fits. The number of parts is at most
-    11/9 of the fewest possible plus a constant, and for lengths of the usual spread it is the fewest.
+    The method is best fit decreasing: rows, longest first, go into the fullest part in which they fit. The number of
+    parts is at most 11/9 of the smallest possible one plus a constant; for usual lengths it is the smallest one.
     :func:`micro_batches` is for batches that are padded.
 
     Args:
         lengths: tokens of each row.
         group_ids: a label for each row; rows of one label stay in one part. None: no constraint.
         max_tokens: budget of one part.
-        min_parts: at least so many; where all ranks must make the same number of steps, the largest that one needs.
+        min_parts: the smallest number of parts. If all ranks must make the same number of steps, give the largest
+            number that a rank needs.
 
     Returns:
         row numbers of each part, each ascending; no part is empty.
@@ -102,13 +103,15 @@ def pack(
     work, of_row = units
     if len(work) and work.max() > max_tokens:
         worst = int(work.argmax())
-        what = f"row {worst} has" if group_ids is None else f"the group of row {int((of_row == worst).argmax())} has"
-        raise ValueError(f"{what} {work[worst]} tokens, more than max_tokens={max_tokens}: raise the budget")
+        unit_name = f"row {worst}" if group_ids is None else f"the group of row {int((of_row == worst).argmax())}"
+        raise ValueError(f"{unit_name} has {work[worst]} tokens, more than max_tokens={max_tokens}: raise the budget")
     if min_parts > max(len(work), 1):
-        raise ValueError(f"min_parts={min_parts} is more than the {len(work)} rows or groups: no part may be empty")
+        raise ValueError(
+            f"min_parts={min_parts}, expected at most {len(work)}, the number of rows or groups: no part may be empty"
+        )
     parts = _best_fit(work, max_tokens)
     while len(parts) < min_parts and len(work):
-        # A part lists its units longest first, so that every other unit is about half of its work.
+        # A part lists its units longest first, so every second unit together is about half of its work.
         fullest = max((part for part in parts if len(part) > 1), key=lambda part: work[part].sum())
         parts.append(fullest[1::2])
         del fullest[1::2]
@@ -135,7 +138,9 @@ def _best_fit(work: Integers, max_tokens: int) -> list[list[int]]:
 
 
 def restore_order(parts: Iterable[Sequence[int]]) -> list[int]:
-    """The place of each row: if ``out`` holds the parts' results end to end, ``out[restore_order(parts)]`` is by row.
+    """The position of each row in the concatenated parts, so that ``out[restore_order(parts)]`` is in row order.
+
+    ``out`` has the results of the parts, one part after the other.
 
     Args:
         parts: row numbers of each part, as :func:`balance`, :func:`pack` and :func:`micro_batches` return them.
@@ -145,11 +150,11 @@ def restore_order(parts: Iterable[Sequence[int]]) -> list[int]:
 
     >>> parts = [[1, 3], [0, 2]]
     >>> out = ["b", "d", "a", "c"]
-    >>> [out[place] for place in restore_order(parts)]
+    >>> [out[position] for position in restore_order(parts)]
     ['a', 'b', 'c', 'd']
     """
     rows = [row for part in parts for row in part]
-    places: list[int] = np.argsort(rows, kind="stable").tolist()
-    if any(rows[place] != row for row, place in enumerate(places)):
-        raise ValueError(f"the parts must hold each of the rows 0 to {len(rows) - 1} exactly once")
-    return places
+    positions: list[int] = np.argsort(rows, kind="stable").tolist()
+    if any(rows[position] != row for row, position in enumerate(positions)):
+        raise ValueError(f"expected parts with each of the rows 0 to {len(rows) - 1} exactly once, got {parts}")
+    return positions

@@ -14,7 +14,7 @@ PATIENCE = 6
 
 
 def longest_first(work: Integers, parts: int) -> Integers:
-    """Each item, longest first, to the lightest part: LPT, Graham 1969."""
+    """Give each item, longest first, to the lightest part: LPT, Graham 1969."""
     order = np.argsort(-work, kind="stable")
     lightest = [(0, part) for part in range(parts)]
     owners = np.empty(len(work), np.int64)
@@ -26,7 +26,7 @@ def longest_first(work: Integers, parts: int) -> Integers:
 
 
 def longest_first_in_rounds(work: Integers, parts: int) -> Integers:
-    """One item to each part in every round, the longest of the round to the lightest part. Sizes are equal."""
+    """Give one item to each part in every round, the longest of the round to the lightest part; equal sizes."""
     owners, loads = np.empty_like(work), np.zeros(parts, np.int64)
     for items in np.argsort(-work, kind="stable").reshape(-1, parts):
         lightest_first = np.argsort(loads, kind="stable")
@@ -104,11 +104,11 @@ def exchange(work: Integers, owners: Integers, loads: Integers, equal_size: bool
     light_items = np.flatnonzero(pair_of_light[owners] >= 0)
     heavy_pair, light_pair = pair_of_heavy[owners[heavy_items]], pair_of_light[owners[light_items]]
     light_work = work[light_items]
-    if not equal_size:  # no item in return: one item of no work, number -1, for each pair
+    if not equal_size:  # an item may move without one in return: add an item of no work, number -1, for each pair
         light_items = np.concatenate([light_items, np.full(pairs, -1)])
         light_pair, light_work = np.concatenate([light_pair, np.arange(pairs)]), np.pad(light_work, (0, pairs))
 
-    # For each heavy item, of the pair's light items sorted by work only the two beside the ideal work can be the best.
+    # For each heavy item only two of the pair's light items can be the best: the neighbours of the ideal work.
     width = int(work.max()) + 1
     key = light_pair * width + light_work
     order = np.argsort(key, kind="stable")

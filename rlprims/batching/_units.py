@@ -13,7 +13,7 @@ Integers = NDArray[np.int64]
 
 
 class Units(NamedTuple):
-    """Row i belongs to unit ``of_row[i]``; unit u has ``work[u]`` in all."""
+    """The unit of each row and the work of each unit: row i belongs to unit ``of_row[i]``, which has total ``work``."""
 
     work: Integers
     of_row: Integers
@@ -37,7 +37,7 @@ def checked_lengths(name: str, lengths: Sequence[int] | Integers) -> Integers:
         raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers (B,)")
     if (array < 0).any():
         row = int((array < 0).argmax())
-        raise ValueError(f"{name} is {array[row]} in row {row}, expected integers (B,), none negative")
+        raise ValueError(f"{name} is {array[row]} in row {row}, expected integers (B,) of at least 0")
     return array.astype(np.int64)
 
 

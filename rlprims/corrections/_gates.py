@@ -46,21 +46,21 @@ def rejection(
         rollout_log_probs: float, like old_log_probs: the sampler's own.
         response_mask: bool, like old_log_probs.
         cu_seqlens: int (B+1,) if packed.
-        turn_ids: int, like old_log_probs: which turn a valid token belongs to; read by "segment". None: one turn.
+        turn_ids: int, like old_log_probs: the turn that a valid token belongs to, for "segment". None: one turn.
         estimator: "k1", "k2" or "k3".
         level: "token", "segment" (a turn) or "sequence": what is kept or rejected as one.
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; bounds that reject policies that agree;
-            segments of sequences that are cut.
+        ValueError: wrong shapes or dtypes; an unknown option; bounds that reject policies that agree;
+            segments of sequences that are split over ranks.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
@@ -117,20 +117,20 @@ def opsm(
     only, pass ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; a constant here.
+        log_probs: float (B, T) or (N,), current policy; it gets no gradient here.
         rollout_log_probs: float, like log_probs: the policy that sampled.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative delta.
+        ValueError: wrong shapes or dtypes; a negative delta.
 
     >>> import torch
     >>> current, sampler, advantages = torch.tensor([[-2.0, -1.0], [-1.0, -1.0], [1.0, -1.0]])[:, :, None]
@@ -161,5 +161,5 @@ def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float
             )
         return -math.inf, high
     if not 0 <= (low or 0) <= 1 <= high:
-        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the ratio where both agree")
+        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the ratio if both agree")
     return math.log(low) if low else -math.inf, math.log(high)

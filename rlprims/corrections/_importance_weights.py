@@ -55,21 +55,21 @@ def importance_weights(
         rollout_log_probs: float, like old_log_probs: the sampler's own.
         response_mask: bool, like old_log_probs.
         cu_seqlens: int (B+1,) if packed.
-        turn_ids: int, like old_log_probs: which turn of the response a valid token belongs to; read by "segment". None:
+        turn_ids: int, like old_log_probs: the turn of the response that a valid token belongs to, for "segment". None:
             the response is one turn.
         level: "token", "segment" (a turn) or "sequence".
-        mean: "product" or "geometric"; how the ratios of a segment or sequence become one.
+        mean: the "product" or the "geometric" mean of the ratios of a segment or sequence.
         action: "truncate" or "mask".
         low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 is no lower bound.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights with ``corrected={"rollout->old"}``: like old_log_probs, without a gradient, 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; "geometric" for single tokens; bounds that do
-            not enclose 1; segments of sequences that are cut.
+        ValueError: wrong shapes or dtypes; an unknown option; "geometric" for single tokens; bounds that do
+            not enclose 1; segments of sequences that are split over ranks.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> trainer, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
@@ -83,7 +83,7 @@ def importance_weights(
     check_choice("mean", mean, Mean)
     check_choice("action", action, Action)
     if not 0 <= low <= 1 <= high:
-        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the weight where both agree")
+        raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the weight if both agree")
     if level == "token" and mean == "geometric":
         raise ValueError(f"mean={mean!r}, expected level='segment' or 'sequence': a token's ratio is not averaged")
     if level == "token":
@@ -122,13 +122,13 @@ def batch_normalized(
         response_mask: bool (B, T) or (N,), like weights.values.
         cu_seqlens: int (B+1,) if packed.
         per: "token" or "sequence": whether the mean is over tokens or over responses.
-        all_reduce: sums a tensor over the ranks that share the batch; None: this tensor is the whole batch.
+        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         Weights with mean 1 and the same ``corrected``; all 0 if all were 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option.
+        ValueError: wrong shapes or dtypes; an unknown option.
 
     >>> batch_normalized(Weights(torch.tensor([[2.0, 1.0]])), torch.ones(1, 2, dtype=torch.bool)).values
     tensor([[1.3333, 0.6667]])
@@ -162,13 +162,13 @@ def replace_nonfinite(
         rollout_log_probs: float (B, T) or (N,): the sampler's own.
         old_log_probs: float, like rollout_log_probs: the trainer's log-probs of the policy that sampled.
         response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like rollout_log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> replace_nonfinite(torch.tensor([[-1.0, torch.nan]]), torch.tensor([[-1.1, -2.0]]), m)

@@ -23,7 +23,7 @@ def fipo(
     """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): tokens before reinforced tokens weigh more.
 
     With d_t = log π_t − log π_old,t and ρ = exp(d), F_t = Σ_{k≥t} γ^{k−t} d_k over the valid tokens of the response
-    with ρ_k <= ``max_ratio``, γ = 2^(−1/τ), and f_t = clip(exp(F_t), w_min, w_max). Where A_t < 0 and ρ_t >
+    with ρ_k <= ``max_ratio``, γ = 2^(−1/τ), and f_t = clip(exp(F_t), w_min, w_max). If A_t < 0 and ρ_t >
     ``safe_ratio``, f_t is at most 1, so that bad tokens whose probability has grown a lot get no larger weight. The
     weights multiply the policy loss, f_t · loss_t. As f is a constant and at least 0, this is the same as multiplying
     the advantage.
@@ -35,7 +35,7 @@ def fipo(
     ``max_ratio=10`` are from the authors' script for 32B; ``w_min=0.8`` is the symmetric form.
 
     Args:
-        log_probs: float (B, T) or (N,), of the policy before this update; a constant here.
+        log_probs: float (B, T) or (N,), of the policy before this update; it gets no gradient here.
         old_log_probs: float, like log_probs: the policy at the start of the step.
         advantages: float, like log_probs; only the sign is used.
         response_mask: bool, like log_probs.
@@ -49,13 +49,13 @@ def fipo(
         Weights between w_min and w_max, 0 outside the mask; ``corrected`` is empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; bounds that do not enclose 1; a half-life or ratio that is not
+        ValueError: wrong shapes or dtypes; bounds that do not enclose 1; a half-life or ratio that is not
             positive.
 
     >>> import torch
     >>> m, old = torch.tensor([[True, False, True]]), torch.zeros(1, 3)
-    >>> now = torch.tensor([[0.0, 9.0, 0.2]])  # F is 0.1 and 0.2: the tool's token is no distance
-    >>> fipo(now, old, torch.ones(1, 3), m, half_life=1.0).values
+    >>> log_probs = torch.tensor([[0.0, 9.0, 0.2]])  # F is 0.1 and 0.2, because the tool's token is not counted
+    >>> fipo(log_probs, old, torch.ones(1, 3), m, half_life=1.0).values
     tensor([[1.1052, 0.0000, 1.2000]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)

@@ -91,7 +91,7 @@ def geometric(
     high: float = 1.001,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Keep the responses whose ratios have a geometric mean in [low, high], whatever their length.
+    """Keep the responses whose ratios have a geometric mean in [low, high]; it does not depend on the length.
 
     The bounds are verl's; NeMo-RL keeps up to 1.002, SkyRL 0.99 to 1.01.
 

@@ -53,12 +53,12 @@ def check_level(
     turn_ids: TurnIds | None,
     all_reduce_rows: AllReduce | None,
 ) -> None:
-    """Raise ``ValueError`` for an unknown level, segments of cut sequences, or ``turn_ids`` unlike the mask."""
+    """Raise ``ValueError`` for an unknown level, segments of split sequences, or ``turn_ids`` unlike the mask."""
     check_choice("level", level, Level)
     if level == "segment" and all_reduce_rows is not None:
         raise ValueError(
-            "level='segment' with all_reduce_rows, expected 'token' or 'sequence' where sequences are cut: sums of "
-            "turns are not exchanged; gather the log-probs first"
+            "level='segment' with all_reduce_rows, expected 'token' or 'sequence' if sequences are split over ranks: "
+            "sums of turns are not exchanged; gather the log-probs first"
         )
     if turn_ids is not None:
         check_tokens(response_mask, cu_seqlens, turn_ids=turn_ids)

@@ -7,7 +7,7 @@
 ['b', 'b', 'a', 'a']
 """
 
+from rlprims.data_proto._columns import BatchError, MissingField, RowIndexError
 from rlprims.data_proto._container import DataProto, DataProtoItem
-from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError
 
 __all__ = ["BatchError", "DataProto", "DataProtoItem", "MissingField", "RowIndexError"]

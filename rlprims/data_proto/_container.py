@@ -7,6 +7,7 @@ import copy
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,11 +15,21 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto import _columns, _convert, _pickling, _storage, _text
-from rlprims.data_proto._columns import Array, Columns, as_array, batch_of, check_tensor, common_rows, joined
-from rlprims.data_proto._errors import BatchError, MissingField, RowIndexError, listing, names
-from rlprims.data_proto._parts import Parts
-from rlprims.data_proto._rows import distinct_objects, distinct_values, row_numbers, row_range
+from rlprims.data_proto import _columns, _convert, _storage
+from rlprims.data_proto._columns import (
+    Array,
+    BatchError,
+    Columns,
+    MissingField,
+    RowIndexError,
+    as_array,
+    batch_of,
+    joined,
+    listing,
+    names,
+    row_numbers,
+    row_range,
+)
 from rlprims.data_proto._values import copied, difference, merged, same
 
 D = TypeVar("D", bound="DataProto")
@@ -47,7 +58,7 @@ class DataProtoItem:
         raise MissingField(f"no field {name!r}; {listing(self.batch, self.non_tensor_batch, self.meta_info)}")
 
 
-class DataProto(Parts):
+class DataProto:
     """A batch for post-training: ``batch`` (TensorDict or None), ``non_tensor_batch`` (numpy arrays), ``meta_info``.
 
     ``data["name"]`` reads a field of any of the three. Every method returns a new batch and does not change this one;
@@ -100,27 +111,23 @@ class DataProto(Parts):
                 f"batch has batch_size {tuple(sizes)}, expected one batch dimension; see batch.flatten() and "
                 "TensorDict.auto_batch_size_(batch_dims=1)"
             )
-        tensors = {} if batch is None else dict(batch.items())
-        for name, tensor in tensors.items():
-            check_tensor(name, tensor)
         self.non_tensor_batch = {name: as_array(name, value) for name, value in (non_tensor_batch or {}).items()}
         self.meta_info = {key: copied(value) for key, value in (meta_info or {}).items()}
-        rows = common_rows(tensors, self.non_tensor_batch, batch if sizes is not None else None)
+        given: Any = batch if sizes is not None else None
+        tensors = {} if batch is None else dict(batch.items())
+        rows = _columns.checked(tensors, self.non_tensor_batch, given).rows
         # A new TensorDict with the same tensors, so that assigning a field here does not add it to the caller's.
-        keep = rows is not None and (tensors or sizes is not None)
-        self.batch = batch_of(tensors, rows or 0, getattr(batch, "device", None)) if keep else None
-        self.check_consistency()
+        keep = tensors or given is not None
+        self.batch = batch_of(tensors, rows or 0, getattr(given, "device", None)) if keep else None
 
     def check_consistency(self) -> None:
         """Raise a BatchError if a write into the parts has made the batch inconsistent.
 
-        >>> import torch
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)})
         >>> data.non_tensor_batch["uid"] = np.array(["a"], dtype=object)
         >>> data.check_consistency()
         Traceback (most recent call last):
-        rlprims.data_proto._errors.BatchError: fields have different numbers of rows: {'ids': 2, 'uid': 1, ...
+        rlprims.data_proto.BatchError: fields have different numbers of rows: {'ids': 2, 'uid': 1, ...
         """
         self._columns()
 
@@ -130,8 +137,6 @@ class DataProto(Parts):
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[Any, Any] | None = None,
-        num_batch_dims: int = 1,
-        auto_padding: bool = False,
     ) -> Self:
         """A batch from one dict per part. The dicts are not changed; a list becomes one object per row.
 
@@ -139,51 +144,31 @@ class DataProto(Parts):
             tensors: per name, a tensor with one entry per row.
             non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
             meta_info: the values of the whole batch.
-            num_batch_dims: only 1; `rlprims.interop.verl` has `fold_batch_dim` for rows of rows.
-            auto_padding: only False; use `pad_to_divisor`, which returns the number of added rows.
 
         Raises:
-            BatchError: a field without rows, different numbers of rows, or another value of the last two arguments.
+            BatchError: a field without rows, or fields with different numbers of rows.
 
-        >>> import torch
-        >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(2)}, {"images": [np.zeros((2, 2)), np.ones((2, 2))]})
         DataProto: 2 rows, 96 B
           batch             ids     int64   (2,)  16 B
           non_tensor_batch  images  object  (2,)  80 B
         """
-        if num_batch_dims != 1:
-            raise BatchError(
-                f"num_batch_dims is {num_batch_dims}, expected 1; for rows of rows use fold_batch_dim of "
-                "rlprims.interop.verl.DataProto"
-            )
-        if auto_padding:
-            raise BatchError(
-                "auto_padding is not supported: it hides how many rows were added; use pad_to_divisor and unpad"
-            )
         return cls(dict(tensors or {}), non_tensors, meta_info)
 
     @classmethod
-    def from_single_dict(
-        cls,
-        data: Mapping[str, Any],
-        meta_info: Mapping[Any, Any] | None = None,
-        auto_padding: bool = False,
-    ) -> Self:
+    def from_single_dict(cls, data: Mapping[str, Any], meta_info: Mapping[Any, Any] | None = None) -> Self:
         """A batch from one dict: tensors go to ``batch``, numpy arrays and lists to ``non_tensor_batch``.
 
         Raises:
             BatchError: a value of another type, or different numbers of rows.
 
-        >>> import torch
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_single_dict({"ids": torch.arange(2), "uid": ["a", "b"]})
         >>> list(data.batch.keys()), list(data.non_tensor_batch)
         (['ids'], ['uid'])
         """
         tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in data.items() if not isinstance(value, Tensor)}
-        return cls.from_dict(tensors, others, meta_info, auto_padding=auto_padding)
+        return cls.from_dict(tensors, others, meta_info)
 
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[Any, Any] | None = None) -> Self:
@@ -192,28 +177,20 @@ class DataProto(Parts):
         Raises:
             BatchError: not one batch dimension, a nested TensorDict, or a name that is also in ``meta_info``.
 
-        >>> import torch
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}, {"step": 1})
-        >>> DataProto.from_tensordict(data.to_tensordict())
-        DataProto: 2 rows, 32 B
-          batch             ids   int64   (2,)  16 B
-          non_tensor_batch  uid   object  (2,)  16 B
-          meta_info         step  int     1
+        >>> list(DataProto.from_tensordict(data.to_tensordict()).non_tensor_batch)
+        ['uid']
         """
         return cls(*_convert.parts_of_tensordict(tensordict, meta_info or {}))
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict of all fields: arrays become per-row objects (`NonTensorStack`), metadata `NonTensorData`.
 
-        `from_tensordict` makes object columns from what were numpy columns of numbers, because a TensorDict cannot
-        store numpy columns.
+        A TensorDict cannot store numpy columns, so `from_tensordict` returns them as object columns.
 
         Raises:
             BatchError: a name that two parts have, or a metadata key that is not a string.
 
-        >>> import torch
-        >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).to_tensordict()["uid"] == ["a", "b"]
         True
         """
@@ -246,15 +223,14 @@ class DataProto(Parts):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the batch to a directory, atomically: after a crash the directory has the earlier batch or this one.
 
-        A batch that was saved at ``path`` is replaced; a directory with other files is refused. A crash may leave
-        files that are not in the manifest. They are ignored and may be deleted.
+        A batch that was saved at ``path`` is replaced. A crash may leave files that are not in the manifest. They are
+        ignored and may be deleted.
 
         Raises:
             BatchError: a value that cannot be saved (the message names field and row), or other files at ``path``.
             ImportError: safetensors is not installed.
 
-        >>> import tempfile, torch
-        >>> from rlprims.data_proto import DataProto
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]}).save(f"{folder}/batch")
         ...     DataProto.load(f"{folder}/batch")["uid"].tolist()
@@ -274,21 +250,20 @@ class DataProto(Parts):
 
         >>> DataProto.load("/nowhere")
         Traceback (most recent call last):
-        rlprims.data_proto._errors.BatchError: load: no batch at /nowhere: manifest.json is missing...
+        rlprims.data_proto.BatchError: load: no batch at /nowhere: manifest.json is missing...
         """
         return cls(*_storage.load_parts(path))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """For pickle: the type of the batch and its parts. The autograd graph is not pickled.
 
-        >>> import pickle, torch
-        >>> from rlprims.data_proto import DataProto
+        >>> import pickle
         >>> data, buffers = DataProto.from_dict({"ids": torch.arange(3)}), []
         >>> stream = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
         >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
         True
         """
-        return _pickling.reduce_ex(self, protocol)
+        return _storage.reduce_ex(self, protocol)
 
     def __repr__(self) -> str:
         """A table of the fields: part, name, dtype, shape, bytes. Notebooks show it too.
@@ -297,7 +272,15 @@ class DataProto(Parts):
         """
         # An inconsistent batch must be printable too, so nothing is checked here.
         batch = {} if self.batch is None else self.batch
-        return _text.table(type(self).__name__, len(self), batch, self.non_tensor_batch, self.meta_info)
+        return _convert.table(type(self).__name__, len(self), batch, self.non_tensor_batch, self.meta_info)
+
+    def __len__(self) -> int:
+        if self.batch is not None:
+            return int(self.batch.batch_size[0])
+        return next((len(array) for array in self.non_tensor_batch.values()), 0)
+
+    def __contains__(self, name: object) -> bool:
+        return self._find(name) is not None
 
     def __copy__(self) -> Self:
         return self.slice()
@@ -340,7 +323,7 @@ class DataProto(Parts):
             self.meta_info[name] = value
             return
         if isinstance(value, Tensor):
-            check_tensor(name, value)
+            _columns.check_tensor(name, value)
         column = value if isinstance(value, Tensor) else as_array(name, value)
         count = int(column.shape[0])
         if rows not in (None, count):
@@ -369,7 +352,6 @@ class DataProto(Parts):
         Raises:
             MissingField: a name that its part does not have.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2), "x": torch.ones(2)}, {"uid": ["a", "b"]})
         >>> small = data.select(batch_keys=["ids"], non_tensor_batch_keys=[])
         >>> "ids" in small, "x" in small, "uid" in small
@@ -395,7 +377,6 @@ class DataProto(Parts):
         Raises:
             MissingField: a name that its part does not have; then no field is removed.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2), "x": torch.ones(2)})
         >>> taken = data.pop(batch_keys=["x"])
         >>> "x" in taken, "x" in data
@@ -419,7 +400,6 @@ class DataProto(Parts):
             MissingField: an old name that does not exist.
             BatchError: lists of different lengths, or a new name that another field has.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)}, {"uid": ["a", "b"]})
         >>> data.rename(["ids", "uid"], ["input_ids", "prompt"])["prompt"].tolist()
         ['a', 'b']
@@ -455,7 +435,6 @@ class DataProto(Parts):
         Raises:
             BatchError: different numbers of rows, or a field that differs; the message names it and the difference.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)})
         >>> scored = data.union(DataProto.from_dict({"scores": torch.ones(2)}))
         >>> scored["scores"].tolist(), "scores" in data
@@ -479,27 +458,23 @@ class DataProto(Parts):
                     f"{other.meta_info[key]!r} there; rename or drop one of them; {self._fields()}"
                 )
         # This batch comes first for the order of the fields, and last so that its values are used if both have a key.
+        arrays = {**mine.arrays, **theirs.arrays, **mine.arrays}
         both = Columns(
             {**mine.tensors, **theirs.tensors, **mine.tensors},
-            {**mine.arrays, **theirs.arrays, **mine.arrays},
+            {name: array.copy() for name, array in arrays.items()},
             theirs.rows if mine.rows is None else mine.rows,
         )
-        meta = copied({**self.meta_info, **other.meta_info, **self.meta_info})
-        return self._like(both.copied_arrays(), meta)
+        return self._like(both, copied({**self.meta_info, **other.meta_info, **self.meta_info}))
 
     def to(self, device: torch.device | str | int) -> Self:
         """The batch with its tensors on a device; tensors that are there already are shared.
 
-        >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(2)}).to("cpu").batch.device
         device(type='cpu')
         """
-        tensors, arrays, rows = self._columns().copied_arrays()
-        result = self._like(Columns({}, arrays, rows))
-        if result.batch is not None:
-            moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-            result.batch = batch_of(moved, rows or 0, torch.device(device))
-        return result
+        moved = self._columns().map(lambda x: x.to(device), lambda x: x.copy(), len(self))
+        batch = None if self.batch is None else batch_of(moved.tensors, len(self), torch.device(device))
+        return self._of(batch, moved.arrays)
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
         """Rows from start to end, counted as Python's slices are. Without a step the tensors are views.
@@ -507,7 +482,6 @@ class DataProto(Parts):
         Raises:
             BatchError: a step of 0.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(5)})
         >>> data.slice(1, 3)["ids"].tolist(), data[::-2]["ids"].tolist()
         ([1, 2], [4, 2, 0])
@@ -528,7 +502,6 @@ class DataProto(Parts):
             BatchError: an index that is neither integers nor a mask, or a mask without one entry per row.
             RowIndexError: a number that no row has.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)})
         >>> data.select_idxs([3, 0, 0])["ids"].tolist(), data[torch.tensor([True, False, True, False])]["ids"].tolist()
         ([3, 0, 0], [0, 2])
@@ -541,7 +514,6 @@ class DataProto(Parts):
         Raises:
             BatchError: anything other than one boolean per row.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"scores": torch.tensor([0.0, 1.0, 0.5])}, {"uid": ["a", "b", "c"]})
         >>> data.filter(lambda batch: batch["scores"] > 0)["uid"].tolist()
         ['b', 'c']
@@ -563,7 +535,6 @@ class DataProto(Parts):
             MissingField: no such field.
             BatchError: the field is not a column with one hashable value per row.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["b", "a", "b", "a"]})
         >>> {uid: group["ids"].tolist() for uid, group in data.group_by("uid").items()}
         {'b': [0, 2], 'a': [1, 3]}
@@ -572,10 +543,15 @@ class DataProto(Parts):
         column = part[key]
         if part is self.meta_info or column.ndim != 1 or getattr(column, "is_nested", False):
             raise BatchError(f"group_by: expected {key} to be a column with one value per row; {self._fields()}")
-        labels, ids = distinct_values(column) if isinstance(column, Tensor) else distinct_objects(key, column)
+        seen: dict[Any, int] = {}
+        try:
+            ids = torch.tensor([seen.setdefault(label, len(seen)) for label in column.tolist()], device="cpu").long()
+        except TypeError as error:
+            raise BatchError(
+                f"group_by: {key} has a value that cannot be a dict key ({error}); group by another"
+            ) from None
         grouped = self._gather(ids.argsort(stable=True))
-        sizes = ids.bincount(minlength=len(labels)).tolist()
-        return dict(zip(labels, grouped._cut(sizes), strict=True))
+        return dict(zip(seen, grouped._cut(ids.bincount(minlength=len(seen)).tolist()), strict=True))
 
     def reorder(self, indices: list[int] | Array | Tensor) -> Self:
         """A batch with all rows in another order: row i of the result is row ``indices[i]``. This batch is unchanged.
@@ -583,7 +559,6 @@ class DataProto(Parts):
         Raises:
             BatchError: indices that do not contain each row exactly once; use `select_idxs` for those.
 
-        >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}).reorder([2, 0, 1])["ids"].tolist()
         [2, 0, 1]
         """
@@ -598,7 +573,6 @@ class DataProto(Parts):
     def shuffle(self, generator: torch.Generator) -> Self:
         """All rows in a random order, drawn from the generator.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(3)})
         >>> sorted(data.shuffle(torch.Generator().manual_seed(0))["ids"].tolist())
         [0, 1, 2]
@@ -608,13 +582,12 @@ class DataProto(Parts):
     def chunk(self, chunks: int, *, pad: bool = False) -> list[Self]:
         """Equal parts, as views. With ``pad`` missing rows are added as in `pad_to_divisor`.
 
-        Then only the parts with added rows are copied, while `pad_to_divisor` followed by `chunk` copies the whole
-        batch. The parts have ``-len(self) % chunks`` added rows at the end: `concat` the results, then `unpad`.
+        Only the parts with added rows are copied. They have ``-len(self) % chunks`` added rows in all, at the end:
+        `concat` the results, then `unpad`.
 
         Raises:
             BatchError: the rows do not divide; use ``pad``, or `split`.
 
-        >>> from rlprims.data_proto import DataProto
         >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(4)}).chunk(2)]
         [[0, 1], [2, 3]]
         >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(3)}).chunk(2, pad=True)]
@@ -640,7 +613,6 @@ class DataProto(Parts):
         Raises:
             BatchError: a size below 1.
 
-        >>> from rlprims.data_proto import DataProto
         >>> [part["ids"].tolist() for part in DataProto.from_dict({"ids": torch.arange(3)}).split(2)]
         [[0, 1], [2]]
         """
@@ -659,7 +631,6 @@ class DataProto(Parts):
         Raises:
             BatchError: no batches; fields, shapes, dtypes or devices that differ; metadata that differ.
 
-        >>> from rlprims.data_proto import DataProto
         >>> a = DataProto.from_dict({"ids": torch.arange(2)}, meta_info={"step": 1, "metrics": {"loss": 0.5}})
         >>> b = DataProto.from_dict({"ids": torch.arange(3)}, meta_info={"step": 1, "metrics": {"loss": 0.7}})
         >>> both = DataProto.concat([a, b])
@@ -686,7 +657,6 @@ class DataProto(Parts):
         Raises:
             BatchError: a negative number of times.
 
-        >>> from rlprims.data_proto import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(2)})
         >>> data.repeat(2)["ids"].tolist(), data.repeat(2, interleave=False)["ids"].tolist()
         ([0, 0, 1, 1], [0, 1, 0, 1])
@@ -707,7 +677,6 @@ class DataProto(Parts):
         Raises:
             BatchError: a divisor below 1.
 
-        >>> from rlprims.data_proto import DataProto
         >>> padded, added = DataProto.from_dict({"ids": torch.arange(3)}).pad_to_divisor(4)
         >>> padded["ids"].tolist(), added, padded.unpad(added)["ids"].tolist()
         ([0, 1, 2, 0], 1, [0, 1, 2])
@@ -724,10 +693,86 @@ class DataProto(Parts):
         Raises:
             BatchError: fewer rows than that, or a negative number.
 
-        >>> from rlprims.data_proto import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}).unpad(1)["ids"].tolist()
         [0, 1]
         """
         if not 0 <= pad_size <= len(self):
             raise BatchError(f"unpad: cannot take {pad_size} rows off {len(self)}; pass what pad_to_divisor returned")
         return self.slice(0, len(self) - pad_size)
+
+    def _columns(self) -> Columns:
+        """The columns, checked, because a caller may have written into ``batch`` or ``non_tensor_batch`` directly."""
+        for name, array in self.non_tensor_batch.items():
+            if not isinstance(array, np.ndarray) or array.ndim == 0:
+                raise BatchError(
+                    f"non_tensor_batch[{name!r}] is {type(array).__name__}, expected a numpy array with one entry per "
+                    f"row; assign with data[{name!r}] = [...], or keep it in meta_info; {self._fields()}"
+                )
+        tensors = {} if self.batch is None else dict(self.batch.items())
+        return _columns.checked(tensors, self.non_tensor_batch, self.batch)
+
+    def _like(self, columns: Columns, meta_info: dict[Any, Any] | None = None) -> Self:
+        """A batch of the same type. The arrays and ``meta_info`` must not be shared; None copies this metadata."""
+        tensors, arrays, rows = columns
+        keep_batch = rows is not None and (tensors or self.batch is not None)
+        device = self.batch.device if self.batch is not None else None
+        return self._of(batch_of(tensors, rows or 0, device) if keep_batch else None, arrays, meta_info)
+
+    def _of(self, batch: Any, arrays: Mapping[str, Array], meta_info: dict[Any, Any] | None = None) -> Self:
+        """A batch of the same type from parts that are not shared. They are not checked again."""
+        new = object.__new__(type(self))
+        new.batch = batch
+        new.non_tensor_batch = dict(arrays)
+        new.meta_info = copied(self.meta_info) if meta_info is None else meta_info
+        return new
+
+    def _gather(self, numbers: Tensor) -> Self:
+        """The rows with these numbers: one copy, or views if they are consecutive."""
+        count = numbers.numel()
+        start = int(numbers[0]) if count else 0
+        follow = torch.equal(numbers, row_range(count) + start)
+        columns = self._columns()
+        return self._like(columns.narrow(start, start + count) if follow else columns.take(numbers))
+
+    def _cut(self, sizes: Sequence[int]) -> list[Self]:
+        """All rows as views, in parts of these sizes. Each column is checked and split once."""
+        columns = self._columns()
+        tensors, arrays, rows = columns
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        if not tensors or any(tensor.is_nested for tensor in tensors.values()):
+            # A TensorDict cannot split a jagged column.
+            return [self._like(columns.narrow(start, stop)) for start, stop in bounds]
+        batches = batch_of(tensors, rows or 0, self.batch.device).split(list(sizes)) if sizes else ()
+        return [
+            self._of(batch, {name: array[start:stop].copy() for name, array in arrays.items()})
+            for batch, (start, stop) in zip(batches, bounds, strict=True)
+        ]
+
+    def _extended(self, numbers: Tensor) -> Self:
+        """All rows, followed by the rows with these numbers: one copy, or views if none are added."""
+        columns = self._columns()
+        return self._like(joined([columns, columns.take(numbers)])) if numbers.numel() else self.slice()
+
+    def _fields(self) -> str:
+        """The existing fields by part, for a message."""
+        return listing(self.batch, self.non_tensor_batch, self.meta_info)
+
+    def _find(self, name: object) -> Any:
+        """The part that has a field, to read or to pop from; None if there is none."""
+        if self.batch is not None and name in self.batch.keys():  # noqa: SIM118 - a TensorDict has no other `in`
+            return self.batch
+        return next((part for part in (self.non_tensor_batch, self.meta_info) if name in part), None)
+
+    def _part_of(self, name: object) -> Any:
+        if (part := self._find(name)) is None:
+            raise MissingField(f"no field {name!r}; {self._fields()}")
+        return part
+
+    def _known(self, part: Mapping[Any, Any], wanted: Iterable[Any] | None) -> list[Any]:
+        """The names in ``wanted``, which must be in the part; None: all names of the part."""
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        found = list(part) if wanted is None else list(wanted)
+        for name in found:
+            if name not in part:
+                raise MissingField(f"no field {name!r}; {self._fields()}")
+        return found

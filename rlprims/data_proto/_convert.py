@@ -1,4 +1,4 @@
-"""Conversion to and from other containers."""
+"""Conversion to text and tables, and to and from a TensorDict."""
 
 import importlib
 import math
@@ -10,9 +10,19 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from rlprims.data_proto import _jagged
-from rlprims.data_proto._columns import Array, Columns, batch_of, check_tensor, object_array
-from rlprims.data_proto._errors import BatchError
+from rlprims.data_proto._columns import (
+    Array,
+    BatchError,
+    Columns,
+    Jagged,
+    batch_of,
+    byte_count,
+    check_tensor,
+    dtype_text,
+    object_array,
+    row,
+    shape_text,
+)
 
 
 def parts_of_tensordict(
@@ -94,16 +104,17 @@ def _numbers(tensor: Tensor) -> Array:
 def _one_per_row(column: Tensor | Array) -> Array:
     """A column as an array of one dimension, of numbers or of objects."""
     if isinstance(column, Tensor) and column.is_nested:
-        return object_array([_jagged.row(column, index).tolist() for index in range(column.shape[0])])
+        return object_array([row(column, index).tolist() for index in range(column.shape[0])])
     array = _numbers(column) if isinstance(column, Tensor) else column
     if array.ndim == 1 and array.dtype.kind in "biufcmM":
         return array
-    return object_array([_plain(cell) for cell in array])
+    nested = np.ndarray | np.generic | Tensor
+    return object_array([cell.tolist() if isinstance(cell, nested) else cell for cell in array])
 
 
 def _arrow_column(arrow: Any, column: Tensor | Array) -> Any:
     if isinstance(column, Tensor) and column.is_nested:
-        values, offsets, _, dim = _jagged.packed(column)
+        values, offsets, _, dim = Jagged.packed(column)
         if dim == 1:
             rows = _arrow_column(arrow, values)
             return arrow.LargeListArray.from_arrays(arrow.array(_numbers(offsets.long())), rows)
@@ -119,5 +130,32 @@ def _arrow_column(arrow: Any, column: Tensor | Array) -> Any:
     return result
 
 
-def _plain(cell: Any) -> Any:
-    return cell.tolist() if isinstance(cell, np.ndarray | np.generic | Tensor) else cell
+def table(
+    title: str,
+    rows: int,
+    batch: Mapping[str, Tensor],
+    non_tensor_batch: Mapping[str, Array],
+    meta_info: Mapping[Any, Any],
+) -> str:
+    """A line for each field: part, name, dtype, shape, bytes."""
+    lines, total = [], 0
+    for part, columns in (("batch", batch), ("non_tensor_batch", non_tensor_batch)):
+        for name, column in columns.items():
+            size = byte_count(column)
+            total += size
+            lines.append((part, str(name), dtype_text(column), shape_text(column.shape), bytes_text(size)))
+    for key, value in meta_info.items():
+        text = repr(value).replace("\n", " ")
+        lines.append(("meta_info", str(key), type(value).__name__, text if len(text) <= 60 else text[:57] + "...", ""))
+    # The last cell of a line is not counted, because a long value must not widen all lines.
+    widths = [max((len(line[i]) for line in lines if any(line[i + 1 :])), default=0) for i in range(5)]
+    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join([f"{title}: {rows} rows, {bytes_text(total)}", *("  " + "  ".join(c).rstrip() for c in cells)])
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

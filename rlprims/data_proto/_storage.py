@@ -1,36 +1,62 @@
-"""A batch on disk: a directory with numbers in safetensors, everything else in JSON, and checksums of both.
+"""A batch on disk and between processes.
 
-Pickle is not used, so reading a file cannot run code. There are three files, the first two with a new name per save::
+On disk it is a directory with numbers in safetensors, everything else in JSON, and checksums of both. Pickle is not
+used, so reading a file cannot run code. There are three files, the first two with a new name per save::
 
     tensors-<16 hex digits>.safetensors   every tensor and numeric array, named "0", "1", ...
     fields-<16 hex digits>.json           which field is which tensor; object columns; meta_info
     manifest.json                         format, version, names, sizes and sha256 of the other two
 
 The manifest alone defines which files are the batch, so replacing the manifest replaces the batch.
+
+JSON holds a Python object exactly or not at all. A value that JSON cannot represent is written as ``{"$kind": ...}``,
+and a dict that looks like that as a list of pairs. Arrays and tensors go to a separate list of tensors, and the JSON
+has their position in it. Reading builds only the kinds that are listed here, so a hostile file can do no more than
+raise an error.
+
+Between processes a batch is pickled, and no tensor is copied twice. With protocol 5 every tensor on the CPU is one
+buffer: out of band no byte is copied here, in band each byte once. With older protocols the tensors themselves are
+pickled, because the picklers that use these protocols (``torch.multiprocessing``) can share their memory.
 """
 
+import base64
 import hashlib
 import importlib
 import json
+import math
 import os
+import pickle
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlprims._extras import hint
-from rlprims.data_proto import _jagged
-from rlprims.data_proto._cells import decode, encode, encode_array, store
-from rlprims.data_proto._columns import Columns, batch_of
-from rlprims.data_proto._errors import BatchError
+from rlprims.data_proto._columns import Array, BatchError, Columns, Jagged, batch_of, object_array
 
 _FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
 _DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safetensors")
+_SCALARS = {
+    np.dtype(kind).name: kind
+    for kind in (
+        *(np.bool_, np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64),
+        *(np.uint8, np.uint16, np.uint32, np.uint64),
+    )
+}
+_STORABLE = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+
+_LONGEST_INT = 14_000  # bits; Python parses no more than 4300 digits
 
 
 def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any, Any], *, has_batch: bool) -> None:
@@ -57,9 +83,8 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
         before = _listed(target)
         os.replace(manifest, target / _MANIFEST)
     except BaseException:
-        if not _is_plain(target / _MANIFEST) or fields.name not in _listed(
-            target
-        ):  # otherwise the error came just after the rename
+        replaced = _is_plain(target / _MANIFEST) and fields.name in _listed(target)
+        if not replaced:
             _remove(numbers, fields, manifest)
         if new:
             with suppress(OSError):
@@ -82,11 +107,13 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         with safetensors.safe_open(str(numbers), framework="pt") as file:
             tensors = [file.get_tensor(str(number)) for number in range(len(file.keys()))]
         described = json.loads(fields.read_bytes())
-        dense = {_name(name): _tensor(entry, tensors) for name, entry in described["batch"]}
-        arrays = {_name(name): decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
-        meta, rows = decode(described["meta_info"], tensors), described["rows"]
+        dense = {name: _column(entry, tensors) for name, entry in described["batch"]}
+        arrays = {name: _decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
+        meta, rows = _decode(described["meta_info"], tensors), described["rows"]
         if not isinstance(meta, dict) or type(rows) is not int or rows < 0:
-            raise BatchError(f"meta_info is {type(meta).__name__} and rows is {rows!r}")
+            raise BatchError(f"meta_info is {type(meta).__name__} and rows is {rows!r}, expected a dict and a number")
+        if not all(isinstance(name, str) for name in (*dense, *arrays)):
+            raise BatchError(f"the fields are named {[*dense, *arrays]}, expected strings")
         return batch_of(dense, rows) if described["has_batch"] else None, arrays, meta
     except BatchError as error:
         raise BatchError(f"load: {target}: {error}") from error
@@ -99,35 +126,29 @@ def _described(
     columns: Columns, meta_info: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]
 ) -> dict[str, Any]:
     """The content of fields.json. Numbers are appended to the list ``tensors``."""
-    dense, arrays, rows = columns
+
+    def entry(name: str, tensor: Tensor) -> dict[str, int]:
+        where = f"save: batch[{name!r}]"
+        if not tensor.is_nested:
+            return {"tensor": _store(tensor, tensors, where)}
+        values, offsets, _, dim = Jagged.packed(tensor)
+        return {"values": _store(values, tensors, where), "offsets": _store(offsets, tensors, where), "dim": dim}
+
+    def pair(key: Any, value: Any) -> list[Any]:
+        where = f"save: meta_info[{key!r}]"
+        return [_encode(key, tensors, f"{where}, its key"), _encode(value, tensors, where)]
+
+    arrays = {name: (array, f"save: non_tensor_batch[{name!r}]") for name, array in columns.arrays.items()}
     return {
-        "rows": rows or 0,
+        "rows": columns.rows or 0,
         "has_batch": has_batch,
-        "batch": [[name, _entry(name, tensor, tensors)] for name, tensor in dense.items()],
-        "non_tensor_batch": [
-            [name, encode_array(array, tensors, f"save: non_tensor_batch[{name!r}]")] for name, array in arrays.items()
-        ],
-        "meta_info": {
-            "$dict": [
-                [
-                    encode(key, tensors, f"save: meta_info key {key!r}"),
-                    encode(value, tensors, f"save: meta_info[{key!r}]"),
-                ]
-                for key, value in meta_info.items()
-            ]
-        },
+        "batch": [[name, entry(name, tensor)] for name, tensor in columns.tensors.items()],
+        "non_tensor_batch": [[name, _encode_array(a, tensors, where)] for name, (a, where) in arrays.items()],
+        "meta_info": {"$dict": [pair(key, value) for key, value in meta_info.items()]},
     }
 
 
-def _entry(name: str, tensor: Tensor, tensors: list[Tensor]) -> dict[str, Any]:
-    where = f"save: batch[{name!r}]"
-    if not tensor.is_nested:
-        return {"tensor": store(tensor, tensors, where)}
-    values, offsets, _, dim = _jagged.packed(tensor)
-    return {"values": store(values, tensors, where), "offsets": store(offsets, tensors, where), "dim": dim}
-
-
-def _tensor(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
+def _column(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
     if "tensor" in entry:
         return tensors[entry["tensor"]]
     values, offsets, dim = tensors[entry["values"]], tensors[entry["offsets"]], entry["dim"]
@@ -141,13 +162,7 @@ def _tensor(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
         or bool((offsets[1:] < offsets[:-1]).any())  # not diff(), which overflows for a forged file
     ):
         raise BatchError("a jagged field has offsets that do not fit its values")
-    return _jagged.from_components(_jagged.Parts(values, offsets, None, dim))
-
-
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise BatchError(f"a field is named {name!r}, expected a string")
-    return name
+    return Jagged(values, offsets, None, dim).nested()
 
 
 def _may_hold_a_batch(target: Path) -> bool:
@@ -232,3 +247,166 @@ def _safetensors() -> Any:
         return importlib.import_module("safetensors")
     except ImportError as error:
         raise ImportError(f"saving and loading need safetensors: {hint('train')}") from error
+
+
+def _store(tensor: Tensor, tensors: list[Tensor], where: str) -> int:
+    """Put a tensor on the list and return its position."""
+    if tensor.dtype not in _STORABLE or tensor.layout != torch.strided:
+        raise BatchError(f"{where}: a tensor of {tensor.dtype} and {tensor.layout} cannot be saved; convert it first")
+    tensors.append(tensor.detach())
+    return len(tensors) - 1
+
+
+def _encode(value: Any, tensors: list[Tensor], where: str) -> Any:
+    """The JSON of a value. ``where`` is its name for the error that is raised if it cannot be saved."""
+    try:
+        return _json(value, tensors, where)
+    except RecursionError:
+        raise BatchError(f"{where}: nested too deeply, or a part of itself; drop the field with select") from None
+
+
+def _json(value: Any, tensors: list[Tensor], where: str) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str) or (kind is int and value.bit_length() < _LONGEST_INT):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if kind is list:
+        return [_json(item, tensors, where) for item in value]
+    if kind is tuple:
+        return {"$tuple": [_json(item, tensors, where) for item in value]}
+    if kind is dict:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _json(item, tensors, where) for key, item in value.items()}
+        return {"$dict": [[_json(k, tensors, where), _json(v, tensors, where)] for k, v in value.items()]}
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind in _SCALARS.values():
+        return {"$scalar": [value.dtype.name, _json(value.item(), tensors, where)]}
+    if kind is np.str_:
+        return str(value)
+    if kind is np.ndarray:
+        return _encode_array(value, tensors, where)
+    if isinstance(value, Tensor) and not value.is_nested:
+        return {"$tensor": _store(value, tensors, where)}
+    raise BatchError(
+        f"{where}: {kind.__module__}.{kind.__qualname__} cannot be saved; convert it to numbers, strings, lists, "
+        "dicts, bytes, arrays or tensors (an image with np.asarray), or drop the field with select"
+    )
+
+
+def _encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any]:
+    if array.dtype == object:
+        rows = np.indices(array.shape)[0].ravel() if array.ndim else [0]
+        cells = [_encode(cell, tensors, f"{where}, row {row}") for row, cell in zip(rows, array.flat, strict=True)]
+        return {"$objects": [list(array.shape), cells]}
+    if array.dtype.kind == "U":
+        # As bytes and not as text, so that a short JSON cannot define an array of any width.
+        code_points = torch.from_numpy(np.frombuffer(bytearray(array.tobytes()), np.uint8))
+        return {"$strings": [array.dtype.str, list(array.shape), _store(code_points, tensors, where)]}
+    try:
+        # A contiguous copy in this machine's byte order, because from_numpy takes no other.
+        tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise BatchError(f"{where}: an array of {array.dtype} cannot be saved; convert it with astype first") from None
+    return {"$array": _store(tensor, tensors, where)}
+
+
+def _decode(value: Any, tensors: list[Tensor]) -> Any:
+    """The value of a JSON. Any exception means that `_encode` did not write this JSON."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: _decode(item, tensors) for key, item in value.items()}
+    [(kind, content)] = value.items()
+    match kind:
+        case "$float" if content in ("nan", "inf", "-inf"):
+            return float(content)
+        case "$tuple":
+            return tuple(_decode(item, tensors) for item in content)
+        case "$dict":
+            return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+        case "$bytes":
+            return base64.b64decode(content, validate=True)
+        case "$scalar":
+            return _SCALARS[content[0]](_decode(content[1], tensors))
+        case "$tensor" | "$array" if type(content) is int and content >= 0:
+            return tensors[content] if kind == "$tensor" else tensors[content].numpy()
+        case "$strings" if re.fullmatch(r"[<>]U\d{1,9}", content[0]):
+            return _strings(content[0], content[1], tensors[content[2]])
+        case "$objects":
+            return object_array([_decode(cell, tensors) for cell in content[1]]).reshape(content[0])
+    raise BatchError(f"unknown content {kind!r}")
+
+
+def _strings(dtype: str, shape: list[int], content: Tensor) -> Array:
+    code_points = content.numpy().view(dtype[0] + "u4")
+    if code_points.size != math.prod(shape) * int(dtype[2:]) or np.any(code_points > sys.maxunicode):
+        raise BatchError("an array of strings whose characters do not fit its shape")
+    return np.ndarray(shape, dtype, code_points)
+
+
+def reduce_ex(data: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
+    """For pickle: the type of the batch and its parts."""
+    buffers = protocol.__index__() >= 5
+    batch = None
+    if data.batch is not None:
+        tensors = {name: _split(tensor.detach(), buffers) for name, tensor in data.batch.items()}
+        batch = (tensors, int(data.batch.batch_size[0]), data.batch.device)
+    return _rebuild, (type(data), batch, {name: part for name, part in vars(data).items() if name != "batch"})
+
+
+def _rebuild(kind: type[Any], batch: Any, rest: dict[str, Any]) -> Any:
+    data = object.__new__(kind)
+    data.__dict__.update(rest)
+    for name, array in data.non_tensor_batch.items():
+        if not array.flags.writeable:  # mapped memory, see _unflat
+            data.non_tensor_batch[name] = array.copy()
+    data.batch = None
+    if batch is not None:
+        tensors, rows, device = batch
+        data.batch = batch_of({name: _unsplit(parts) for name, parts in tensors.items()}, rows, device)
+    return data
+
+
+def _split(tensor: Tensor, buffers: bool) -> tuple[Any, ...]:
+    """A dense tensor as one entry; a jagged tensor as one entry per component."""
+    if not tensor.is_nested:
+        return (_flat(tensor, buffers),)
+    return tuple(_flat(part, buffers) if isinstance(part, Tensor) else part for part in Jagged.of(tensor))
+
+
+def _unsplit(parts: tuple[Any, ...]) -> Tensor:
+    if len(parts) == 1:
+        return _unflat(parts[0])
+    values, offsets, lengths, dim = parts
+    return Jagged(_unflat(values), _unflat(offsets), None if lengths is None else _unflat(lengths), dim).nested()
+
+
+def _flat(tensor: Tensor, buffers: bool) -> Any:
+    """The bytes of a tensor on the CPU, its dtype and its shape. Other tensors are not changed."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return tensor
+    flat: Any = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    if not flat.numel():
+        flat = None
+    elif buffers:
+        flat = pickle.PickleBuffer(flat.numpy())
+    elif flat.nbytes != flat.untyped_storage().nbytes():
+        flat = flat.clone()  # pickling a view would include all of the memory behind it
+    return flat, tensor.dtype, tuple(tensor.shape)
+
+
+def _unflat(flat: Any) -> Tensor:
+    if isinstance(flat, Tensor):
+        return flat
+    content, dtype, shape = flat
+    if content is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if not isinstance(content, Tensor):
+        # Read-only mapped memory is copied, because a write into a tensor on it would crash the process.
+        writable = bytearray(content) if memoryview(content).readonly else content
+        content = torch.frombuffer(writable, dtype=torch.uint8)
+    return content.view(dtype).view(shape)

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlprims.data_proto import _jagged
-from rlprims.data_proto._columns import Array, dtype_text, shape_text
-from rlprims.data_proto._errors import BatchError
+from rlprims.data_proto._columns import Array, BatchError, Jagged, dtype_text, shape_text
 
 _IMMUTABLE = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
@@ -23,10 +21,8 @@ def copied(value: Any) -> Any:
         return value
     if kind is dict:
         return {key: copied(item) for key, item in value.items()}
-    if kind is list:
-        return [copied(item) for item in value]
-    if kind is tuple:
-        return tuple(copied(item) for item in value)
+    if kind is list or kind is tuple:
+        return kind(copied(item) for item in value)
     if isinstance(value, Tensor):
         return value.clone()  # deepcopy refuses a tensor in a graph
     try:
@@ -41,14 +37,13 @@ def difference(a: Tensor | Array, b: Tensor | Array) -> str | None:
         return None
     if isinstance(a, Tensor) != isinstance(b, Tensor):
         return "one is a tensor and the other a numpy array"
-    if a.dtype != b.dtype and not (isinstance(a, np.ndarray) and a.dtype.kind == b.dtype.kind == "U"):  # type: ignore[union-attr]
+    strings = isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype.kind == b.dtype.kind == "U"
+    if a.dtype != b.dtype and not strings:  # strings may have different widths
         return f"dtype {dtype_text(a)} and {dtype_text(b)}"
-    if shape_text(a) != shape_text(b):
-        return f"shape {shape_text(a)} and {shape_text(b)}"
+    if shape_text(a.shape) != shape_text(b.shape):
+        return f"shape {shape_text(a.shape)} and {shape_text(b.shape)}"
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return _tensor_difference(a, b)
-    assert isinstance(a, np.ndarray)
-    assert isinstance(b, np.ndarray)
     return None if _same_arrays(a, b, frozenset()) else "the values differ"
 
 
@@ -58,14 +53,12 @@ def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
     if a.is_nested != b.is_nested:
         return "one is jagged and the other dense"
     if a.is_nested:
-        one, two = _jagged.packed(a), _jagged.packed(b)
+        one, two = Jagged.packed(a), Jagged.packed(b)
         if not torch.equal(one.offsets.diff(), two.offsets.diff()):
             return "the row lengths differ"
         a, b = one.values, two.values
-    where = (a.data_ptr(), a.storage_offset(), a.stride(), a.is_conj(), a.is_neg())
-    if a.data_ptr() != 0 and where == (b.data_ptr(), b.storage_offset(), b.stride(), b.is_conj(), b.is_neg()):
-        return None  # the same memory
-    if torch.equal(a, b):
+    memory = [(t.data_ptr(), t.storage_offset(), t.stride(), t.is_conj(), t.is_neg()) for t in (a, b)]
+    if (a.data_ptr() != 0 and memory[0] == memory[1]) or torch.equal(a, b):
         return None
     unequal = a != b
     if a.is_floating_point() or a.is_complex():
@@ -75,37 +68,33 @@ def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
 
 
 def same(a: Any, b: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Deep equality. ``seen`` holds the pairs being compared further out, so that cycles end."""
+    """Deep equality. ``seen`` holds the pairs that are being compared in outer calls, so that cycles end."""
     if a is b or (id(a), id(b)) in seen:
         return True
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and difference(a, b) is None
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return (
-            isinstance(a, np.ndarray)
-            and isinstance(b, np.ndarray)
-            and a.shape == b.shape
-            and _same_arrays(a, b, seen | {(id(a), id(b))})
-        )
     seen = seen | {(id(a), id(b))}
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+        return both and a.shape == b.shape and _same_arrays(a, b, seen)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key], seen) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(lambda x, y: same(x, y, seen), a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y, seen) for x, y in zip(a, b, strict=True))
     try:
         return bool(a == b) or bool(a != a and b != b)
     except (ValueError, TypeError, RuntimeError):
         return False  # an object that raises when it is compared is equal only to itself
 
 
-def _same_arrays(a: Array, b: Array, seen: frozenset[tuple[int, int]]) -> bool:
+def _same_arrays(a: Any, b: Any, seen: frozenset[tuple[int, int]]) -> bool:
     if a.dtype != object or b.dtype != object:
         return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc"))
     one, two = a.ravel().tolist(), b.ravel().tolist()
     # The usual case, in C. Not for lists: Python 3.13.0 crashes on comparing a list that contains itself.
     if {*map(type, one), *map(type, two)} <= _IMMUTABLE and one == two:
         return True
-    return all(map(lambda x, y: same(x, y, seen), one, two))
+    return all(same(x, y, seen) for x, y in zip(one, two, strict=True))
 
 
 def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
@@ -115,11 +104,11 @@ def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
     a metric may be missing for some workers. Every other key must have equal values in all workers that have it.
     """
     result: dict[Any, Any] = {}
-    metrics: list[dict[Any, Any]] = []
+    reports: list[dict[Any, Any]] = []
     for position, meta in enumerate(metas):
         for key, value in meta.items():
             if key == "metrics":
-                metrics.extend(_reports(value, position))
+                reports.extend(_reports(value, position))
             elif key not in result:
                 result[key] = copied(value)
             elif not same(result[key], value):
@@ -128,27 +117,20 @@ def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
                     f"{position}; make them equal, drop the key, or put values that differ per worker in "
                     "meta_info['metrics']"
                 )
-    if metrics:
-        result["metrics"] = _collected(metrics)
+    if reports:
+        lists = result["metrics"] = {}
+        for report in reports:
+            for name, value in report.items():
+                # A list comes from an earlier concat. Extending it gives for nested concats the same as for one concat.
+                lists.setdefault(name, []).extend(copied(value if isinstance(value, list) else [value]))
     return result
 
 
 def _reports(value: Any, position: int) -> list[dict[Any, Any]]:
-    if value is None:
-        return []
-    reports = value if isinstance(value, list) else [value]
+    reports = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(report, dict) for report in reports):
         raise BatchError(
             f"concat: meta_info['metrics'] of part {position} is {value!r}, expected a dict of name to value, a "
             "list of such dicts, or None"
         )
     return reports
-
-
-def _collected(reports: Sequence[dict[Any, Any]]) -> dict[Any, list[Any]]:
-    lists: dict[Any, list[Any]] = {}
-    for report in reports:
-        for name, value in report.items():
-            # A list comes from an earlier concat. It is extended, so that nested concats give the same as one concat.
-            lists.setdefault(name, []).extend(copied(value) if isinstance(value, list) else [copied(value)])
-    return lists

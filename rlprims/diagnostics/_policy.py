@@ -79,13 +79,14 @@ def sampler_mismatch(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
 ) -> Metrics:
-    """Trainer compared with sampler on the same tokens: at the first step of a run only rounding should differ.
+    """The difference between trainer and sampler on the same tokens; at the first step of a run it should be rounding.
 
-    ``mismatch_max``: largest |difference| in nats, clamped at 20; ``mismatch_k1``, ``mismatch_k3``: estimates of
-    KL(sampler ‖ trainer), k1 as the plain mean of the differences and k3 with each of them clamped to ±20;
-    ``mismatch_probability``: mean |difference| of the probabilities; and of the ratios trainer / sampler, their
-    logarithms clamped to ±20, the effective share and χ² of :func:`weights`: ``mismatch_ess`` and ``mismatch_chi2`` of
-    the tokens' own, ``mismatch_ess_sequence`` and ``mismatch_chi2_sequence`` of the products over each response.
+    - ``mismatch_max``: the largest |difference| of log-probs in nats, clamped at 20.
+    - ``mismatch_k1``, ``mismatch_k3``: estimates of KL(sampler ‖ trainer); k3 with differences clamped to ±20.
+    - ``mismatch_probability``: the mean |difference| of the probabilities.
+    - ``mismatch_ess``, ``mismatch_chi2``: effective share and χ² of :func:`weights` for the ratios trainer / sampler of
+      tokens; ``mismatch_ess_sequence``, ``mismatch_chi2_sequence``: for the products of the ratios over each response.
+      Log-ratios are clamped to ±20.
     """
     check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
     trainer = zero_outside(old_log_probs.detach(), response_mask)
@@ -93,17 +94,17 @@ def sampler_mismatch(
     difference = trainer - sampler
     log_ratios = clamp_log_ratio(difference)
     sequence_log_ratios = clamp_log_ratio(sequence_sum(difference, response_mask, cu_seqlens))
-    of_tokens = weights(log_ratios.exp(), response_mask)
-    of_sequences = weights(sequence_log_ratios.exp(), sequence_lengths(response_mask, cu_seqlens) > 0)
+    token_weights = weights(log_ratios.exp(), response_mask)
+    sequence_weights = weights(sequence_log_ratios.exp(), sequence_lengths(response_mask, cu_seqlens) > 0)
     return {
         "mismatch_max": token_max(log_ratios.abs(), response_mask),
         "mismatch_k1": token_mean(-difference, response_mask),
         "mismatch_k3": token_mean(estimate_kl(-difference, "k3"), response_mask),
         "mismatch_probability": token_mean((trainer.exp() - sampler.exp()).abs(), response_mask),
-        "mismatch_ess": of_tokens["weight_ess"],
-        "mismatch_chi2": of_tokens["weight_chi2"],
-        "mismatch_ess_sequence": of_sequences["weight_ess"],
-        "mismatch_chi2_sequence": of_sequences["weight_chi2"],
+        "mismatch_ess": token_weights["weight_ess"],
+        "mismatch_chi2": token_weights["weight_chi2"],
+        "mismatch_ess_sequence": sequence_weights["weight_ess"],
+        "mismatch_chi2_sequence": sequence_weights["weight_chi2"],
     }
 
 
@@ -115,12 +116,12 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
     several versions, and a mean over responses would give short and long ones the same weight.
 
     Args:
-        versions: int (B, T) or (N,): which weights drew the token.
+        versions: int (B, T) or (N,): the version of the weights that drew the token.
         now: int, the version of the weights that are trained.
         response_mask: bool, like versions.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; on a CPU a version that is newer than ``now``.
+        ValueError: wrong shapes or dtypes; on a CPU a version that is newer than ``now``.
 
     >>> m = torch.tensor([[True, True, True, False]])
     >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)

@@ -96,7 +96,7 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
         Mean, in float64.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; k below 1.
+        ValueError: wrong shapes or dtypes; k below 1.
 
     >>> best_at_k(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), k=2).value()  # (3 + 3 + 2) / 3
     tensor(2.6667, dtype=torch.float64)

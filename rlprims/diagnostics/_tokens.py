@@ -144,8 +144,8 @@ def moments(kind: type[Kind], mask: Tensor, *columns: Tensor) -> Kind:
     count = valid.sum().to(x.dtype)
     lowest = pad(torch.where(valid, x, torch.inf), (0, 1), value=torch.inf).amin(-1)
     lowest = torch.where(count > 0, lowest, 0.0)
-    above = torch.where(valid, x - lowest[:, None], 0.0)
-    mean = above.sum(-1) / count.clamp(min=1)
-    centred = torch.where(valid, above - mean[:, None], 0.0)
+    shifted = torch.where(valid, x - lowest[:, None], 0.0)
+    mean = shifted.sum(-1) / count.clamp(min=1)
+    centred = torch.where(valid, shifted - mean[:, None], 0.0)
     scatter = (centred[:, None] * centred).sum(-1)  # not a matrix product, whose precision autocast changes
     return kind(count, lowest + mean, scatter)

@@ -1,7 +1,8 @@
-"""The protocols of an execution: the verbs of the training loop, and what logs and profiles read."""
+"""The protocols of an execution: one for the policy and one for each model beside it, and one for logs."""
 
+import json
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ProfileConfig, Sampling
 from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
+from rlprims.execution._stream import Stream
 from rlprims.types import Metrics
 
 
@@ -18,7 +20,7 @@ class ExecutionError(RuntimeError):
 
 
 class UpdateReport(NamedTuple):
-    """One optimizer step."""
+    """The result of one optimizer step."""
 
     loss: float
     grad_norm: float
@@ -28,45 +30,16 @@ class UpdateReport(NamedTuple):
     metrics: Metrics
 
 
-class Stream(Protocol):
-    """Prompts that are sampled independently of each other, each part with its answer as soon as it is complete.
-
-    Use it in a ``with`` statement, whose end abandons what still runs. Until then ``sync_weights`` waits; or with
-    ``over_updates`` the responses go on under the new weights, and ``versions`` (B, T) has those of each token::
-
-        with execution.stream(sampling, seed=0, prompt_width=64) as stream:
-            numbers = [stream.submit(group) for group in groups]
-            for number, rows in stream.take().items():
-                ...
-    """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, prompts: DataProto) -> int:
-        """Begin the prompts' responses; the number of this part."""
-        ...
-
-    def take(self) -> dict[int, DataProto]:
-        """Wait for a part that was submitted and not taken. All that are complete, by number: rows as of ``generate``.
-
-        Raises:
-            ValueError: there is none to wait for.
-        """
-        ...
-
-
 class Execution(Protocol):
-    """The models of a run, by the verbs of the loop. The backend owns micro-batches, packing, precision and ranks.
+    """The policy, by the verbs of the loop. The backend owns micro-batches, packing, precision and ranks.
 
     Prompts come with ``prompt_ids`` (object column, lists of ints) and ``sample_id`` (int64): a sample's randomness is
     a function of the run's seed and its id, and does not depend on its batch or on earlier calls.
     A batch of responses has ``prompts`` (B, P) left-padded, ``responses`` (B, T) right-padded, ``attention_mask``
-    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), the reason of its end (codes
-    of :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), of the weights that sampled it. If ``sampling``
-    truncates it also has the set that each token was drawn from, in ``kept_counts`` int32 (B, T) and ``kept_ids``
-    int32, ragged (B, *): log-probs, entropies and updates are within it.
+    (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), the reason why the response
+    ended (codes of :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), the version of the weights that sampled
+    it. If ``sampling`` truncates, the batch also has the set that each token was drawn from, in ``kept_counts`` int32
+    (B, T) and ``kept_ids`` int32, ragged (B, *). Log-probs, entropies and updates are then within these sets.
     """
 
     pad_token_id: int
@@ -76,11 +49,11 @@ class Execution(Protocol):
 
     @property
     def weights_version(self) -> int:
-        """Of the sampler's weights: 1 at the start, and one more with each :meth:`sync_weights`."""
+        """The version of the sampler's weights: 1 at the start, and one more after each :meth:`sync_weights`."""
         ...
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int) -> DataProto:
-        """The prompts' rows with a response each; ``prompts`` are padded to ``prompt_width``."""
+        """The prompts' rows with one response each; ``prompts`` are padded to ``prompt_width``."""
         ...
 
     def stream(self, sampling: Sampling, *, seed: int, prompt_width: int, over_updates: bool = False) -> Stream:
@@ -88,57 +61,81 @@ class Execution(Protocol):
         ...
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        """(B, T), of the current policy or of the frozen reference."""
-        ...
-
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        """(B, T), of the teacher at the sampler's temperature; the column ``teacher`` chooses one of several."""
-        ...
-
-    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        """int (B, T, K), the policy's likeliest tokens, for ``topk_ids``."""
-        ...
-
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        """``topk_ids`` (B, T, K), the batch's or else the teacher's likeliest, and ``teacher_topk_log_probs`` there."""
+        """(B, T): the log-probs of the current policy, or of the reference."""
         ...
 
     def entropies(self, batch: DataProto) -> Tensor:
-        """(B, T), of the current policy."""
-        ...
-
-    def values(self, batch: DataProto) -> Tensor:
-        """(B, T), of the current critic."""
-        ...
-
-    def reward_scores(self, batch: DataProto) -> Tensor:
-        """(B,), of the reward model; NaN for a row that it cannot read. For a template the batch has ``question`` and
-        ``response`` as text."""
+        """(B, T): the entropies of the current policy."""
         ...
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         """One optimizer step of the policy on the whole batch."""
         ...
 
-    def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        """One optimizer step of the critic on the whole batch."""
-        ...
-
     def sync_weights(self) -> None:
         """Give the policy's weights to the sampler."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write all state and its version to an empty directory; the policy as a Hugging Face model in ``policy``."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Read the state that :meth:`save` wrote."""
         ...
 
     def close(self) -> None:
         """Release all resources; no other method may be called afterwards."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write all state and its version into an empty directory; the policy as a Hugging Face model in ``policy``."""
+
+class Critic(Protocol):
+    """A model of values, for algorithms that read ``values``."""
+
+    def values(self, batch: DataProto) -> Tensor:
+        """(B, T): the values of the current critic."""
         ...
 
-    def load(self, directory: Path) -> None:
-        """Read the state that :meth:`save` wrote."""
+    def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+        """One optimizer step of the critic on the whole batch."""
         ...
+
+
+class Teacher(Protocol):
+    """One or several models that the policy is distilled from. The column ``teacher`` chooses one of several."""
+
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        """(B, T): the log-probs of the teacher, at the sampler's temperature."""
+        ...
+
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        """``teacher_topk_log_probs`` (B, T, K), of the tokens ``topk_ids`` (B, T, K).
+
+        These are the batch's; if it has none, the ``size`` likeliest tokens of the teacher.
+        """
+        ...
+
+    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
+        """int (B, T, K): the likeliest tokens of the policy, for ``topk_ids``."""
+        ...
+
+
+class RewardScorer(Protocol):
+    """A reward model."""
+
+    def reward_scores(self, batch: DataProto) -> Tensor:
+        """(B,): the scores; NaN for a row that the model cannot read.
+
+        If the reward model has a template, the batch has ``question`` and ``response`` as text.
+        """
+        ...
+
+
+class Models(Execution, Critic, Teacher, RewardScorer, Protocol):
+    """All models that an algorithm may need, as the trainer uses them.
+
+    A method is called only if the algorithm or the config needs its model.
+    """
 
 
 class Observable(Protocol):
@@ -153,8 +150,20 @@ class Observable(Protocol):
         ...
 
     def stop_profile(self) -> dict[str, Profile]:
-        """The profile of each process that :meth:`start_profile` reached, by the name of the process.
+        """The profiles of the processes that :meth:`start_profile` reached, by the name of the process.
 
-        A process that was replaced in between has none.
+        A process that was replaced in between has no profile.
         """
         ...
+
+
+_VERSION_FILE = "weights_version.json"
+
+
+def save_version(directory: Path, version: int) -> None:
+    """Write the version of the sampler's weights to a checkpoint, so that samples that wait there keep their age."""
+    (directory / _VERSION_FILE).write_text(json.dumps(version))
+
+
+def load_version(directory: Path) -> int:
+    return int(json.loads((directory / _VERSION_FILE).read_text()))

@@ -1,4 +1,4 @@
-"""Selections of what to train on: groups, rows of a group, tokens. And of the prompts to sample.
+"""Selection of the groups, the rows of a group, or the tokens to train on, and of the prompts to sample.
 
 A selection of tokens is a bool per token of the whole step. Use it as a factor, ``losses * selection``, or as the mask
 of another loss term.

@@ -30,15 +30,15 @@ def bapo(
 ) -> TokenMask:
     """PPO's clip with bounds chosen per update: BAPO, Xi et al. 2025 (arXiv:2510.18927), algorithm 1.
 
-    It drops the tokens that PPO would clip: ratio > c_high where A > 0, ratio < c_low where A < 0. From
-    (``low_start``, ``high_start``) one bound is raised to its end, then the other, until the tokens with A > 0 are
-    enough of the objective, P >= ``target`` (P + N), with P = Σ_{A>0} min(ratio, c_high) A and
+    It drops the tokens that PPO would clip: ratio > c_high if A > 0, ratio < c_low if A < 0. From
+    (``low_start``, ``high_start``) one bound is raised to its end, then the other, until the tokens with A > 0 have
+    a large enough share of the objective, P >= ``target`` (P + N), with P = Σ_{A>0} min(ratio, c_high) A and
     N = Σ_{A<0} max(ratio, c_low) |A|. A higher c_high keeps more tokens with A > 0, a higher c_low keeps fewer with
     A < 0. Disable the clip of the loss: ``losses.clipped_surrogate(clip_low=1.0, clip_high=inf)``. Its gradient is then
     PPO's within (c_low, c_high).
 
     A clipped token still counts in P and N, with its bound, as in the authors' code. So a higher c_low makes N larger
-    and never helps to reach the target: the chosen c_low is its start or its end, whatever the step.
+    and never helps to reach the target: the chosen c_low is its start or its end.
 
     Where sources disagree: the paper raises c_high first, the authors' code (WooooDyy/BAPO) c_low. That code tests
     P / N >= its ``adv_ratio_target``, which is target / (1 − target): its default of 1 is 0.5 here. Its README has the
@@ -49,22 +49,22 @@ def bapo(
     code adds the sums of one micro-batch of each rank, so that the bounds differ between micro-batches.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        target: the least share of P in P + N, in [0, 1].
+        cu_seqlens: int (B+1,) if packed; not used.
+        target: the smallest share of P in P + N, in [0, 1].
         low_start, low_end: the range of c_low, a ratio.
         high_start, high_end, high_step: the range of c_high and its step.
         first: the bound that is raised first: "high" or "low".
-        all_reduce: sums a tensor over the ranks that share the update; None: this tensor is the whole update.
+        all_reduce: sums a tensor over the ranks, if the update is split over ranks; None: it is whole.
 
     Returns:
         bool, like log_probs: True on kept tokens; False on clipped tokens and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an empty range; a step that is not above 0; an unknown ``first``.
+        ValueError: wrong shapes or dtypes; an empty range; high_step <= 0; an unknown ``first``.
 
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> ratio, advantages = torch.tensor([[1.45, 0.7, 1.0]]), torch.tensor([[1.0, -1.0, -1.0]])
@@ -92,13 +92,13 @@ def bapo(
     if all_reduce is not None:
         positive, negative = all_reduce(positive), all_reduce(negative)
     if first == "high":  # the pairs of bounds in the order in which they are tried
-        tried = [*((0, j) for j in range(len(highs))), (1, len(highs) - 1)]
+        pairs = [*((0, j) for j in range(len(highs))), (1, len(highs) - 1)]
     else:
-        tried = [(0, 0), *((1, j) for j in range(len(highs)))]
-    i, j = torch.tensor(tried, device=ratio.device).unbind(1)
-    enough = positive[j] >= target * (positive[j] + negative[i])
-    earlier_is_enough = enough.long().cumsum(0) - enough.long() > 0
-    chosen = (~earlier_is_enough).long().sum().reshape(1) - 1  # the first pair that is, or the last
+        pairs = [(0, 0), *((1, j) for j in range(len(highs)))]
+    i, j = torch.tensor(pairs, device=ratio.device).unbind(1)
+    reaches_target = positive[j] >= target * (positive[j] + negative[i])
+    earlier_pair_does = reaches_target.long().cumsum(0) - reaches_target.long() > 0
+    chosen = (~earlier_pair_does).long().sum().reshape(1) - 1  # the first pair that reaches the target, or the last
     c_low = ratio.new_tensor(lows).gather(0, i.gather(0, chosen))
     c_high = ratio.new_tensor(highs).gather(0, j.gather(0, chosen))
     clipped = torch.where(a > 0, ratio > c_high, (a < 0) & (ratio < c_low))

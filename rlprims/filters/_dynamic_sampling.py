@@ -96,14 +96,14 @@ class DynamicSampling(Generic[Group]):
 class DifficultyPools:
     """Sorts prompts into pools by their last solve rate, and draws prompts with a weight per pool.
 
-    A pool has a least solve rate and a weight. A prompt belongs to the pool with the largest least rate that its own
-    rate reaches. A prompt that was not seen yet has weight 1. A pool with weight 0 is never drawn from, so
+    A pool has a lowest solve rate and a weight. A prompt belongs to the pool with the largest lowest rate that is not
+    above the prompt's own rate. A prompt that was not seen yet has weight 1. A pool with weight 0 is never drawn, so
     ``{"open": (0.0, 1.0), "mastered": (1.0, 0.0)}`` retires a prompt as soon as all its responses are correct.
 
     The state is the solve rates, as JSON. The pools are configuration and are not saved.
 
     Args:
-        pools: name to (least solve rate, weight).
+        pools: name to (lowest solve rate, weight).
 
     >>> pools = DifficultyPools({"hard": (0.0, 1.0), "normal": (0.2, 2.0), "easy": (0.8, 0.0)})
     >>> pools.observe({"1+1": 1.0, "17*23": 0.5})
@@ -114,19 +114,19 @@ class DifficultyPools:
     """
 
     def __init__(self, pools: Mapping[str, tuple[float, float]]) -> None:
-        if not pools or any(not math.isfinite(least) or not 0 <= w < math.inf for least, w in pools.values()):
+        if not pools or any(not math.isfinite(lowest) or not 0 <= w < math.inf for lowest, w in pools.values()):
             raise ValueError(
-                f"pools={pools!r}, expected names with (least solve rate, weight), finite, no weight negative"
+                f"pools={pools!r}, expected names with (lowest solve rate, weight), finite and with weights >= 0"
             )
         self.pools = dict(sorted(pools.items(), key=lambda item: -item[1][0]))
         self.solve_rates: dict[str, float] = {}
 
     def pool(self, prompt: str) -> str | None:
-        """The prompt's pool; None if it was not seen. A rate below every least rate belongs to the lowest pool."""
+        """The prompt's pool; None if it was not seen. A rate below every lowest rate belongs to the lowest pool."""
         if prompt not in self.solve_rates:
             return None
         rate = self.solve_rates[prompt]
-        return next((name for name, (least, _) in self.pools.items() if rate >= least), list(self.pools)[-1])
+        return next((name for name, (lowest, _) in self.pools.items() if rate >= lowest), list(self.pools)[-1])
 
     def weight(self, prompt: str) -> float:
         """The prompt's probability of being drawn, relative to the weights of the other prompts."""

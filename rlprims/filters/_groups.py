@@ -24,7 +24,7 @@ def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float 
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> nonzero_range(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).tolist()
     [False, False, False, True, True]
@@ -49,7 +49,7 @@ def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *,
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     >>> varied_components(scores, torch.tensor([0, 0, 1, 1])).tolist()
@@ -79,7 +79,7 @@ def finite(scores: PerSequence, group_ids: GroupIds) -> RowMask:
         bool (B,), the same for all rows of a group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> finite(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([0, 0, 1])).tolist()
     [False, False, True]
@@ -104,7 +104,7 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; low not below high.
+        ValueError: wrong shapes or dtypes; low not below high.
 
     >>> solve_rate(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
@@ -131,14 +131,14 @@ def completed(
     Args:
         ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        max_share: of the group's responses, from 0 (none may be cut off) to below 1.
-        reasons: the codes that count as cut off. Default: all but ``stop``.
+        max_share: the largest share of the group's responses that may be cut off, in [0, 1).
+        reasons: the reasons that count as cut off. Default: all except ``stop``.
 
     Returns:
         bool (B,), the same for all rows of a group; the order of the rows does not matter.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_share outside [0, 1); an unknown reason.
+        ValueError: wrong shapes or dtypes; max_share outside [0, 1); an unknown reason.
 
     >>> from rlprims.ended import Ended
     >>> ended = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.STOP, Ended.STOP])
@@ -148,7 +148,7 @@ def completed(
     cut_off = ended_by(ended, reasons)
     if cut_off.shape != group_ids.shape:
         raise ValueError(
-            f"ended has shape {tuple(ended.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) both"
+            f"ended has shape {tuple(ended.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
         )
     if not 0 <= max_share < 1:
         raise ValueError(f"max_share={max_share}, expected a number in [0, 1): at 1 every group is kept")
@@ -158,12 +158,12 @@ def completed(
 
 
 def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowMask:
-    """Of each group the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
+    """Keep, in each group, the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
 
     Sampling is cheap compared with training: sample many responses and train on the few that differ most. The best
-    subset is always the i lowest and the keep − i highest scores for some i; all i are compared. Of equally good
-    subsets the one with more high scores is taken, and of equal scores the first rows. Groups of at most ``keep`` rows
-    are kept whole.
+    subset is always the i lowest and the keep − i highest scores for some i; all i are compared. If several subsets
+    are equally good, the one with more high scores is kept; if scores are equal, the first rows are kept. Groups of at
+    most ``keep`` rows are kept whole.
 
     This selects rows of a group, so compute the advantages from the selected rows only. Unknown scores (NaN) are not
     handled: filter them out first.
@@ -177,7 +177,7 @@ def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowM
         bool (B,).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; keep below 2.
+        ValueError: wrong shapes or dtypes; keep below 2.
 
     >>> max_variance(torch.tensor([0.0, 0.1, 0.2, 0.9, 1.0]), torch.zeros(5, dtype=torch.int64), keep=3).tolist()
     [True, False, False, True, True]

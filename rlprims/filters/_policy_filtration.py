@@ -45,15 +45,15 @@ def policy_filtration(
         scores: float (B,).
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         generator: on the device of the scores.
-        weights: how a score becomes a weight: "pow", "max_min" or "max_random".
+        weights: the weight of a score: "pow", "max_min" or "max_random".
         power: the exponent of "pow".
-        over: "batch" or "group": the rows among which best and worst are found, and from which a row is drawn.
+        over: "batch" or "group": rows are drawn from the batch or the group, and best and worst are those in it.
 
     Returns:
-        int64 (B,), numbers of rows; those of a group stand where its rows stood if ``over="group"``.
+        int64 (B,), row numbers; with ``over="group"`` drawn rows replace the rows of the same group.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown option; no score of the batch is finite (on an
+        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an
             accelerator, where values are not read, the last row is returned then).
 
     >>> scores, ids = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])

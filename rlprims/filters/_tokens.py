@@ -39,14 +39,14 @@ def clip_cov(
     padded and packed tokens and on every device.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of all tokens to drop, above 0 and at most 1.
         low, high: the band of covariance to draw from, in units of the advantage.
         generator: the source of the random number; on any device, and in the same state on all ranks.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
+        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
         tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, so that a token's place
             is counted over the whole step.
 
@@ -54,7 +54,7 @@ def clip_cov(
         bool, like log_probs: True on kept tokens; False on drawn tokens and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1]; low >= high; no generator.
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1]; low >= high; no generator.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
@@ -98,19 +98,19 @@ def kl_cov(
     ``all_reduce``. verl and SkyRL compute them per micro-batch and select at least one token in each.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
+        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
         bool, like log_probs: True on selected tokens, at least one if any token is valid, and on all that tie with the
         last one; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
@@ -142,15 +142,15 @@ def high_entropy(
     Args:
         entropies: float (B, T) or (N,): of the policy at each token, in nats.
         response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         fraction: the share of the tokens to keep, above 0 and at most 1.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
+        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
         bool, like entropies: True on kept tokens, at least one if any token is valid; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a fraction outside (0, 1].
+        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
 
     >>> m = torch.tensor([[True] * 5 + [False]])
     >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
@@ -174,26 +174,26 @@ def m2po(
 ) -> TokenMask:
     """Drop the tokens that are farthest off policy: M2PO, Zheng et al. 2025 (arXiv:2510.01161).
 
-    With d = log_probs − rollout_log_probs, the tokens with the smallest d² are kept, as many as have a mean d² of at
-    most τ. Unlike in a mean of d, positive and negative d do not cancel. A few extreme tokens are dropped and no other
-    token is clipped, however stale.
+    With d = log_probs − rollout_log_probs, the tokens with the smallest d² are kept: as many as have a mean d² of at
+    most τ. Unlike in a mean of d, positive and negative d do not cancel. A few extreme tokens are dropped, and no other
+    token is clipped, even in stale responses.
 
     The mean is that of the whole step: call this once before the batch is split, or give ``all_reduce``. AReaL computes
     it per micro-batch and always keeps one token. Tokens that tie are kept or dropped together.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; a constant here.
+        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
         rollout_log_probs: float, like log_probs: the policy that sampled.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         tau: τ, the largest mean of d², in nats²; at least 0.
-        all_reduce: sums a tensor over the ranks that share the step; None: this tensor is the whole step.
+        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
         bool, like log_probs: True on kept tokens; False on the others and outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative tau.
+        ValueError: wrong shapes or dtypes; a negative tau.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
@@ -227,13 +227,13 @@ def finite_tokens(
     Args:
         rollout_log_probs: float (B, T) or (N,): the sampler's own.
         response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         bool, like rollout_log_probs; False outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
     [[True, False, False]]
@@ -266,9 +266,9 @@ def _share(fraction: float, count: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | None = None) -> TokenMask:
-    """True on the ``count`` (at least 1) largest valid numbers of the whole batch, and on those that equal the last.
+    """True on the ``count`` (at least 1) largest valid numbers of the whole batch, and on all that tie with the last.
 
-    So the selection depends neither on the order of the tokens nor on padding.
+    The selection therefore depends neither on the order of the tokens nor on padding.
 
     >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
     [[False, False, True, True]]
@@ -286,14 +286,14 @@ def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: A
     keys = _ordered(x)
     ascending = torch.where(mask, keys, torch.iinfo(torch.int64).min).flatten().sort().values
 
-    def enough_reach(thresholds: Tensor) -> Tensor:
+    def enough_tokens(thresholds: Tensor) -> Tensor:
         return all_reduce(ascending.shape[0] - torch.searchsorted(ascending, thresholds)) >= count
 
-    return mask & (keys >= _last_that(enough_reach, keys)) & ~x.isnan()
+    return mask & (keys >= _largest_true(enough_tokens, keys)) & ~x.isnan()
 
 
 def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: AllReduce) -> TokenMask:
-    """As many of the smallest numbers of all ranks as have a mean of at most τ; ties are kept or dropped together."""
+    """True on the smallest numbers of all ranks, as many as have a mean of at most τ; ties stay together."""
     keys = _ordered(squares)
     ascending, order = torch.where(mask, keys, torch.iinfo(torch.int64).max).flatten().sort()
     sums = torch.cat([squares.new_zeros(1, dtype=torch.float64), squares.flatten()[order].double().cumsum(0)])
@@ -303,16 +303,16 @@ def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: A
         total, number = all_reduce(torch.stack([sums[up_to], up_to.double()])).unbind()
         return total <= tau * number
 
-    return mask & (keys <= _last_that(mean_is_small, keys))
+    return mask & (keys <= _largest_true(mean_is_small, keys))
 
 
-def _last_that(holds: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
-    """The largest int64 at which ``holds`` is true; it is true up to there and false after. 8 steps of 256 trials."""
+def _largest_true(condition: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
+    """The largest int64 at which a monotone condition is true, found in 8 steps of 256 trials."""
     digits = torch.arange(256, device=keys.device)
-    last = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
+    largest = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
     for shift in range(56, -8, -8):
-        last = last + ((holds(last + (digits << shift)).sum() - 1).clamp(min=0) << shift)
-    return last
+        largest = largest + ((condition(largest + (digits << shift)).sum() - 1).clamp(min=0) << shift)
+    return largest
 
 
 def _ordered(x: Tensor) -> Tensor:

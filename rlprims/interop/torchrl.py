@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlprims.algorithms import Algorithm, policy_objective, weigh_tokens
+from rlprims.algorithms import Algorithm, policy_objective, token_weights
 from rlprims.diagnostics import policy_update
 from rlprims.interop._loss_data import LOSS_DATA
 
@@ -83,7 +83,7 @@ class _Hooks:
             data["ref_log_probs"] = _tokens(tensordict, keys.ref_log_probs, log_probs.dim())
         if "entropies" in algorithm.needs:
             data["entropies"] = dist.entropy()
-        objective = policy_objective(algorithm, data | weigh_tokens(algorithm, data))
+        objective = policy_objective(algorithm, data | token_weights(algorithm, data))
         bounds = {name: algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
         moved = policy_update(log_probs, sampled, data["advantages"], mask, **bounds)
         clipped = [moved[name].value() for name in ("clip_fraction_low", "clip_fraction_high") if name in moved]

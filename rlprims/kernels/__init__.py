@@ -1,14 +1,14 @@
-"""The only place that knows devices: which kernel may compute a formula, and when.
+"""The dispatch from a formula to its kernels, by device. No other module of the maths reads the device.
 
-A formula is plain torch in the maths, and every transform of torch applies to it. A few formulas name kernels
-that compute the same numbers faster or in less memory::
+A formula is plain torch, and every transform of torch applies to it. A few formulas name kernels that compute the same
+numbers faster or in less memory::
 
     @accelerated(cpu="scan_cpu", cuda="scan_triton")
     def reverse_scan(a, b): ...
 
 The kernel is the function of the same name in ``rlprims.kernels.scan_cpu``. It runs for plain tensors on its device,
-outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes); all
-other calls compute the formula, which is always there as ``reverse_scan.formula``.
+outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes). All
+other calls compute the formula, ``reverse_scan.formula``.
 
 The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` (kernels that were measured on their device), ``0``
 (none), ``all``, or a list of module names such as ``scan_cpu,scan_triton``. ``README.md`` beside this file lists every
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 UNPROVEN = frozenset({"scan_triton"})
-"""Kernels that no GPU has run yet: off unless ``RLPRIMS_KERNELS`` names them."""
+"""Kernels that have not run on a GPU yet. They are off unless ``RLPRIMS_KERNELS`` is ``all`` or names them."""
 
 ACCELERATED: dict[str, "Accelerated[..., Any]"] = {}
 """Every formula that has kernels, by name."""
@@ -65,7 +65,7 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
     """Name the modules of ``rlprims.kernels`` that may compute a formula, by type of device.
 
     Args:
-        differentiable: the kernels have gradients of their own; otherwise they run only if no argument needs one.
+        differentiable: whether the kernels compute gradients. Other kernels run only if no argument requires one.
         modules: type of device to module name, such as ``cpu="scan_cpu"``.
     """
 
@@ -78,7 +78,7 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
 
 
 def is_enabled(module: str) -> bool:
-    """Whether ``RLPRIMS_KERNELS`` allows this kernel, and what it needs is installed."""
+    """Whether ``RLPRIMS_KERNELS`` allows this kernel, and its packages are installed."""
     choice = os.environ.get("RLPRIMS_KERNELS", "default")
     if module.endswith("_triton") and find_spec("triton") is None:
         return False
@@ -99,17 +99,17 @@ def are_plain(*tensors: Tensor) -> bool:
 
 
 def are_readable(*tensors: Tensor) -> bool:
-    """Whether checks may look at values: plain tensors on a CPU. Elsewhere a look would stall or break a graph."""
+    """Whether checks may read values: plain tensors on a CPU. Elsewhere that waits for the device or breaks a graph."""
     return tensors[0].device.type == "cpu" and are_plain(*tensors)
 
 
 def placements_of(x: Tensor) -> tuple[Any, ...]:
-    """How a DTensor lies on its mesh; () for any other tensor, and in compiled code."""
+    """The placements of a DTensor on its mesh; () for any other tensor, and in compiled code."""
     if torch.compiler.is_compiling() or type(x) is Tensor:
         return ()
     return tuple(getattr(x, "placements", ()))
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """A context in which products on this tensor's device keep the dtype of their factors."""
+    """A context in which matrix products on this tensor's device keep the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False)

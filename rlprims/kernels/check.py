@@ -1,6 +1,6 @@
-"""Each kernel beside its formula: the same numbers and gradients on this machine, and how long both take.
+"""Compare each kernel with its formula on this machine: outputs, gradients and time.
 
-``rlprims doctor --kernels`` and the tests ask here. The modules that hold the formulas must be imported before.
+``rlprims doctor --kernels`` and the tests use it. Import the modules that define the formulas first.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rlprims._extras import hint
 from rlprims.kernels import ACCELERATED
 
 TOLERANCE = 1e-5
-"""Of a difference, relative to the largest number of the formula; rounding in float32 is below 1e-6 of it."""
+"""The largest accepted difference, relative to the formula's largest number; float32 rounding is below 1e-6."""
 
 
 class Comparison(NamedTuple):
@@ -62,11 +62,11 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
     "linear_log_probs": lambda device: (*_head(device), 1.0, None),
     "linear_token_loss": _token_loss,
 }
-"""Arguments for each accelerated formula, of a size at which a kernel may show what it gains."""
+"""Arguments for each accelerated formula, large enough to measure the gain of a kernel."""
 
 
 def missing(module: str, device_type: str) -> str | None:
-    """Why this kernel cannot run here; None if it can."""
+    """The reason why this kernel cannot run here; None if it can."""
     if module.endswith("_triton") and find_spec("triton") is None:
         return f"Triton is not installed: {hint('triton')}"
     if device_type == "cuda" and not torch.cuda.is_available():
@@ -75,11 +75,11 @@ def missing(module: str, device_type: str) -> str | None:
 
 
 def compare(name: str, module: str, device: torch.device) -> Comparison:
-    """One kernel beside its formula, on example inputs."""
+    """Compare one kernel with its formula on the example arguments."""
     accelerated, arguments = ACCELERATED[name], EXAMPLES[name](device)
     functions = [accelerated.formula, accelerated.kernel(module)]
-    want, got = (_outputs_and_gradients(function, arguments) for function in functions)
-    difference = max(_difference(x, y) for x, y in zip(got, want, strict=True))
+    expected, got = (_outputs_and_gradients(function, arguments) for function in functions)
+    difference = max(_difference(x, y) for x, y in zip(got, expected, strict=True))
     return Comparison(difference, *(_seconds(function, arguments, device) for function in functions))
 
 
@@ -102,11 +102,11 @@ def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], device: t
     """The median of five runs."""
 
     def run() -> float:
-        began = perf_counter()
+        start = perf_counter()
         _outputs_and_gradients(function, arguments)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return perf_counter() - began
+        return perf_counter() - start
 
     run()
     return median(run() for _ in range(5))

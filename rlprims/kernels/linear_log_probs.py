@@ -1,7 +1,8 @@
-"""Log-probs, or a loss, from hidden states and the LM head, a tile of tokens at a time: the logits are never whole.
+"""Log-probs, or a loss, from hidden states and the LM head, one tile of tokens at a time.
 
-Each tile's logits stand in the same memory, and are made again in backward, where their gradient takes their place. The
-vocabulary is whole in each tile, so that a gradient of the hidden states is rounded once.
+The logits of the whole batch are never in memory. All tiles use the same buffer. Backward computes the logits again and
+overwrites them with their gradient. A tile has the whole vocabulary, so that the gradient of the hidden states is
+rounded once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,13 @@ from rlprims.kernels.log_probs import differentiable_gradients, kept_of, row_blo
 from rlprims.types import Kept
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**24, 2**28
-"""Elements of one tile: 64 MiB of float32 are enough for a full-speed product on a CPU; a GPU needs a thousand rows."""
+"""Elements of one tile. On a CPU a product runs at full speed from 64 MiB of float32; a GPU needs about 1,000 rows."""
 
 _CAST_ELEMENTS = 2**20
 """Elements of the head's weight that are cast at a time."""
 
 Total = Callable[[Tensor, slice], Tensor]
-"""From the logits of some tokens to what is differentiated: a sum over these tokens."""
+"""From the logits of some tokens to the scalar that is differentiated: a sum over these tokens."""
 
 
 def linear_log_probs(
@@ -32,7 +33,7 @@ def linear_log_probs(
     soft_cap: float | None,
     kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies, like ``token_ids``."""
+    """Log-probs and entropies, in the shape of ``token_ids``."""
     states = hidden.reshape(-1, hidden.shape[-1])
     scores = _LinearLogProbs.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap, kept)
     log_probs, entropies = (x.reshape(token_ids.shape) for x in scores)
@@ -59,16 +60,16 @@ class _LinearLogProbs(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        if of_log_probs is None and of_entropies is None:
+    def backward(ctx: Any, log_probs_grad: Tensor | None, entropies_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if log_probs_grad is None and entropies_grad is None:
             return None, None, None, None, None, None
         hidden, head_weight, token_ids = ctx.saved_tensors
-        weights = of_log_probs, of_entropies
+        weights = log_probs_grad, entropies_grad
         if torch.is_grad_enabled():  # create_graph=True
             hidden, head_weight = _aliases(hidden, head_weight)
             scores = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
             return *_if_needed(scores, weights, (hidden, head_weight), ctx.needs_input_grad), None, None, None, None
-        score = _scorer(hidden, token_ids, *ctx.options, with_entropies=of_entropies is not None)
+        score = _scorer(hidden, token_ids, *ctx.options, with_entropies=entropies_grad is not None)
 
         def total(logits: Tensor, tokens: slice) -> Tensor:
             return weighted_sum(score(logits, tokens), weights, tokens)
@@ -107,7 +108,7 @@ def linear_token_loss(
 
 
 class _LinearTokenLoss(torch.autograd.Function):
-    """The gradients are made in forward, while each tile's logits are there, and returned in backward."""
+    """Computes the gradients in forward, while each tile's logits are in memory, and returns them in backward."""
 
     @staticmethod
     def forward(
@@ -122,16 +123,16 @@ class _LinearTokenLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
         count, dtype = hidden.shape[0], torch.promote_types(head_weight.dtype, torch.float32)
-        # Made before the first tile: a small tensor that is kept from each tile would lie where the next one's large
-        # ones were freed, so that they cannot, and memory would grow as if the logits were whole.
+        # Allocated before the first tile. A small tensor kept from each tile would occupy freed memory of a large one,
+        # the next tile could not reuse it, and memory would grow as if the logits were whole.
         losses, log_probs, entropies = (hidden.new_zeros(max(1, count), dtype=dtype) for _ in range(3))
 
         def total_of_logits(logits: Tensor, tokens: slice) -> Tensor:
-            of_tokens, spread = score(logits, tokens)
-            loss = total(of_tokens, tokens)
+            token_log_probs, token_entropies = score(logits, tokens)
+            loss = total(token_log_probs, tokens)
             with torch.no_grad():
                 losses[tokens.start] = loss
-                log_probs[tokens], entropies[tokens] = of_tokens, spread
+                log_probs[tokens], entropies[tokens] = token_log_probs, token_entropies
             return loss
 
         if any(ctx.needs_input_grad):
@@ -155,7 +156,8 @@ class _LinearTokenLoss(torch.autograd.Function):
             return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 5
         if ctx.gradients is None:
             raise RuntimeError(
-                "backward of fused_loss runs once: its gradients are computed once. Call fused_loss again"
+                "backward of fused_loss ran twice, expected once: its gradients are freed afterwards; call fused_loss "
+                "again"
             )
         gradients, ctx.gradients = ctx.gradients, None
         return *(None if x is None else x.mul_(grad) for x in gradients), *[None] * 5
@@ -170,7 +172,7 @@ def _scorer(
     *,
     with_entropies: bool = True,
 ) -> Callable[[Tensor, slice], tuple[Tensor, Any]]:
-    """From the logits of some tokens to their log-probs and entropies, by the formula; NaN where it says NaN."""
+    """A function from logits of some tokens to their log-probs and entropies; NaN if a hidden state is not finite."""
     finite = hidden.isfinite().all(-1)
     formula = ACCELERATED["log_probs_and_entropies"].formula
 
@@ -184,7 +186,7 @@ def _scorer(
 
 
 def _logits_in_blocks(hidden: Tensor, head_weight: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Logits of a few tokens, which fit a cache, and which tokens they are."""
+    """Blocks of logits that fit a cache, each with its tokens."""
     for tokens, _, logits in _tiles(hidden, head_weight):
         for rows in row_blocks(logits):
             yield logits[rows], _within(tokens, rows)
@@ -193,57 +195,57 @@ def _logits_in_blocks(hidden: Tensor, head_weight: Tensor) -> Iterator[tuple[Ten
 def _gradients(
     total: Total, hidden: Tensor, head_weight: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of hidden and head_weight, in their dtype; that of head_weight is summed in computing precision."""
+    """The gradients of hidden and head_weight, in their dtypes. The second is summed in float32 or float64."""
     precision = torch.promote_types(head_weight.dtype, torch.float32)
-    of_hidden = torch.empty_like(hidden) if needs[0] else None
-    of_weight = torch.zeros_like(head_weight, dtype=precision) if needs[1] else None
-    for tokens, states, slopes in _tiles(hidden, head_weight):
+    hidden_grad = torch.empty_like(hidden) if needs[0] else None
+    weight_grad = torch.zeros_like(head_weight, dtype=precision) if needs[1] else None
+    for tokens, states, logits in _tiles(hidden, head_weight):
 
         def total_of_rows(block: Tensor, rows: slice, tokens: slice = tokens) -> Tensor:
             return total(block, _within(tokens, rows))
 
-        write_gradient(total_of_rows, slopes, slopes)
-        slopes, scale = _narrow(slopes, head_weight.dtype)
+        write_gradient(total_of_rows, logits, logits)  # from here on the buffer holds the gradient
+        logits_grad, scale = _narrow(logits, head_weight.dtype)
         with without_autocast(hidden):
-            if of_hidden is not None:
-                of_hidden[tokens] = (slopes @ head_weight) * scale
-            if of_weight is not None:
-                _add_product(of_weight, slopes, (states * scale).to(hidden.dtype))
-    return of_hidden, None if of_weight is None else of_weight.to(head_weight.dtype)
+            if hidden_grad is not None:
+                hidden_grad[tokens] = (logits_grad @ head_weight) * scale
+            if weight_grad is not None:
+                _add_product(weight_grad, logits_grad, (states * scale).to(hidden.dtype))
+    return hidden_grad, None if weight_grad is None else weight_grad.to(head_weight.dtype)
 
 
 def _if_needed(
     outputs: Sequence[Tensor], weights: Sequence[Tensor | None], inputs: Sequence[Tensor], needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The differentiable gradients of those inputs that need one."""
-    wanted = [x for x, need in zip(inputs, needs, strict=False) if need]
-    gradients = iter(differentiable_gradients(outputs, weights, wanted))
+    """The differentiable gradient of each input that needs one; None for the others."""
+    needed = [x for x, need in zip(inputs, needs, strict=False) if need]
+    gradients = iter(differentiable_gradients(outputs, weights, needed))
     return [next(gradients) if need else None for need in needs[: len(inputs)]]
 
 
 def _aliases(*inputs: Tensor) -> Iterator[Tensor]:
-    """The same tensors, none of which depends on another: each gradient is a partial one."""
+    """Views of the same tensors. Each is a new node of the graph, so that each gradient is a partial derivative."""
     return (x.view_as(x) for x in inputs)
 
 
 def _tiles(hidden: Tensor, head_weight: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their hidden states (0 where one is not finite), and their logits; the same memory for all."""
+    """For each tile: its tokens, their hidden states (0 if one is not finite), and their logits in a shared buffer."""
     elements = _CPU_ELEMENTS if hidden.device.type == "cpu" else _GPU_ELEMENTS
     count, vocabulary = hidden.shape[0], head_weight.shape[0]
     rows = max(1, min(count, elements // max(1, vocabulary)))
-    memory = head_weight.new_empty(rows, vocabulary, dtype=torch.promote_types(head_weight.dtype, torch.float32))
+    buffer = head_weight.new_empty(rows, vocabulary, dtype=torch.promote_types(head_weight.dtype, torch.float32))
     finite = hidden.isfinite().all(-1, keepdim=True)
     for start in range(0, max(1, count), rows):
         tokens = slice(start, min(start + rows, count))
         states = torch.where(finite[tokens], hidden[tokens], 0.0)
-        logits = memory[: states.shape[0]]
+        logits = buffer[: states.shape[0]]
         with without_autocast(hidden):
             _write_logits(logits, states, head_weight)
         yield tokens, states, logits
 
 
 def _write_logits(logits: Tensor, states: Tensor, head_weight: Tensor) -> None:
-    """states (n, H) @ head_weightᵀ in computing precision; a whole cast of the head is never made."""
+    """Write states (n, H) @ head_weightᵀ in float32 or float64, without a cast copy of the whole head."""
     if logits.dtype is head_weight.dtype:
         torch.mm(states, head_weight.T, out=logits)
     elif states.is_cuda and "dtype_out" in torch.ops.aten.mm.overloads():  # from torch 2.8 on
@@ -253,22 +255,22 @@ def _write_logits(logits: Tensor, states: Tensor, head_weight: Tensor) -> None:
             torch.mm(states.to(logits.dtype), head_weight[columns].to(logits.dtype).T, out=logits[:, columns])
 
 
-def _narrow(slopes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
-    """Slopes in the head's dtype, and a factor for each row, without which 16 bits would lose small ones."""
-    if slopes.dtype is dtype:
-        return slopes, 1.0
-    scale = slopes.abs().amax(-1, keepdim=True)
+def _narrow(logits_grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
+    """The gradient in the head's dtype, and a scale for each row, so that 16 bits do not lose small entries."""
+    if logits_grad.dtype is dtype:
+        return logits_grad, 1.0
+    scale = logits_grad.abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, 1.0)
-    return slopes.div_(scale).to(dtype), scale
+    return logits_grad.div_(scale).to(dtype), scale
 
 
-def _add_product(of_weight: Tensor, slopes: Tensor, states: Tensor) -> None:
-    """of_weight += slopesᵀ @ states."""
-    if of_weight.dtype is slopes.dtype:
-        of_weight.addmm_(slopes.T, states)
+def _add_product(weight_grad: Tensor, logits_grad: Tensor, states: Tensor) -> None:
+    """weight_grad += logits_gradᵀ @ states."""
+    if weight_grad.dtype is logits_grad.dtype:
+        weight_grad.addmm_(logits_grad.T, states)
     else:
-        for columns in _vocabulary_slices(of_weight):
-            of_weight[columns] += slopes[:, columns].T @ states
+        for columns in _vocabulary_slices(weight_grad):
+            weight_grad[columns] += logits_grad[:, columns].T @ states
 
 
 def _vocabulary_slices(head_weight: Tensor) -> Iterator[slice]:
@@ -277,5 +279,5 @@ def _vocabulary_slices(head_weight: Tensor) -> Iterator[slice]:
 
 
 def _within(tokens: slice, rows: slice) -> slice:
-    """The rows of a tile as tokens of the batch."""
+    """The tokens of the batch that are these rows of a tile."""
     return slice(tokens.start + rows.start, min(tokens.start + rows.stop, tokens.stop))

@@ -1,6 +1,6 @@
-"""Log-probs and entropies of logits that are there, in blocks of rows that fit a cache, and the gradient likewise.
+"""Log-probs and entropies from logits, and their gradient, in blocks of rows that fit a cache.
 
-A block is computed by the formula, and again in backward: nothing as large as the logits is made but their gradient.
+The formula computes each block, and again in backward. The gradient is the only new tensor as large as the logits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from rlprims.kernels import ACCELERATED
 from rlprims.types import Kept
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**26
-"""Elements of one block: in float32 1 MiB, which stays in a cache; on a GPU each costs a few launches."""
+"""Elements of one block. On a CPU 1 MiB of float32 stays in a cache; a GPU needs few and large blocks."""
 
 
 def log_probs_and_entropies(
@@ -25,12 +25,12 @@ def log_probs_and_entropies(
     overwrite: bool = False,
     kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (..., K), and entropies (...) unless not asked for."""
-    leading, each = logits.shape[:-1], token_ids.shape[-1]
+    """Log-probs (..., K), and entropies (...), or None without ``with_entropies``."""
+    leading, ids_per_row = logits.shape[:-1], token_ids.shape[-1]
     rows = leading.numel()
     log_probs, entropies = _LogProbsAndEntropies.apply(
         logits.reshape(rows, logits.shape[-1]),
-        token_ids.reshape(rows, each),
+        token_ids.reshape(rows, ids_per_row),
         (temperature, soft_cap, with_entropies),
         overwrite,
         kept,
@@ -54,29 +54,30 @@ class _LogProbsAndEntropies(torch.autograd.Function):
         return torch.cat(log_probs), torch.cat(entropies) if options[-1] else None
 
     @staticmethod
-    def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        if of_log_probs is None and of_entropies is None:
+    def backward(ctx: Any, log_probs_grad: Tensor | None, entropies_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if log_probs_grad is None and entropies_grad is None:
             return None, None, None, None, None
         logits, token_ids = ctx.saved_tensors
         formula, (temperature, soft_cap, _) = ACCELERATED["log_probs_and_entropies"].formula, ctx.options
-        weights = of_log_probs, of_entropies
+        weights = log_probs_grad, entropies_grad
         if torch.is_grad_enabled():  # create_graph=True
             scores = formula(logits, token_ids, *ctx.options, kept=ctx.kept)
             return *differentiable_gradients(scores, weights, [logits]), None, None, None, None
 
         def total(block: Tensor, rows: slice) -> Tensor:
-            wanted = of_entropies is not None
-            scores = formula(block, token_ids[rows], temperature, soft_cap, wanted, kept=kept_of(rows, ctx.kept))
+            with_entropies = entropies_grad is not None
+            kept = kept_of(rows, ctx.kept)
+            scores = formula(block, token_ids[rows], temperature, soft_cap, with_entropies, kept=kept)
             return weighted_sum(scores, weights, rows)
 
-        # Detached it still counts as the same memory: torch refuses the backward of others that have saved it.
+        # detach() shares the version counter: if another node saved the logits, its backward raises an error.
         gradient = logits.detach() if ctx.overwrite else torch.empty_like(logits)
         write_gradient(total, logits, gradient)
         return gradient, None, None, None, None
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of (N, V) logits; at least one."""
+    """Slices that cover the rows of (N, V) logits; at least one slice."""
     elements = _CPU_ELEMENTS if logits.device.type == "cpu" else _GPU_ELEMENTS
     rows = max(1, elements // max(1, logits.shape[1]))
     return (slice(start, start + rows) for start in range(0, max(1, logits.shape[0]), rows))
@@ -91,7 +92,7 @@ def kept_of(rows: slice, kept: Kept | None) -> Kept | None:
 
 
 def weighted_sum(outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], rows: slice) -> Tensor:
-    """Σ output · weight: its gradient is the one that backward needs. None: no loss reads that output."""
+    """Σ output · weight, whose gradient is the vector-Jacobian product. A weight of None: no loss uses that output."""
     terms = [(x * w[rows]).sum() for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
     return torch.stack(terms).sum()
 
@@ -100,13 +101,13 @@ def differentiable_gradients(
     outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """The gradients of Σ output · weight, for ``create_graph=True``; the weights may depend on the inputs."""
-    read = [(x, w) for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
-    outputs, weights = zip(*read, strict=True)
+    used = [(x, w) for x, w in zip(outputs, weights, strict=True) if x is not None and w is not None]
+    outputs, weights = zip(*used, strict=True)
     return torch.autograd.grad(outputs, inputs, weights, create_graph=True)
 
 
 def write_gradient(total: Callable[[Tensor, slice], Tensor], logits: Tensor, out: Tensor) -> None:
-    """The gradient of ``total(block, rows)``, block by block, into ``out``, which may be the logits."""
+    """Write the gradient of ``total(block, rows)`` block by block into ``out``, which may be the logits' memory."""
     for rows in row_blocks(logits):
         with torch.enable_grad():
             block = logits[rows].detach().requires_grad_()

@@ -23,9 +23,9 @@ def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
 
 @triton.jit
 def _compose(a_first, b_first, a_second, b_second):
-    """The map of two: where a is 0 a selection, so that nothing beyond it passes, not even NaN."""
-    stops = a_second == 0
-    return tl.where(stops, 0.0, a_first * a_second), tl.where(stops, b_second, a_second * b_first + b_second)
+    """The composition of two maps. Where a_second is 0 it is a selection: even NaN of the first map has no effect."""
+    is_zero = a_second == 0
+    return tl.where(is_zero, 0.0, a_first * a_second), tl.where(is_zero, b_second, a_second * b_first + b_second)
 
 
 @triton.jit
@@ -35,10 +35,10 @@ def _scan(a, b, s, length, BLOCK: tl.constexpr):
     for block in range(tl.cdiv(length, BLOCK)):
         position = length - (block + 1) * BLOCK + tl.arange(0, BLOCK)
         inside = position >= 0
-        # Before the row's start stands the identity, so that the first entry is the block's carry.
+        # Positions before the row's start get the identity map, so that the block's first entry is its carry.
         coefficient = tl.load(a + start + position, mask=inside, other=1.0)
         addend = tl.load(b + start + position, mask=inside, other=0.0)
         slope, offset = tl.associative_scan((coefficient, addend), 0, _compose, reverse=True)
-        here = tl.where(slope == 0, offset, slope * carry + offset)
-        tl.store(s + start + position, here, mask=inside)
-        carry = tl.sum(tl.where(tl.arange(0, BLOCK) == 0, here, 0.0))
+        block_s = tl.where(slope == 0, offset, slope * carry + offset)
+        tl.store(s + start + position, block_s, mask=inside)
+        carry = tl.sum(tl.where(tl.arange(0, BLOCK) == 0, block_s, 0.0))

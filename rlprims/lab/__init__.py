@@ -11,14 +11,12 @@ The numbers come from the stages of :mod:`rlprims.algorithms` and from autograd.
 """
 
 from rlprims.lab._compare import Comparison, compare
+from rlprims.lab._display import Page, Table, figure
 from rlprims.lab._explain import explain
-from rlprims.lab._figure import figure
 from rlprims.lab._rollouts import load_jsonl, load_run, load_trl, load_verl
 from rlprims.lab._simulate import simulate
 from rlprims.lab._surrogate import Surrogate, surrogate
-from rlprims.lab._table import Page, Table
-from rlprims.lab._tasks import TabularTask, bandit, stop_after
-from rlprims.lab._train import Training, train
+from rlprims.lab._tasks import TabularTask, Training, bandit, stop_after, train
 
 __all__ = [
     "Comparison",

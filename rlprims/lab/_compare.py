@@ -8,9 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, diff
-from rlprims.lab._pipeline import Batch
-from rlprims.lab._simulate import simulate
-from rlprims.lab._table import Table
+from rlprims.lab._display import Table
+from rlprims.lab._simulate import Batch, simulate
 
 
 @dataclass(frozen=True, repr=False)

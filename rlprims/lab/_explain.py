@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import Any
 
 from rlprims.algorithms import PRESETS, Algorithm, check
-from rlprims.lab._table import Page
+from rlprims.lab._display import Page
 
 _SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")

@@ -35,13 +35,13 @@ def words(text: str) -> list[str]:
 def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
     """Load a file with one response per line and the names of the vocabulary.
 
-    A list of numbers is per token and is padded; a number is per response; other values are not changed. ``score``,
-    ``group``, ``baseline_score`` and ``response_ids`` are accepted too; a group may be a number or a text. Without
-    ``response_mask`` every token is the policy's; without ``group_ids`` the responses with equal ``prompt`` are a
-    group. Without any list the tokens are those of ``tokenize(response)``, and all ratios are 1.
+    A list of numbers is per token and is padded; a number is per response; other values are not changed. The names
+    ``score``, ``group``, ``baseline_score`` and ``response_ids`` work too; a group may be a number or a text. Without
+    ``response_mask`` all tokens are in the mask; without ``group_ids`` responses with equal ``prompt`` are a group.
+    Without any list of numbers the tokens are those of ``tokenize(response)``, and all ratios are 1.
 
     Raises:
-        ValueError: a line that is not an object, lists that do not fit, or a name that is missing in some lines.
+        ValueError: a line that is not an object, lists of different lengths, or a name that is missing in some lines.
     """
     return _batch(_lines(Path(path)), str(path), tokenize)
 
@@ -51,26 +51,26 @@ def load_run(
 ) -> DataProto:
     """Load the samples of recorded steps of our trainer, with dropped groups and surplus; ``step`` is a column.
 
-    Scores, verifier columns, the sampler's log-probs and the trainer's ``old_log_probs`` are the recorded ones; a row
-    that was not trained on has the sampler's for both. Recorded advantages are not used: the stages compute new ones.
+    Scores, verifier columns and log-probs are the recorded ones. In a row that was not trained on, ``old_log_probs``
+    are the sampler's. Recorded advantages are not used: the stages compute new ones.
 
     Args:
         run: a run directory.
-        step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that waited in
-            one of them and was trained on in another is there once.
-        policy: a Hugging Face model, such as ``checkpoints/step_000050/policy`` of the run: its ``log_probs`` of the
-            recorded tokens, so that ratios are those of this policy to the one that was trained.
+        step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that was surplus
+            in one of them and was trained on in another is loaded once.
+        policy: a Hugging Face model, such as ``checkpoints/step_000050/policy`` of the run. ``log_probs`` are then its
+            log-probs of the recorded tokens, so that ratios compare it with the policy that was trained.
 
     Raises:
-        ValueError: nothing recorded, or not at that step; or with ``policy``, no token ids, or truncated sampling.
+        ValueError: nothing is recorded at that step; or with ``policy``, no token ids, or truncated sampling.
     """
     run = Path(run)
     steps = [step] if step is None or isinstance(step, int) else list(step)
-    rows = [row for at in steps for row in read_rollouts(run, at) if row.fate != "greedy baseline"]
-    used = {row.group for row in rows if row.fate != "surplus"}
-    rows = [row for row in rows if row.fate != "surplus" or row.group not in used]
+    rows = [row for at in steps for row in read_rollouts(run, at) if row.status != "greedy baseline"]
+    used = {row.group for row in rows if row.status != "surplus"}
+    rows = [row for row in rows if row.status != "surplus" or row.group not in used]
     episodes = any(row.turn_ids for row in rows)
-    data = _batch([_record(row) | (_of_episode(row) if episodes else {}) for row in rows], str(run), words)
+    data = _batch([_record(row, episodes) for row in rows], str(run), words)
     return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
 
 
@@ -89,7 +89,7 @@ def _temperature(run: Path) -> float:
 def _log_probs(rows: Sequence[Row], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
     """Compute the log-probs row by row, which is fast enough for a few rollouts."""
     if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
-        raise ValueError("policy= needs prompt_ids and response_ids in every row, and some have none")
+        raise ValueError("policy=: some rows have no prompt_ids or response_ids, expected both in every row")
     from rlprims.execution.hf._models import load_causal_lm
 
     model = load_causal_lm(str(policy), ModelConfig(path=str(policy), device="cpu", packing=False))
@@ -127,7 +127,7 @@ def load_trl(
     Args:
         completions: the file, or records of it.
         rewards: names of the reward columns, or their weights; by default every column of floats.
-        tokenize: of the completion's text; TRL logs no token ids.
+        tokenize: splits a completion's text into tokens, because TRL logs no token ids.
 
     Raises:
         ValueError: no such reward column.
@@ -141,7 +141,7 @@ def load_trl(
         weights = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
         missing = [name for name in weights if name not in record]
         if missing or not weights:
-            raise ValueError(f"rewards has {missing or 'no column'}; the columns are {sorted(record)}")
+            raise ValueError(f"rewards has {missing or 'no column'}, expected some of the columns {sorted(record)}")
         terms = ((weight, record[name]) for name, weight in weights.items())
         record["score"] = sum(weight * value for weight, value in terms if value is not None and not math.isnan(value))
         record["prompt"], record["response"] = _text_of(record["prompt"]), _text_of(record.pop("completion"))
@@ -155,31 +155,25 @@ def _text_of(text: Any) -> str:
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
 
 
-def _record(row: Row) -> dict[str, Any]:
-    per_token = {"rollout_log_probs": row.log_probs} if row.log_probs else {}
-    if row.log_probs:
-        per_token["old_log_probs"] = row.old_log_probs or row.log_probs
-    numbers = {"baseline_score": row.baseline_score} if row.baseline_score is not None else {}
-    return {
-        "step": row.step,
-        "prompt": row.prompt,
-        "response": row.response,
-        "answer": row.answer,
-        "fate": row.fate,
-        "response_tokens": row.tokens,
-        **({"response_ids": row.response_ids} if row.response_ids else {}),
-        **per_token,
-        **numbers,
+def _record(row: Row, episodes: bool) -> dict[str, Any]:
+    optional = {
+        "response_ids": row.response_ids or None,
+        "rollout_log_probs": row.log_probs or None,
+        "old_log_probs": (row.old_log_probs or row.log_probs) if row.log_probs else None,
+        "baseline_score": row.baseline_score,
         "score": math.nan if row.score is None else row.score,
-        **({"ended": int(Ended.of(row.ended))} if row.ended else {}),
-        **({} if row.group is None else {"group": row.group}),
+        "ended": int(Ended.of(row.ended)) if row.ended else None,
+        "group": row.group,
         **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
+        # Tokens between the model's turns are outside the mask.
+        "response_mask": [not read for read in row.observed] if episodes else None,
+        "turn_ids": row.turn_ids if episodes else None,
     }
-
-
-def _of_episode(row: Row) -> dict[str, Any]:
-    """The record of an episode. Tokens between the model's turns are outside the mask."""
-    return {"response_mask": [not read for read in row.observed], "turn_ids": row.turn_ids}
+    return {
+        **{name: getattr(row, name) for name in ("step", "prompt", "response", "answer", "status")},
+        "response_tokens": row.tokens,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -188,7 +182,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             if line.strip():
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise ValueError(f"{path}, line {number}: no JSON object")
+                    raise ValueError(f"{path}, line {number}: got {type(record).__name__}, expected a JSON object")
                 yield record
 
 
@@ -201,7 +195,9 @@ def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize
             row["response_tokens"] = tokenize(str(row.get("response", "")))
         different = {name for name in {*row, *rows[0]} if (name in row) != (name in rows[0])}
         if different:
-            raise ValueError(f"{source}: response {at} and the first differ in {sorted(different)}: give all to both")
+            raise ValueError(
+                f"{source}: response {at} and the first differ in {sorted(different)}, expected the same names in all"
+            )
     lengths = [_length(row, f"{source}, response {at}") for at, row in enumerate(rows)]
     width = max(*lengths, 1)
     tensors = {"response_mask": torch.arange(width) < torch.tensor(lengths)[:, None]}

@@ -1,14 +1,32 @@
 """The effect of one update on each token of some rollouts, computed without updating a model."""
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm, Part, objective_parts, policy_objective, weigh_tokens
+from rlprims.algorithms import (
+    Algorithm,
+    Part,
+    component_scores,
+    estimate_advantages,
+    fill_invalid_scores,
+    filter_groups,
+    leave_out_rows,
+    mask_turns,
+    objective_parts,
+    policy_objective,
+    shape_scores,
+    token_weights,
+)
 from rlprims.data_proto import DataProto
-from rlprims.lab._pipeline import Batch, prepare, tensors_of, weighed
-from rlprims.lab._table import Table
+from rlprims.grouping import dense_ids
+from rlprims.lab._display import Table
 from rlprims.ratios import log_ratio
 from rlprims.types import PerToken, TokenMask
+
+Batch = DataProto | Mapping[str, Any]
 
 
 def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
@@ -21,18 +39,18 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
     Columns, one entry per response token in reading order, tool tokens inside a response too:
 
     =========== ============================================================================================
-    row         of the batch
-    position    in the row
+    row         the row of the batch
+    position    the position in the row
     token       its text, if the batch has ``response_tokens``
     ratio       π/π_old, of ``log_probs`` and ``old_log_probs``
     advantage   A, as the loss reads it
-    weight      of the corrections and of the token selection, on the policy loss
-    clip        ``low`` or ``high``: the policy loss has no gradient, as the ratio left on that side; else empty
+    weight      the weight of corrections and token selection on the policy loss
+    clip        ``low`` or ``high``: the policy loss has no gradient, because the ratio is out of bounds on that side
     cause       why the policy loss gives the token no gradient: ``masked``, ``dropped: ...``, ``no advantage``,
-                the correction or selection that weighs it 0, ``clipped``; empty if it gives one
+                the correction or selection that gives it weight 0, ``clipped``; else empty
     coefficient −∂(Σ policy losses)/∂log π / A, before weights and aggregation: 1 is REINFORCE's gradient; 0 if A is 0
-    loss_share  its part of the objective: they add up to it
-    gradient    −∂objective/∂log π, of everything: a step of descent makes the token likelier where it is positive
+    loss_share  the token's part of the objective; the parts add up to it
+    gradient    −∂objective/∂log π, of all terms: if positive, a step of descent makes the token likelier
     =========== ============================================================================================
 
     Args:
@@ -91,12 +109,8 @@ def _update(
         "gradient": -gradient,
         "side": side,
     }
-    marks = [
-        ("clipped", flat),
-        *_weighers(algorithm, update, generator),
-        ("no advantage", a == 0),
-        ("masked", ~mask),
-    ]
+    # If several causes apply to a token, the last one is shown.
+    marks = [("clipped", flat), *_weighers(algorithm, update, generator), ("no advantage", a == 0), ("masked", ~mask)]
     causes = torch.zeros(mask.shape, dtype=torch.int64)
     for number, (_, where) in enumerate(marks, 1):
         causes = torch.where(where, number, causes)
@@ -129,7 +143,7 @@ def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Ge
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
     corrections_only = algorithm.replace(token_selection=None, loss_terms=())
     for part in algorithm.corrections:
-        weights = weigh_tokens(corrections_only.replace(corrections=(part,)), data, generator=generator)
+        weights = token_weights(corrections_only.replace(corrections=(part,)), data, generator=generator)
         marks.append((str(part), weights["loss_weights"] == 0))
     return marks
 
@@ -143,10 +157,8 @@ def _table(
     places = list(zip(rows, positions, strict=True))
     clip = {-1.0: "low", 0.0: "", 1.0: "high"}
     columns = {name: column[inside].tolist() for name, column in numbers.items()}
-    texts = batch.non_tensor_batch if isinstance(batch, DataProto) else batch
-    token = {}
-    if "response_tokens" in texts:
-        token["token"] = [texts["response_tokens"][row][position] for row, position in places]
+    texts = (batch.non_tensor_batch if isinstance(batch, DataProto) else batch).get("response_tokens")
+    token = {} if texts is None else {"token": [texts[row][position] for row, position in places]}
     return Table(
         {
             "row": rows,
@@ -161,3 +173,73 @@ def _table(
         notes={"objective": objective},
         coloured=("advantage", "gradient"),
     )
+
+
+# The stages before the loss, in the order of a trainer's step.
+
+
+class Prepared(NamedTuple):
+    """The rows that are trained on, and their data for the loss.
+
+    Attributes:
+        kept: bool (B,), the rows that are trained on.
+        reasons: for each row the reason that it is not trained on, or None.
+        data: the tensors of the kept rows, with advantages.
+    """
+
+    kept: Tensor
+    reasons: list[str | None]
+    data: dict[str, Tensor]
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The named tensors of a batch, which must be padded. Missing log-probs are filled in, so that ratios are 1.
+
+    Missing ``old_log_probs`` are ``rollout_log_probs``, else ``log_probs``, else 0; the other two are then
+    ``old_log_probs``.
+    """
+    columns = batch.batch.items() if isinstance(batch, DataProto) else batch.items()
+    data = {str(name): column for name, column in columns if isinstance(column, Tensor)}
+    labels = (batch.non_tensor_batch if isinstance(batch, DataProto) else batch).get("group_ids")
+    if labels is not None and not isinstance(labels, Tensor):
+        data["group_ids"] = dense_ids(labels)
+    if "response_mask" not in data:
+        raise ValueError(f"the batch has no response_mask, expected bool (B, T); it has {sorted(data)}")
+    mask = data["response_mask"] = data["response_mask"].bool()
+    if mask.dim() != 2 or "cu_seqlens" in data:
+        raise ValueError(
+            f"response_mask has shape {tuple(mask.shape)}, expected (B, T); use layout.unpack to pad packed tokens"
+        )
+    known = [data[n].detach() for n in ("old_log_probs", "rollout_log_probs", "log_probs") if n in data]
+    old = known[0] if known else torch.zeros(mask.shape)
+    return {"log_probs": old, "old_log_probs": old, "rollout_log_probs": old, **data}
+
+
+def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float = 0.0) -> Prepared:
+    """Compute advantages from scores, for the groups that the filter keeps. Without scores the batch's own are used."""
+    rows = len(data["response_mask"])
+    if "scores" not in data:
+        if "advantages" not in data:
+            raise ValueError(f"the batch has neither scores nor advantages, expected either; it has {sorted(data)}")
+        return Prepared(torch.ones(rows, dtype=torch.bool), [None] * rows, dict(data))
+    if "group_ids" not in data:
+        raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
+    data = {**data, "group_ids": dense_ids(data["group_ids"])}
+    data |= leave_out_rows(algorithm, data)
+    data |= fill_invalid_scores(algorithm, data)
+    data |= component_scores(algorithm, data)
+    data |= shape_scores(algorithm, data)
+    reasons = filter_groups(algorithm, data)
+    kept = torch.tensor([reason is None for reason in reasons])
+    data = {name: column[kept] for name, column in data.items()}
+    if kept.any():
+        data["group_ids"] = dense_ids(data["group_ids"])
+        data |= estimate_advantages(algorithm, data, kl_coef=kl_coef)
+        data |= mask_turns(algorithm, data)
+    return Prepared(kept, reasons, data)
+
+
+def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """``data`` of one update with the weights that its losses need."""
+    before = {**data, "log_probs": data["log_probs"].detach()}
+    return {**data, **token_weights(algorithm, before, generator=generator)}

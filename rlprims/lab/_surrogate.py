@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, Use, use
-from rlprims.lab._figure import figure
-from rlprims.lab._table import Table
+from rlprims.lab._display import Table, figure
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
 

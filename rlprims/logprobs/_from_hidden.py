@@ -74,7 +74,7 @@ def from_hidden(
         log_probs, entropies: float32 (or float64 if given) in nats, (...).
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature or soft_cap <= 0; on a CPU, outside transforms, a
+        ValueError: wrong shapes or dtypes; temperature or soft_cap <= 0; on a CPU, outside transforms, a
             token that is not in its kept set.
 
     >>> hidden, head = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 1.0]])

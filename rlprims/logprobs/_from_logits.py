@@ -94,7 +94,7 @@ def from_logits(
         float32 (or float64 if given) in nats, like token_ids.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
             transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
@@ -127,7 +127,7 @@ def entropy_from_logits(
         float32 (or float64 if given) in nats, (...), between 0 and log V.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0.
+        ValueError: wrong shapes or dtypes; temperature <= 0.
 
     >>> entropy_from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
@@ -153,8 +153,8 @@ def from_logits_with_entropy(
 ) -> LogProbs:
     """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
 
-    Both are in one graph, so two separate backward passes need ``retain_graph=True``. Backward does no work for an
-    output that is not used.
+    Both are in one graph, so two separate backward passes need ``retain_graph=True``. Backward computes nothing for an
+    output without a gradient.
 
     Args:
         logits: float (..., V); −inf bans a token.
@@ -169,7 +169,7 @@ def from_logits_with_entropy(
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
+        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
             transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
@@ -188,7 +188,7 @@ def check_kept(
     token_ids: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> None:
-    """Raise ``ValueError`` unless there is a set for each token (...), with that token in it where the mask is True.
+    """Raise ``ValueError`` unless each token (...) has a set, and each token where the mask is True is in its set.
 
     On an accelerator and in transforms only the shapes are checked.
     """
@@ -199,7 +199,7 @@ def check_kept(
         raise ValueError(
             f"kept has ids of shape {tuple(ids.shape)} and {ids.dtype}, offsets of {tuple(offsets.shape)} and "
             f"{offsets.dtype}, expected integers (K,) and ({tokens + 1},): a set for each of the "
-            f"{tokens} tokens {tuple(leading)}, empty where it is the whole vocabulary"
+            f"{tokens} tokens {tuple(leading)}, empty if it is the whole vocabulary"
         )
     if not are_readable(*(x for x in (ids, offsets, token_ids, mask) if x is not None)):
         return
@@ -236,7 +236,7 @@ def _scores(
     kept: Kept | None,
     vocab: VocabShard | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computed by a kernel, or by the formula for shards, which the kernels do not support."""
+    """Log-probs and entropies, by a kernel; for shards, which the kernels do not support, by the formula."""
     if vocab is not None:
         formula = log_probs_and_entropies.formula
         return formula(logits, token_ids, temperature, None, with_entropies, kept=kept, vocab=vocab)
@@ -251,7 +251,7 @@ def _check(
     inplace_backward: bool,
     vocab: VocabShard | None,
 ) -> Tensor:
-    """The tokens as (..., K); raises ``ValueError`` if the arguments do not fit."""
+    """The tokens as (..., K). Raises ``ValueError`` on wrong arguments."""
     check_logits(logits, temperature)
     check_tensors(token_ids=token_ids)
     leading = logits.shape[:-1]
@@ -267,7 +267,7 @@ def _check(
         if low < 0 or high >= size:
             raise ValueError(
                 f"token_ids run from {low} to {high}, expected ids of the {size} logits: use "
-                "token_ids.clamp(min=0) where they are labels with -100, and leave those tokens out of response_mask"
+                "token_ids.clamp(min=0) for labels with -100, and exclude those tokens from response_mask"
             )
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward=True would overwrite logits, which is a leaf: expected a model's output")

@@ -38,7 +38,7 @@ def linear_token_loss(
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``total_loss(log_probs, weights, mask, **data)`` over the valid ones of N tokens; log-probs and entropies."""
+    """``total_loss(log_probs, weights, mask, **data)`` over the valid tokens of N; and log-probs and entropies."""
     states = torch.where(mask[:, None], hidden, 0.0)
     log_probs, entropies = linear_log_probs.formula(states, head_weight, token_ids, temperature, soft_cap, kept, vocab)
     total = total_loss(log_probs, weights, mask, **data)
@@ -98,7 +98,7 @@ def fused_loss(
         nats, without a gradient.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a loss that is not declared token-wise; temperature or
+        ValueError: wrong shapes or dtypes; a loss that is not declared token-wise; temperature or
             soft_cap <= 0; on a CPU, outside transforms, a token that is not in its kept set.
 
     >>> from rlprims.types import token_wise
@@ -153,8 +153,8 @@ def _total_loss(
     per_token = loss(log_probs=log_probs, response_mask=mask, cu_seqlens=cu_seqlens, **data)
     if per_token.shape != log_probs.shape:
         raise ValueError(
-            f"loss gives shape {tuple(per_token.shape)} for {log_probs.shape[0]} tokens, "
-            f"expected ({log_probs.shape[0]},): one each"
+            f"loss returned shape {tuple(per_token.shape)} for {log_probs.shape[0]} tokens, "
+            f"expected ({log_probs.shape[0]},): one number for each token"
         )
     return (zero_outside(per_token, mask) * zero_outside(weights, mask)).sum()
 

@@ -1,31 +1,32 @@
-"""Objectives to minimize, per token; and the aggregations that make a scalar of them.
+"""Losses per token, to be minimized, and the aggregations that reduce them to a scalar.
 
-A loss, its aggregation and its diagnostics are three functions. Losses return one number per token, 0 outside the mask;
-``loss = losses.token_mean(losses.clipped_surrogate(...), response_mask)``. Gradients flow into ``log_probs``,
-``logits``, ``topk_log_probs``, ``new_values`` and ``entropies`` only: everything else is a constant, attached to a
-graph or not. A loss with the attribute ``token_wise`` computes each token's number from that token's inputs only.
+A loss, its aggregation and its diagnostics are three functions. Losses return one number per token, 0 outside the mask:
+``loss = losses.token_mean(losses.clipped_surrogate(...), response_mask)``. Only ``log_probs``, ``logits``,
+``topk_log_probs``, ``new_values`` and ``entropies`` get gradients; all other inputs are treated as constants, even if
+they require a gradient. A loss with the attribute ``token_wise`` computes the loss of a token from that token's inputs
+only.
 
 An aggregation divides by ``totals``, the counts of the whole optimizer step (:func:`count_totals`), so that the results
-of its micro-batches and ranks add up to the step's. Without ``totals`` the given batch counts as the whole step: the
-result is that batch's own mean, and the sum of several is not the mean of all.
+of its micro-batches and ranks add up to the result of the step. Without ``totals`` it counts the given batch: the
+result is the mean of that batch, and the results of several batches do not add up to the mean of all.
 
 >>> import torch
 >>> x = torch.tensor([[10.0, 0.0, 0.0], [2.0, 2.0, 2.0]])
 >>> mask = torch.tensor([[True, False, False], [True, True, True]])
->>> whole = count_totals(mask)
->>> [float(token_mean(x[[i]], mask[[i]], totals=whole)) for i in (0, 1)]  # their sum is token_mean(x, mask), 4
+>>> step_totals = count_totals(mask)
+>>> [float(token_mean(x[[i]], mask[[i]], totals=step_totals)) for i in (0, 1)]  # the sum is token_mean(x, mask), 4
 [2.5, 1.5]
->>> [float(token_mean(x[[i]], mask[[i]])) for i in (0, 1)]  # two means: neither their sum nor their mean is 4
+>>> [float(token_mean(x[[i]], mask[[i]])) for i in (0, 1)]  # means of each row: neither their sum nor their mean is 4
 [10.0, 2.0]
 
-A policy loss whose ratio is to the policy at the start of the step takes ``old_log_probs``; one whose paper has the
-ratio to the policy that sampled takes ``rollout_log_probs``, and then needs no
+A policy loss with ``old_log_probs`` uses the ratio to the policy at the start of the step. A policy loss with
+``rollout_log_probs`` uses the ratio to the policy that sampled, as its paper does; it needs no
 :func:`rlprims.corrections.importance_weights`.
 
 Preference losses (:func:`dpo`, :func:`f_dpo`, :func:`robust_dpo`, :func:`ipo`, :func:`hinge`, :func:`exo`, :func:`nca`,
 :func:`bco`, :func:`sppo_hard`, :func:`apo_zero`, :func:`apo_down`, :func:`discopop`, :func:`kto`, :func:`orpo`,
-:func:`simpo`) and :func:`implicit_reward` read one log-prob for each response, :func:`bradley_terry` one score, and
-return one number for each pair or response, whose mean is the loss.
+:func:`simpo`) and :func:`implicit_reward` take one log-prob for each response, :func:`bradley_terry` one score. They
+return one number for each pair or response; the loss is its mean.
 """
 
 from rlprims.losses._aggregation import (

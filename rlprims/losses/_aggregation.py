@@ -1,11 +1,13 @@
-"""From per-token losses to the scalar of an optimizer step.
+"""Aggregations: they reduce per-token losses to the scalar loss of an optimizer step.
 
-Each mean divides by the ``totals`` of the whole step if they are given, so that the micro-batches' scalars **sum** to
-the full batch's, exactly, for any split over micro-batches and ranks. Without ``totals`` it counts the given batch. A
-sequence or group without a valid token counts nowhere; a batch without a valid token gives 0 with gradient 0.
+Each mean divides by ``totals``, the counts of the whole step, if they are given. The scalars of micro-batches then
+**sum** to the scalar of the full batch, exactly, for any split over micro-batches and ranks. Without ``totals`` it
+counts the given batch. Sequences and groups without a valid token are ignored. If no token is valid, the result and its
+gradient are 0.
 
-All take ``losses`` float (B, T) or (N,), ``response_mask`` bool like it, ``cu_seqlens`` if packed, and return float ().
-They raise ``ValueError`` on shapes or dtypes that do not fit.
+All take ``losses`` float (B, T) or (N,), ``response_mask`` bool of the same shape, and ``cu_seqlens`` if packed. They
+return float ().
+They raise ``ValueError`` on wrong shapes or dtypes.
 """
 
 import torch
@@ -25,11 +27,11 @@ def count_totals(
     *,
     all_reduce_rows: AllReduce | None = None,
 ) -> Totals:
-    """Valid tokens, and sequences, groups and rollouts that have one: the denominators of a whole optimizer step.
+    """The number of valid tokens, and of sequences, groups and rollouts with a valid token: the denominators of a step.
 
-    Groups are 0 without ``group_ids``, and trajectories None without ``trajectory_ids``. Where sequences are cut,
-    ``all_reduce_rows`` sums a tensor (B,) over the ranks that have parts of them: these ranks then have the same
-    totals, those of the whole sequences. Sum them over ranks with other sequences only.
+    ``groups`` is 0 without ``group_ids``, and ``trajectories`` is None without ``trajectory_ids``. If sequences are
+    split over ranks, ``all_reduce_rows`` sums a tensor (B,) over these ranks, which then all have the totals of the
+    whole sequences. In that case sum the totals only over ranks that have other sequences.
 
     >>> count_totals(torch.tensor([[True, True], [False, False]]), group_ids=torch.tensor([0, 1]))
     Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1), trajectories=None)
@@ -46,7 +48,7 @@ def count_totals(
 
 
 def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, lengths: Tensor, **named: GroupIds) -> Tensor:
-    """int64 (B,): how many valid tokens the rows with each id have."""
+    """int64 (B,): the number of valid tokens in the rows with each id."""
     ((name, ids),) = named.items()
     check_group_ids(ids, name=name)
     check_sequences(response_mask, cu_seqlens, **named)
@@ -54,7 +56,7 @@ def _tokens_by_id(response_mask: TokenMask, cu_seqlens: CuSeqlens | None, length
 
 
 def _counts(totals: Totals) -> Totals:
-    """The totals, or ``ValueError`` if they are a number or anything else."""
+    """The totals; raises ``ValueError`` unless they are ``Totals``."""
     if not isinstance(totals, Totals):
         raise ValueError(
             f"totals is {totals!r}, expected types.Totals, the counts of a whole optimizer step: use "
@@ -85,7 +87,7 @@ def token_mean(
 ) -> Scalar:
     """Mean over all valid tokens of the step: Σ / totals.tokens.
 
-    What DAPO's code does (verl's ``token-mean``, TRL's ``dapo``); its paper's equation is :func:`prompt_token_mean`.
+    DAPO's code uses it (verl's ``token-mean``, TRL's ``dapo``); the equation of its paper is :func:`prompt_token_mean`.
 
     >>> token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
@@ -119,8 +121,8 @@ def seq_mean_token_sum_norm(
 ) -> Scalar:
     """:func:`seq_mean_token_sum` divided by a constant length: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), listing 1.
 
-    ``length`` is the generation budget, the same for every batch. verl's default is the padded width, which differs
-    from batch to batch.
+    ``length`` is the maximum number of response tokens, the same for every batch. verl's default is the padded width,
+    which differs between batches.
 
     >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
     tensor(0.5000)
@@ -139,9 +141,9 @@ def seq_mean_token_mean(
 ) -> Scalar:
     """Mean over each sequence's tokens, mean over sequences: GRPO (arXiv:2402.03300), eq. 3.
 
-    ``row_tokens`` (int (B,)) is, for each row, the number of valid tokens of its sequence in the whole step. Give it,
-    with ``totals``, where a row is a part of a sequence: ``layout.sequence_lengths(..., all_reduce_rows=...)``, and
-    :func:`count_totals` with the same. None: the sequences are whole.
+    ``row_tokens`` (int (B,)) is, for each row, the number of valid tokens of its sequence in the whole step. Give it
+    with ``totals`` if a row is a part of a sequence: ``layout.sequence_lengths(..., all_reduce_rows=...)``, and
+    :func:`count_totals` with the same ``all_reduce_rows``. None: sequences are whole.
 
     >>> seq_mean_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.5000)
@@ -162,9 +164,8 @@ def prompt_token_mean(
 ) -> Scalar:
     """Mean over the tokens of each prompt's group, mean over prompts: the DAPO paper (arXiv:2503.14476), eq. 8.
 
-    ``group_tokens`` (int (B,)) is, for each row, the number of valid tokens of its group in the whole step. Give it,
-    with ``totals``, when the groups are split over micro-batches; then ``group_ids`` are not read. None: the groups are
-    whole.
+    ``group_tokens`` (int (B,)) is, for each row, the number of valid tokens of its group in the whole step. Give it
+    with ``totals`` if groups are split over micro-batches; ``group_ids`` are then not used. None: groups are whole.
 
     >>> m = torch.tensor([[True, True], [True, False], [True, True]])
     >>> prompt_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)
@@ -186,15 +187,15 @@ def trajectory_mean(
     totals: Totals | None = None,
     trajectory_tokens: RowCounts | None = None,
 ) -> Scalar:
-    """Mean over the tokens of each rollout, whatever number of rows it is, mean over rollouts.
+    """Mean over the tokens of each rollout, mean over rollouts; a rollout may be several rows.
 
-    (1/N) Σ_i (Σ_j Σ_t ℓ_ijt) / (Σ_j n_ij) for the rows j of rollout i, of n_ij valid tokens. slime has the inner
-    divisor in its ``sample_denoms``. Where each rollout is one row it is :func:`seq_mean_token_mean`, which an
-    :class:`~rlprims.algorithms.Algorithm` turns into this one by itself.
+    (1/N) Σ_i (Σ_j Σ_t ℓ_ijt) / (Σ_j n_ij) for the rows j of rollout i, which have n_ij valid tokens. slime has the
+    inner divisor in its ``sample_denoms``. If each rollout is one row, it equals :func:`seq_mean_token_mean`; an
+    :class:`~rlprims.algorithms.Algorithm` with that aggregation uses this function for rollouts of several rows.
 
     ``trajectory_tokens`` (int (B,)) is, for each row, the number of valid tokens of its rollout in the whole step. Give
-    it, with ``totals`` that count trajectories, when the rows of a rollout are split over micro-batches; then
-    ``trajectory_ids`` are not read. None: the rollouts are whole.
+    it with ``totals`` that count trajectories if the rows of a rollout are split over micro-batches;
+    ``trajectory_ids`` are then not used. None: rollouts are whole.
 
     >>> m = torch.tensor([[True, True], [True, False], [True, True]])
     >>> trajectory_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)
@@ -203,8 +204,8 @@ def trajectory_mean(
     check_tokens(response_mask, cu_seqlens, losses=losses)
     if trajectory_tokens is None:
         lengths = sequence_lengths(response_mask, cu_seqlens)
-        tokens_of = _tokens_by_id(response_mask, cu_seqlens, lengths, trajectory_ids=trajectory_ids)
-        trajectory_tokens = tokens_of[trajectory_ids]
+        tokens_by_id = _tokens_by_id(response_mask, cu_seqlens, lengths, trajectory_ids=trajectory_ids)
+        trajectory_tokens = tokens_by_id[trajectory_ids]
     if totals is None:
         totals = count_totals(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
     return _mean_of_means(losses, response_mask, cu_seqlens, trajectory_tokens, _counts(totals).of_rollouts().sequences)
@@ -213,7 +214,7 @@ def trajectory_mean(
 def _mean_of_means(
     losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None, tokens: RowCounts, count: Tensor | int
 ) -> Scalar:
-    """(1 / count) Σ over rows of Σ_t ℓ_t / tokens, where tokens are those of what the row belongs to."""
+    """(1 / count) Σ_rows Σ_t ℓ_t / tokens, with the tokens of the row's sequence, group or rollout."""
     check_sequences(response_mask, cu_seqlens, tokens=tokens)
     shares = sequence_sum(losses, response_mask, cu_seqlens) / tokens.clamp(min=1)
     return shares.sum() / _at_least_one(count)

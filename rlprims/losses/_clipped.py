@@ -1,7 +1,7 @@
-"""Policy losses on the ratio to an older policy: PPO's clip and its relatives.
+"""Policy losses with a clipped ratio to an older policy: PPO and its variants.
 
 In every loss here ``ratio`` = exp(log_probs − old_log_probs). Clip bounds are distances of the ratio from 1. Every
-log-ratio is clamped to ±20 before ``exp``; beyond that the gradient is 0.
+log-ratio is clamped to ±20 before ``exp``; outside of this range the gradient is 0.
 """
 
 import torch
@@ -13,7 +13,7 @@ from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
 def check_clip(clip_low: float, clip_high: float) -> None:
-    """Raise ``ValueError`` unless 1 − clip_low and 1 + clip_high lie around 1 and not below 0."""
+    """Raise ``ValueError`` unless 0 <= 1 − clip_low <= 1 <= 1 + clip_high."""
     if not 0 <= clip_low <= 1 or clip_high < 0:
         raise ValueError(
             f"clip_low={clip_low} and clip_high={clip_high}, expected clip_low in [0, 1] and clip_high at least 0"
@@ -21,7 +21,7 @@ def check_clip(clip_low: float, clip_high: float) -> None:
 
 
 def check_max_weight(w_max: float | None) -> None:
-    """Raise ``ValueError`` unless the bound of a weight is None or at least 1, the weight on policy."""
+    """Raise ``ValueError`` unless the largest weight is None or at least 1, which is the weight on policy."""
     if w_max is not None and w_max < 1:
         raise ValueError(f"w_max={w_max}, expected a number of at least 1, or None for no bound")
 
@@ -47,16 +47,16 @@ def clipped_surrogate(
 
     With ρ = exp(log_probs − old_log_probs): loss = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A).
     DAPO's clip-higher (arXiv:2503.14476, eq. 10) is ``clip_high=0.28``. ``dual_clip=c`` bounds the loss of tokens with
-    A < 0 from above by c |A| (Ye et al. 2020, arXiv:1912.09729, eq. 5); verl always applies c = 3, TRL and NeMo-RL do
-    not by default. The two-sided clip of INTELLECT-2 (arXiv:2505.07291; TRL's ``delta``) is ``dual_clip`` at c = δ.
+    A < 0 from above by c |A| (Ye et al. 2020, arXiv:1912.09729, eq. 5). verl always applies it with c = 3; TRL and
+    NeMo-RL do not by default. The two-sided clip of INTELLECT-2 (arXiv:2505.07291; TRL's ``delta``) is ``dual_clip``.
     Exactly on a bound the gradient is that of the unclipped term.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         clip_low, clip_high: ε below and above 1, of the ratio.
         dual_clip: c > 1, or None for no dual clip.
 
@@ -64,7 +64,7 @@ def clipped_surrogate(
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or dual_clip <= 1.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or dual_clip <= 1.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> clipped_surrogate(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
@@ -73,9 +73,9 @@ def clipped_surrogate(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_clip(clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip}, expected a number above 1 (3.0 is usual), or None for no dual clip")
+        raise ValueError(f"dual_clip={dual_clip}, expected a number above 1 (usually 3.0), or None for no dual clip")
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = -torch.minimum(advantages * ratio, advantages * clipped_ratio)
@@ -97,35 +97,36 @@ def decoupled_ppo(
     clip_high: float = 0.2,
     w_max: float | None = None,
 ) -> PerToken:
-    """Decoupled PPO, Hilton et al. 2021 (arXiv:2110.00641): the policy to stay near is not the one that sampled.
+    """Decoupled PPO, Hilton et al. 2021 (arXiv:2110.00641): separate proximal and behaviour policies.
 
-    With ρ = exp(log_probs − old_log_probs) to the proximal policy, and w = exp(old_log_probs − rollout_log_probs) from
-    the behaviour policy, a constant: loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A). So w corrects for
-    stale responses, while the clip is around a recent policy. AReaL (arXiv:2505.24298) trains asynchronously with it;
-    where it caps w it drops the tokens above, which is ``corrections.importance_weights(..., action="mask")`` times
-    :func:`clipped_surrogate`. Here ``w_max=c`` truncates. The paper has no cap.
+    With ρ = exp(log_probs − old_log_probs) to the proximal policy, and the constant weight
+    w = exp(old_log_probs − rollout_log_probs) of the proximal to the behaviour policy:
+    loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A). w corrects for stale responses, while the clip is around
+    a recent policy. AReaL (arXiv:2505.24298) uses it for asynchronous training. AReaL's cap on w drops the tokens above
+    it, which is ``corrections.importance_weights(..., action="mask")`` times :func:`clipped_surrogate`; ``w_max`` here
+    truncates w. The paper has no cap.
 
-    If the proximal policy is the sampler's policy in other numerics, this is truncated importance sampling.
+    If the proximal policy is the sampler's policy with the trainer's numerics, this is truncated importance sampling.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: the proximal policy; the clip is around it.
-        rollout_log_probs: float, like log_probs: the behaviour policy, which sampled.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        old_log_probs: float, like log_probs: the proximal policy, the centre of the clip.
+        rollout_log_probs: float, like log_probs: the behaviour policy, which sampled the tokens.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         clip_low, clip_high: ε below and above 1, of the ratio.
-        w_max: largest weight, at least 1; None: no bound but the ±20 of every log-ratio.
+        w_max: largest weight, at least 1; None: no bound except the ±20 of every log-ratio.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
     >>> zero = torch.zeros(1, 1)
-    >>> decoupled_ppo(zero + 0.5, zero, zero - 1, zero + 1, m)  # e, times the clipped 1.2
+    >>> decoupled_ppo(zero + 0.5, zero, zero - 1, zero + 1, m)  # −e · 1.2
     tensor([[-3.2619]])
     """
     check_tokens(response_mask, cu_seqlens, rollout_log_probs=rollout_log_probs, old_log_probs=old_log_probs)
@@ -150,33 +151,33 @@ def gppo(
     beta_low: float = 1.0,
     beta_high: float = 1.0,
 ) -> PerToken:
-    """Gradient-preserving clip, Su et al. 2025 (arXiv:2508.07629): PPO's value, and a bounded gradient where it clips.
+    """Gradient-preserving clip, Su et al. 2025 (arXiv:2508.07629): clipped tokens keep a bounded gradient.
 
     With ρ = exp(log_probs − old_log_probs)::
 
         ρ > 1 + clip_high, A > 0:   −beta_high (1 + clip_high) ρ / sg(ρ) A
         ρ < 1 − clip_low,  A < 0:   −beta_low (1 − clip_low) ρ / sg(ρ) A
-        elsewhere:                  −ρ A
+        otherwise:                  −ρ A
 
-    So a clipped token keeps the gradient that it had on the bound, times its beta. With both betas 0 it is PPO's
-    gradient, with both 1 GPPO's; CE-GPPO (Su et al. 2025, arXiv:2509.20712) steers the entropy with them, and its
-    authors start from ``beta_low=0.75, beta_high=1.0``. They also apply a dual clip of 3, which is not in the papers'
+    The gradient of a clipped token is its gradient at the bound times beta. If both betas are 0 it is PPO's gradient,
+    if both are 1 GPPO's. CE-GPPO (Su et al. 2025, arXiv:2509.20712) controls the entropy with the betas; its authors
+    start from ``beta_low=0.75, beta_high=1.0``. They also apply a dual clip of 3, which is not in the papers'
     equations.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         clip_low, clip_high: ε below and above 1, of the ratio.
-        beta_low, beta_high: share of the bound's gradient that a clipped token keeps, at least 0.
+        beta_low, beta_high: factors of the gradient of clipped tokens, at least 0.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or a beta below 0.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or a beta below 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gppo(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
@@ -187,7 +188,7 @@ def gppo(
     if beta_low < 0 or beta_high < 0:
         raise ValueError(f"beta_low={beta_low} and beta_high={beta_high}, expected numbers of at least 0")
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     one = ratio / ratio.detach()  # 1, with the gradient of the log-ratio
     low, high = 1 - clip_low, 1 + clip_high
@@ -210,22 +211,22 @@ def aspo(
 ) -> PerToken:
     """Asymmetric importance sampling, Wang et al. 2025 (arXiv:2510.06062): tokens with A > 0 have the inverse ratio.
 
-    With ρ = exp(log_probs − old_log_probs) and the constant w = 1/ρ where A > 0, ρ elsewhere:
-    loss = −M w A ρ / sg(ρ), so that the gradient is −M w A. M is 0 where PPO's clip stops a token (ρ > 1 + clip_high
-    with A > 0, ρ < 1 − clip_low with A < 0), else 1. Among the tokens with A > 0, those that became less likely weigh
-    more and those that became more likely weigh less. PPO does the reverse for A > 0, and this for A < 0.
+    With ρ = exp(log_probs − old_log_probs) and the constant w = 1/ρ if A > 0, else w = ρ: loss = −M w A ρ / sg(ρ), so
+    that the gradient is −M w A. M is 0 for the tokens that PPO clips (ρ > 1 + clip_high with A > 0, or
+    ρ < 1 − clip_low with A < 0), else 1. For A > 0, tokens that became less likely have a larger weight and tokens that
+    became more likely a smaller one; PPO does the opposite. For A < 0 the weights are PPO's.
 
-    1/ρ is the weight and not the function that is differentiated: its own derivative has the wrong sign.
+    1/ρ is a constant weight. As a function of the policy its derivative would have the wrong sign.
 
-    ``w_max=c`` bounds w by c and keeps the gradient, the paper's soft dual clip, for both signs of A; the paper gives
+    ``w_max=c`` bounds w by c and keeps the gradient, for both signs of A: the paper's soft dual clip. The paper gives
     no threshold, so there is none by default.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         clip_low, clip_high: ε below and above 1, of ρ.
         w_max: largest weight, at least 1; None: no bound.
 
@@ -233,7 +234,7 @@ def aspo(
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
 
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> p, old_p = torch.tensor([[0.3, 0.4, 0.4]]), torch.tensor([[0.4, 0.3, 0.3]])
@@ -244,7 +245,7 @@ def aspo(
     check_clip(clip_low, clip_high)
     check_max_weight(w_max)
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     log_rho = log_ratio(log_probs, old_log_probs, response_mask)
     ratio = log_rho.exp()
     too_high = (advantages > 0) & (ratio > 1 + clip_high)
@@ -265,27 +266,27 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> PerToken:
-    """Soft adaptive policy optimization, Gao et al. 2025 (arXiv:2511.20347): a sigmoid gate, not a clip.
+    """Soft adaptive policy optimization, Gao et al. 2025 (arXiv:2511.20347): a sigmoid gate replaces the clip.
 
-    With ρ = exp(log_probs − old_log_probs), and τ = tau_pos where A > 0, else tau_neg:
-    loss = −(4 / τ) σ(τ (ρ − 1)) A. The 4 / τ makes the slope 1 at ρ = 1, so that on policy the gradient is
-    REINFORCE's; away from it the gradient fades but never becomes 0. The loss on policy is −2 A / τ, not −A.
+    With ρ = exp(log_probs − old_log_probs), and τ = tau_pos if A > 0, else tau_neg: loss = −(4 / τ) σ(τ (ρ − 1)) A.
+    The factor 4 / τ makes the derivative with respect to ρ 1 at ρ = 1, so that on policy the gradient is REINFORCE's.
+    For other ρ the gradient is smaller, but never 0. The loss on policy is −2 A / τ, not −A.
 
-    Aggregate with ``seq_mean_token_mean``, as the paper does; verl always does, AReaL takes the token mean.
+    Aggregate with ``seq_mean_token_mean``, as the paper does; verl always does, AReaL uses the token mean.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        tau_pos, tau_neg: steepness of the gate where A > 0, and elsewhere; with a larger one the gradient fades sooner.
+        cu_seqlens: int (B+1,) if packed; not used.
+        tau_pos, tau_neg: steepness of the gate for A > 0, and for A <= 0; a larger one reduces the gradient faster.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; tau_pos or tau_neg not above 0.
+        ValueError: wrong shapes or dtypes; tau_pos <= 0 or tau_neg <= 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> sapo(torch.tensor([[0.0, 0.5]]), torch.zeros(1, 2), torch.ones(1, 2), m)
@@ -295,7 +296,7 @@ def sapo(
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos={tau_pos} and tau_neg={tau_neg}, expected numbers above 0")
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
     tau = torch.where(advantages > 0, tau_pos, torch.full_like(advantages, tau_neg))
     gate = 4 * torch.sigmoid(tau * (ratio - 1)) / tau

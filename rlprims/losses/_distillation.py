@@ -1,7 +1,7 @@
 """Divergences from a reference or a teacher: over the whole vocabulary, or over K of its tokens and the rest.
 
-A log-prob below −100 counts as −100 in the logarithms (``ratios.MIN_LOG_PROB``), so that banned tokens (logit −inf) are
-legal on either side: they cost at most 100 nats, and their own logits get gradient 0.
+Log-probs are clamped to at least −100 (``ratios.MIN_LOG_PROB``), so that both distributions may have banned tokens
+(logit −inf). A banned token adds at most 100 nats, and its logit gets gradient 0.
 """
 
 import math
@@ -29,29 +29,29 @@ def full_kl(
     temperature: float = 1.0,
     vocab: VocabShard | None = None,
 ) -> PerToken:
-    """KL between two next-token distributions, exact: the sum over the vocabulary, and nothing is sampled.
+    """The exact KL between two next-token distributions: a sum over the whole vocabulary.
 
-    With π = softmax(logits / temperature) and q the same of ref_logits, a reference policy or a teacher: "reverse" is
-    KL(π ‖ q) = Σ_j π_j log(π_j / q_j), which seeks a mode of q and is what :func:`kl` estimates; "forward" is
-    KL(q ‖ π), which covers all of q, the cross-entropy of distillation less a constant.
+    With π = softmax(logits / temperature) and q = softmax(ref_logits / temperature), where q is a reference policy or a
+    teacher: "reverse" is KL(π ‖ q) = Σ_j π_j log(π_j / q_j), the mode-seeking one, which :func:`kl` estimates.
+    "forward" is KL(q ‖ π), the mass-covering one: the cross-entropy of distillation minus a constant.
 
-    Both softmaxes are computed in float32 whatever the dtype of the logits. Distillation texts that multiply by
-    temperature² do it outside.
+    Both softmaxes are computed in float32 for logits of any lower precision. If you want the factor temperature² of
+    some distillation papers, multiply the result by it.
 
     Args:
-        logits: float (B, T, V) or (N, V), current policy; the only gradient.
+        logits: float (B, T, V) or (N, V), current policy; only it gets a gradient.
         ref_logits: float, like logits: frozen reference or teacher, of the same vocabulary.
         response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         direction: "reverse" or "forward".
-        temperature: above 0, of both.
-        vocab: where both logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`.
+        temperature: above 0, of both softmaxes.
+        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
 
     Returns:
         float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown direction; temperature <= 0.
+        ValueError: wrong shapes or dtypes; an unknown direction; temperature <= 0.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
     >>> full_kl(p, q, torch.tensor([[True]]))
@@ -88,33 +88,34 @@ def jsd(
     """Generalized Jensen-Shannon divergence, Agarwal et al. 2023 (arXiv:2306.13649), eq. 1, over the whole vocabulary.
 
     With the teacher q, the student π and m = β q + (1 − β) π: D = β KL(q ‖ m) + (1 − β) KL(π ‖ m). It is at most log 2,
-    and β = ½ is the symmetric one.
+    and symmetric for β = ½.
 
-    For small β, D / β is the forward KL(q ‖ π); for β near 1, D / (1 − β) is the reverse KL(π ‖ q). D itself goes to 0
-    at both ends, so the ends are not taken: :func:`full_kl` is what TRL means by β = 0 (forward) and β = 1 (reverse).
+    For β → 0, D / β is the forward KL(q ‖ π); for β → 1, D / (1 − β) is the reverse KL(π ‖ q). D itself is 0 for β = 0
+    and β = 1, so these values are an error. TRL uses the forward KL for β = 0 and the reverse KL for β = 1: use
+    :func:`full_kl`.
 
     Args:
-        logits: float (B, T, V) or (N, V), student; the only gradient.
+        logits: float (B, T, V) or (N, V), student; only it gets a gradient.
         teacher_logits: float, like logits, of the same vocabulary.
         response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         beta: between 0 and 1: the teacher's share of m.
-        temperature: above 0, of both.
-        vocab: where both logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`.
+        temperature: above 0, of both softmaxes.
+        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
 
     Returns:
         float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta not between 0 and 1; temperature <= 0.
+        ValueError: wrong shapes or dtypes; beta not between 0 and 1; temperature <= 0.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
-    >>> jsd(p, q, torch.tensor([[True]]))  # log 2 less the entropy of (¾, ¼)
+    >>> jsd(p, q, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
     if not 0 < beta < 1:
         raise ValueError(
-            f"beta={beta}, expected a number between 0 and 1; for the ends use full_kl, forward (0) or reverse (1)"
+            f"beta={beta}, expected a number between 0 and 1; use full_kl, forward for beta=0 or reverse for beta=1"
         )
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "V", logits=logits, teacher_logits=teacher_logits)
@@ -138,31 +139,31 @@ def topk_kl(
     *,
     direction: Direction = "forward",
 ) -> PerToken:
-    """KL between student and teacher from K tokens of the vocabulary, and all the others as one more event.
+    """KL between student and teacher over K tokens of the vocabulary, with all other tokens as one more event.
 
     With p and q the student's and the teacher's probabilities of the K tokens, and p_0 = 1 − Σ p, q_0 = 1 − Σ q for the
-    rest: "forward" is Σ_{j=0..K} q_j log(q_j / p_j), "reverse" the same with p and q exchanged. It is exactly the KL of
-    two distributions of K + 1 events: at least 0, 0 only where all K agree, never more than that of the whole
-    vocabulary (:func:`full_kl`), and equal to it at K = V.
+    rest: "forward" is Σ_{j=0..K} q_j log(q_j / p_j), "reverse" the same with p and q exchanged. It is the KL of two
+    distributions over K + 1 events: at least 0, 0 only if all K probabilities agree, at most the KL over the whole
+    vocabulary (:func:`full_kl`), and equal to it for K = V.
 
-    The K tokens are any whose log-probs are known of both, usually the teacher's likeliest. Their log-probs are those
-    of the whole softmax, ``logits.log_softmax(-1).gather(-1, ids)``, not renormalized over the K. verl leaves the rest
-    out: that is no divergence, it can fall below 0 and is not least at p = q. TRL leaves it out after renormalizing,
-    unless asked for the tail.
+    The K tokens may be any tokens, usually the teacher's most likely ones. Their log-probs are those of the whole
+    softmax, ``logits.log_softmax(-1).gather(-1, ids)``, not renormalized over the K tokens. verl omits the rest; the
+    result is not a divergence, because it can be negative and p = q is not its minimum. TRL renormalizes and omits the
+    rest, unless its option for the tail is set.
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; the only gradient.
+        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
         teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
         response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         direction: "forward", from the teacher; or "reverse", from the student.
 
     Returns:
-        float in nats, (B, T) or (N,); 0 outside the mask. The rest counts as at least the rounding of 1 (1.2e-7 in
-        float32), so that it is finite.
+        float in nats, (B, T) or (N,); 0 outside the mask. The probability of the rest is at least the rounding
+        error of 1 (1.2e-7 in float32), so that the result is finite.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown direction.
+        ValueError: wrong shapes or dtypes; an unknown direction.
 
     >>> student, teacher = torch.tensor([[[0.2]]]).log(), torch.tensor([[[0.6]]]).log()
     >>> topk_kl(student, teacher, torch.tensor([[True]]))  # 0.6 log 3 + 0.4 log ½
@@ -187,37 +188,37 @@ def topk_jsd(
     *,
     beta: float = 0.5,
 ) -> PerToken:
-    """:func:`jsd` from K tokens of the vocabulary, and all the others as one more event: SDPO (arXiv:2601.20802).
+    """:func:`jsd` over K tokens of the vocabulary, with all other tokens as one more event: SDPO (arXiv:2601.20802).
 
-    With p and q the student's and the teacher's probabilities of the K tokens and of the rest together, and
-    m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. It is at least 0, 0 only
-    where all K agree, never more than that of the whole vocabulary, and equal to it at K = V.
+    With p and q the student's and the teacher's probabilities of the K tokens and of the rest, and
+    m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. It is at least 0, 0 only if
+    all K probabilities agree, at most the divergence over the whole vocabulary, and equal to it for K = V.
 
-    The K tokens are any whose log-probs are known of both, of the whole softmax as in :func:`topk_kl`, which is also
-    what TRL means by α = 0 (forward) and α = 1 (reverse); its α between is this β. TRL renormalizes over the K unless
-    asked for the tail: then the loss does not see how much probability the two give to the K together.
+    The K tokens and their log-probs are as in :func:`topk_kl`. For TRL's α = 0 (forward) and α = 1 (reverse) use
+    :func:`topk_kl`; other values of its α are β here. TRL renormalizes over the K tokens, unless its option for the
+    tail is set; its loss then does not depend on the total probability of the K tokens.
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; the only gradient.
+        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
         teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
         response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         beta: between 0 and 1: the teacher's share of m.
 
     Returns:
-        float in nats, (B, T) or (N,), at most log 2; 0 outside the mask. The rest counts as at least the rounding of 1
-        (1.2e-7 in float32), so that it is finite.
+        float in nats, (B, T) or (N,), at most log 2; 0 outside the mask. The probability of the rest is at least the
+        rounding error of 1 (1.2e-7 in float32), so that the result is finite.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta not between 0 and 1.
+        ValueError: wrong shapes or dtypes; beta not between 0 and 1.
 
     >>> student, teacher = torch.tensor([[[0.75]]]).log(), torch.tensor([[[0.25]]]).log()
-    >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 less the entropy of (¾, ¼)
+    >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
     if not 0 < beta < 1:
         raise ValueError(
-            f"beta={beta}, expected a number between 0 and 1; for the ends use topk_kl, forward (0) or reverse (1)"
+            f"beta={beta}, expected a number between 0 and 1; use topk_kl, forward for beta=0 or reverse for beta=1"
         )
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "K", topk_log_probs=topk_log_probs, teacher_topk_log_probs=teacher_topk_log_probs)
@@ -230,7 +231,7 @@ def topk_jsd(
 
 
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
-    """Raise ``ValueError`` unless both tensors are floats of one shape, a row for each token of the mask."""
+    """Raise ``ValueError`` unless both tensors are floats of the same shape, with a row for each token of the mask."""
     (_, first), _ = rows.items()
     if any(x.shape[:-1] != mask.shape or x.shape != first.shape for x in rows.values()):
         shapes = " and ".join(f"{name} has shape {tuple(x.shape)}" for name, x in rows.items())
@@ -245,16 +246,16 @@ def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
 def _probabilities(
     logits: PerTokenLogits, mask: TokenMask, temperature: float, vocab: VocabShard | None
 ) -> tuple[Tensor, Tensor]:
-    """softmax(logits / temperature), and its logarithm, at least −100; masked rows count as rows of zeros."""
+    """softmax(logits / temperature), and its logarithm clamped to at least −100. Masked logits are replaced by 0."""
     logits = zero_outside(logits, mask.unsqueeze(-1)) / temperature
-    # not torch.log_softmax, which in float32 on a CPU is off by 5e-6 at V = 50,000
+    # torch.log_softmax has an error of 5e-6 in float32 on a CPU for V = 50,000.
     logits = logits - max_over(vocab, logits.amax(-1, keepdim=True).detach())
     log_p = logits - normalizer(vocab, logits).log()
     return log_p.exp(), log_p.clamp(min=MIN_LOG_PROB)
 
 
 def _with_rest(log_probs: Tensor, mask: TokenMask) -> Tensor:
-    """(..., K) to (..., K + 1): the log-prob of all other tokens together comes last."""
+    """(..., K) to (..., K + 1): the last entry is the log-prob of all other tokens together."""
     log_probs = zero_outside(log_probs, mask.unsqueeze(-1)).clamp(min=MIN_LOG_PROB)
     rest = (1 - log_probs.exp().sum(-1, keepdim=True)).clamp(min=torch.finfo(log_probs.dtype).eps)
     return torch.cat([log_probs, rest.log()], dim=-1)

@@ -1,7 +1,7 @@
-"""Losses that compare the responses of a group with each other: GVPO, REAL, FlowRL and online DPO.
+"""Losses that compare the responses of a group: GVPO, REAL, FlowRL and online DPO.
 
 Each response's loss depends on the log-probs of its whole group, so a group must not be split over micro-batches or
-ranks. An :class:`~rlprims.algorithms.Algorithm` finds that in the signature, which has ``group_ids``.
+ranks. An :class:`~rlprims.algorithms.Algorithm` keeps groups whole for every loss that takes ``group_ids``.
 """
 
 import torch
@@ -25,39 +25,38 @@ def gvpo(
     beta: float = 0.1,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Group variance policy optimization, Zhang et al. 2025 (arXiv:2504.19599): implicit rewards match the given ones.
+    """Group variance policy optimization, Zhang et al. 2025 (arXiv:2504.19599): fits implicit rewards to advantages.
 
-    With R_i = β Σ_t (log_probs − old_log_probs), the reward for which the policy would be optimal, and A_i the mean of
-    the response's advantages: loss_i = G/(G − 1) · ½ [(R_i − mean_g R) − (A_i − mean_g A)]², on each token of response
-    i of a group of G. Under ``seq_mean_token_mean`` the sum over a group is divided by G − 1, as in the authors' code.
-    It is 0 where the policy is π_old e^(A/β) / Z, whoever sampled; no ratio is formed.
+    With R_i = β Σ_t (log_probs − old_log_probs), the implicit reward, and A_i the mean of the response's advantages:
+    loss_i = G/(G − 1) · ½ [(R_i − mean_g R) − (A_i − mean_g A)]², on each token of response i in a group of G. Under
+    ``seq_mean_token_mean`` the sum over a group is divided by G − 1, as in the authors' code. The loss is 0 if the
+    policy is π_old e^(A/β) / Z. The responses may come from any policy, and no importance ratio is needed.
 
-    The rewards less their group's mean are the advantages of Dr. GRPO, ``advantage.grpo(normalize_std=False)``. The
-    authors' code takes the group's mean of R as a constant. That changes no gradient, since the residuals of a group
-    sum to 0. It gathers that mean over the ranks, of the rows that are in their micro-batches at that time, and asserts
-    that each group is whole.
+    The rewards minus their group mean are the advantages of Dr. GRPO, ``advantage.grpo(normalize_std=False)``. The
+    authors' code treats the group's mean of R as a constant. This does not change the gradient, because the residuals
+    of a group sum to 0. Their code gathers that mean from the current micro-batches of all ranks, and asserts that each
+    group is whole.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: the policy that the KL is measured from, in the paper the one at the start
-            of the step.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        old_log_probs: float, like log_probs: the reference of the KL; in the paper the policy at the start of the step.
         advantages: float, like log_probs.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
         response_mask: bool, like log_probs. A row without tokens is in no group.
         cu_seqlens: int (B+1,) if packed.
-        beta: β > 0, the coefficient of the KL that the optimum has.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        beta: β > 0, the coefficient of the KL in the objective whose optimum is fitted.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask, and in a group of one.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta not above 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> log_probs, advantages = torch.tensor([[-1.0], [-2.0]]), torch.tensor([[0.5], [-0.5]])
-    >>> gvpo(log_probs, torch.full((2, 1), -2.0), advantages, one_group, m, beta=1.0)  # R is 1 and 0, as asked
+    >>> gvpo(log_probs, torch.full((2, 1), -2.0), advantages, one_group, m, beta=1.0)  # R is 1 and 0, so the loss is 0
     tensor([[0.],
             [0.]])
     """
@@ -69,9 +68,9 @@ def gvpo(
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     has_tokens = lengths > 0
     log_ratios = upcast(log_probs) - upcast(old_log_probs).detach()
-    implicit = beta * sequence_sum(log_ratios, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
-    actual = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
-    residuals = group_centred(implicit - actual, group_ids, has_tokens)
+    implicit_rewards = beta * sequence_sum(log_ratios, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    row_advantages = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
+    residuals = group_centred(implicit_rewards - row_advantages, group_ids, has_tokens)
     samples = group_count(group_ids, has_tokens)
     losses = residuals.square() / 2 * samples / (samples - 1).clamp(min=1)
     return to_tokens(losses, response_mask, cu_seqlens)
@@ -88,34 +87,33 @@ def real(
     tau: float = 0.5,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Rewards as labels, Zhai et al. 2026 (arXiv:2602.05630): the loss separates a group's good and bad responses.
+    """Rewards as labels, Zhai et al. 2026 (arXiv:2602.05630): classifies the responses of a group as good or bad.
 
-    With s_i the mean over response i's tokens of log_probs − old_log_probs, a logit whose anchor is 0, and + and − the
-    responses of a group with A > 0 and with A <= 0:
-    loss = log(1 + Σ_{i in +} e^(−s_i/τ)) + log(1 + Σ_{j in −} e^(s_j/τ)), the group's number on each of its tokens, so
-    ``prompt_token_mean`` is the mean over groups. A group without both is 0. The weight of a response's gradient falls
-    from 1/τ to 0 as its logit moves to the right side of 0; GRPO's weight grows as a good response gets more likely.
+    With s_i the mean of log_probs − old_log_probs over response i, used as a logit, and + and − the responses of a
+    group with A > 0 and with A <= 0: loss = log(1 + Σ_{i in +} e^(−s_i/τ)) + log(1 + Σ_{j in −} e^(s_j/τ)). Each token
+    of a group has the group's loss, so ``prompt_token_mean`` is the mean over groups. A group with only good or only
+    bad responses has loss 0. The weight of a response in the gradient is at most 1/τ and goes to 0 when its logit has
+    the correct sign; GRPO's weight grows when a good response becomes more likely.
 
-    Only the sign of A is used, so its scale does not matter. s is clamped to ±20. From ms-swift
-    (``loss_type="real"``), which divides by the number of all groups, also of those that are 0, and takes G adjacent
-    rows as a group.
+    Only the sign of A is used. s is clamped to ±20. The formula is that of ms-swift (``loss_type="real"``), which
+    divides by the number of all groups, including those of loss 0, and uses G adjacent rows as a group.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs; the sign of a response's mean is its label.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
         response_mask: bool, like log_probs. A row without tokens is in no group.
         cu_seqlens: int (B+1,) if packed.
         tau: τ > 0, in nats per token.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; tau not above 0.
+        ValueError: wrong shapes or dtypes; tau <= 0.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> z, advantages = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
@@ -131,11 +129,11 @@ def real(
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
     log_ratios = upcast(log_probs) - upcast(old_log_probs).detach()
     logits = clamp_log_ratio(_row_means(log_ratios, response_mask, cu_seqlens, all_reduce_rows)) / tau
-    good = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows) > 0
-    bad = has_tokens & ~good
-    losses = _log_one_plus_sum_exp(-logits, group_ids, good) + _log_one_plus_sum_exp(logits, group_ids, bad)
-    mixed = (group_count(group_ids, good) > 0) & (group_count(group_ids, bad) > 0)
-    return to_tokens(zero_outside(losses, mixed), response_mask, cu_seqlens)
+    is_good = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows) > 0
+    is_bad = has_tokens & ~is_good
+    losses = _log_one_plus_sum_exp(-logits, group_ids, is_good) + _log_one_plus_sum_exp(logits, group_ids, is_bad)
+    has_both = (group_count(group_ids, is_good) > 0) & (group_count(group_ids, is_bad) > 0)
+    return to_tokens(zero_outside(losses, has_both), response_mask, cu_seqlens)
 
 
 def flowrl(
@@ -151,38 +149,39 @@ def flowrl(
     w_max: float = 10.0,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """FlowRL, Zhu et al. 2025 (arXiv:2509.15207): responses become as likely as π_ref e^(βA) / Z.
+    """FlowRL, Zhu et al. 2025 (arXiv:2509.15207): fits the policy to the distribution π_ref e^(βA) / Z.
 
-    With x_i the mean over response i's tokens of log_probs − ref_log_probs, less β A_i, and
-    w_i = min(exp(Σ_t (log_probs − old_log_probs)), w_max), a constant:
-    loss_i = w_i (log Z + x_i)², on each token of response i, for ``seq_mean_token_mean``.
+    With x_i the mean of log_probs − ref_log_probs over response i, minus β A_i, and the constant
+    w_i = min(exp(Σ_t (log_probs − old_log_probs)), w_max): loss_i = w_i (log Z + x_i)², on each token of response i,
+    for ``seq_mean_token_mean``.
 
-    log Z is here the number that minimizes the group's loss, −Σ w_i x_i / Σ w_i, a constant. The paper learns it as a
-    head on the prompt's hidden states, by the same loss. This number is the minimum for such a head, if the head can
-    separate the prompts. At the minimum its gradient is 0, so the policy's gradient is that of the loss with the
-    head's value in its place. With sums over the responses in place of means, and w = 1, it is :func:`gvpo`'s loss.
+    log Z is the constant that minimizes the group's loss, −Σ w_i x_i / Σ w_i. In the paper a head on the prompt's
+    hidden states learns log Z with the same loss. The minimum of such a head is this constant, if the head can separate
+    the prompts, and the policy's gradient is then the same. With sums instead of means, and w = 1, it is
+    :func:`gvpo`'s loss.
 
-    In the authors' code A is GRPO's advantage, and the log-ratio to the old policy is a sum over the response where the
-    one to the reference is a mean; so here. The sum is clamped to ±20.
+    As in the authors' code, A is GRPO's advantage, the log-ratio to the old policy is a sum over the response, and the
+    log-ratio to the reference is a mean. The sum is clamped to ±20.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         ref_log_probs: float, like log_probs: frozen reference.
         advantages: float, like log_probs; the mean over a response is its reward.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
         response_mask: bool, like log_probs. A row without tokens is in no group.
         cu_seqlens: int (B+1,) if packed.
-        beta: β, how sharp the target is, in nats per token and advantage; 15 in the authors' code.
+        beta: β, the inverse temperature of the target, in nats per token and unit of advantage; 15 in the authors'
+            code.
         w_max: largest importance weight, above 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask, and in a group of one.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta or w_max not above 0.
+        ValueError: wrong shapes or dtypes; beta or w_max not above 0.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> x, z, advantages = torch.tensor([[-1.0], [-2.0]]), torch.full((2, 1), -2.0), torch.tensor([[1.0], [-1.0]])
@@ -203,14 +202,14 @@ def flowrl(
         raise ValueError(f"beta={beta} and w_max={w_max}, expected numbers above 0")
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
-    moved = upcast(log_probs.detach()) - upcast(old_log_probs).detach()
-    log_w = sequence_sum(moved, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
+    old_log_ratios = upcast(log_probs.detach()) - upcast(old_log_probs).detach()
+    log_w = sequence_sum(old_log_ratios, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     w = clamp_log_ratio(log_w).exp().clamp(max=w_max)
-    log_ratios = upcast(log_probs) - upcast(ref_log_probs).detach()
-    x = _row_means(log_ratios, response_mask, cu_seqlens, all_reduce_rows)
+    ref_log_ratios = upcast(log_probs) - upcast(ref_log_probs).detach()
+    x = _row_means(ref_log_ratios, response_mask, cu_seqlens, all_reduce_rows)
     x = x - beta * _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
-    weights = group_sum(w, group_ids, has_tokens)
-    log_z = -group_sum(w * x.detach(), group_ids, has_tokens) / torch.where(weights > 0, weights, 1.0)
+    sum_w = group_sum(w, group_ids, has_tokens)
+    log_z = -group_sum(w * x.detach(), group_ids, has_tokens) / torch.where(sum_w > 0, sum_w, 1.0)
     return to_tokens(w * (log_z + x).square(), response_mask, cu_seqlens)
 
 
@@ -227,31 +226,31 @@ def online_dpo(
 ) -> PerToken:
     """Online DPO, Guo et al. 2024 (arXiv:2402.04792): :func:`dpo` on the best and the worst response of a group.
 
-    With A_i the mean of response i's advantages, the best response is the one of the largest A_i of the group, the
-    worst that of the smallest, and of equal ones the first. Δ is Σ_t (log_probs − ref_log_probs) of the best less that
-    of the worst: loss = −log σ(β Δ), the group's number on each of its tokens, so ``prompt_token_mean`` is the mean
-    over groups. A group whose A_i are all equal is 0. No gradient reaches the other responses.
+    With A_i the mean of response i's advantages, the best response has the largest A_i of the group and the worst the
+    smallest; of equal ones the first is used. Δ is Σ_t (log_probs − ref_log_probs) of the best minus that of the worst
+    response: loss = −log σ(β Δ). Each token of a group has the group's loss, so ``prompt_token_mean`` is the mean over
+    groups. A group with equal A_i has loss 0. The other responses get no gradient.
 
-    The paper samples two responses and asks a model which is better. Best and worst of n by a reward is the choice of
-    Dong et al. 2024 (arXiv:2405.07863), section 3.2. Only the order of the advantages is used, so rewards do as well.
-    TRL's OnlineDPOTrainer has groups of two and also trains on a pair whose scores are equal.
+    The paper samples two responses, and a model judges which one is better. Dong et al. 2024 (arXiv:2405.07863),
+    section 3.2, choose the best and the worst of n responses by a reward. Only the order of the advantages matters, so
+    rewards can be given instead. TRL's OnlineDPOTrainer has groups of two and also trains on pairs with equal scores.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         ref_log_probs: float, like log_probs: frozen reference.
         advantages: float, like log_probs.
         group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
         response_mask: bool, like log_probs. A row without tokens is in no group.
         cu_seqlens: int (B+1,) if packed.
         beta: β > 0, the strength of the KL to the reference.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask, and in a group of one.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta not above 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> m, one_group = torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
     >>> x, advantages = torch.tensor([[-1.0], [-2.0], [-3.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
@@ -262,10 +261,10 @@ def online_dpo(
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
-    values = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
-    low, high = group_bounds(values, group_ids, has_tokens)
-    best = _first_of_group(has_tokens & (values == high), group_ids)
-    worst = _first_of_group(has_tokens & (values == low), group_ids)
+    row_advantages = _row_means(advantages.detach(), response_mask, cu_seqlens, all_reduce_rows)
+    low, high = group_bounds(row_advantages, group_ids, has_tokens)
+    best = _first_of_group(has_tokens & (row_advantages == high), group_ids)
+    worst = _first_of_group(has_tokens & (row_advantages == low), group_ids)
 
     policy = sequence_sum(upcast(log_probs), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     ref = sequence_sum(upcast(ref_log_probs).detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
@@ -276,7 +275,7 @@ def online_dpo(
 
 
 def _first_of_group(members: RowMask, group_ids: GroupIds) -> RowMask:
-    """True at the first of each group's members."""
+    """True at the first member of each group."""
     rows = torch.arange(len(group_ids), device=group_ids.device)
     return members & (rows == first_rows(group_ids, members)[group_ids])
 
@@ -293,5 +292,5 @@ def _log_one_plus_sum_exp(x: PerSequence, group_ids: GroupIds, members: RowMask)
     """log(1 + Σ e^x) over the members of each row's group."""
     x = zero_outside(x, members)
     _, high = group_bounds(x.detach(), group_ids, members)
-    high = high.clamp(min=0)  # the 1 is e^0
+    high = high.clamp(min=0)  # the maximum includes 0, because 1 = e^0
     return high + ((-high).exp() + group_sum((x - high).exp(), group_ids, members)).log()

@@ -24,23 +24,24 @@ def kl(
     With d = log_probs − ref_log_probs: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
     :func:`rlprims.ratios.estimate_kl`.
 
-    Value and gradient are chosen apart. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref); E[∇k1] is 0,
-    so k1 as a loss regularizes nothing; E[∇k3] is the gradient of the other direction, KL(π_ref ‖ π). Hence
-    ``value="k3", gradient="k2"``, which verl writes ``k3+``. For samples of an older policy see :func:`weighted_kl`.
+    Value and gradient can have different estimators. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref).
+    E[∇k1] is 0, so k1 as a loss has no effect. E[∇k3] is the gradient of KL(π_ref ‖ π), the other direction. To use the
+    value of k3 with the gradient of KL(π ‖ π_ref), set ``value="k3", gradient="k2"`` (verl: ``k3+``). For samples of an
+    older policy see :func:`weighted_kl`.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         ref_log_probs: float, like log_probs: frozen reference.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         value: estimator of the value.
-        gradient: estimator whose gradient is used; None: the value's own.
+        gradient: estimator of the gradient; None: the same as ``value``.
 
     Returns:
         float in nats, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown estimator.
+        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]]), value="k3")
     tensor([[0.3679]])
@@ -57,7 +58,7 @@ def kl(
 
 
 def _straight_through(x: Tensor, y: Tensor) -> Tensor:
-    """The value of ``x`` with the gradient of ``y``; infinite entries of ``y`` leave the value of ``x`` as it is."""
+    """The value of ``x`` with the gradient of ``y``; no gradient where ``y`` is infinite."""
     y = torch.where(y.isinf(), 0.0, y)  # inf - inf would be NaN
     return x.detach() + (y - y.detach())
 
@@ -74,27 +75,28 @@ def weighted_kl(
 ) -> PerToken:
     """KL(π ‖ π_ref) from samples of an older policy: the "unbiased KL estimate" of DeepSeek-V3.2 (arXiv:2512.02556).
 
-    With ρ = exp(log_probs − old_log_probs): ρ times the estimator of :func:`kl`, and the gradient passes through both.
+    With ρ = exp(log_probs − old_log_probs): ρ times the estimator of :func:`kl`, with a gradient through both factors.
     With k1 or k3 its mean over samples of the old policy is the KL of the next token, and the mean of its gradient is
-    that KL's gradient: no straight-through needed. k2 and abs are biased here as they are there.
+    the gradient of that KL, so no separate estimator of the gradient is needed. k2 and abs are biased, as in
+    :func:`kl`.
 
-    On policy ρ is 1 but its gradient is not 0, so this still differs from :func:`kl`: it adds the score-function term
-    that NeMo-RL adds. TRL multiplies k3 by the ratio of its policy loss by default. Neither the ratio nor the KL is
-    clipped as a policy loss is; log-ratios are clamped to ±20 before ``exp``.
+    On policy ρ is 1 but its gradient is not 0, so this differs from :func:`kl` by the score-function term, which
+    NeMo-RL also has. TRL multiplies k3 by the ratio of its policy loss by default. Neither ρ nor the KL is clipped;
+    log-ratios are clamped to ±20 before ``exp``.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: the policy that sampled, or counts as the one that did.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        old_log_probs: float, like log_probs: the policy that sampled, or the proximal policy.
         ref_log_probs: float, like log_probs: frozen reference.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        value: estimator that is weighted.
+        cu_seqlens: int (B+1,) if packed; not used.
+        value: estimator of the KL.
 
     Returns:
         float in nats, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown estimator.
+        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> p, old, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
     >>> weighted_kl(p[:, None], old[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
@@ -114,26 +116,27 @@ def sampled_reverse_kl(
 ) -> PerToken:
     """On-policy distillation, Agarwal et al. 2023 (arXiv:2306.13649), from the log-prob of the sampled token.
 
-    :func:`reinforce` with A = teacher_log_probs − log_probs, a constant: loss = −A log π. A token that the teacher
-    finds likelier than the student has A > 0 and is pushed up. For samples of the student its mean gradient is that of
-    KL(student ‖ teacher) of the next token. Its value is no divergence: log :func:`kl` with k1 for that.
+    :func:`reinforce` with the constant A = teacher_log_probs − log_probs: loss = −A log π. If the teacher gives a token
+    a higher probability than the student, A > 0 and the token becomes more likely. For samples of the student the
+    expected gradient is that of KL(student ‖ teacher) of the next token. The value of the loss is not a divergence: to
+    log one, use :func:`kl` with k1.
 
-    Other libraries write the same as a reward, a penalty or an advantage, each with its own sign: here A > 0 pushes
-    towards the teacher. A token's advantage is its own log-ratio, without those of the tokens that follow. For samples
-    of an older policy give teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``.
-    Both log-probs are of one temperature, the sampler's.
+    Other libraries use the same term as a reward, a penalty or an advantage, with different signs. The advantage of a
+    token is only its own log-ratio, without those of later tokens. For samples of an older policy use
+    teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``. Both log-probs must be
+    computed at the sampler's temperature.
 
     Args:
-        log_probs: float (B, T) or (N,), student; the only gradient.
+        log_probs: float (B, T) or (N,), student; only it gets a gradient.
         teacher_log_probs: float, like log_probs: of the same tokens.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> x = torch.tensor([[-2.0]], requires_grad=True)
     >>> sampled_reverse_kl(x, torch.tensor([[-1.5]]), torch.tensor([[True]])).sum().backward()
@@ -156,30 +159,31 @@ def sdar(
 ) -> PerToken:
     """Gated distillation, SDAR, Lu et al. 2026 (arXiv:2605.15155): loss = σ(β g) g with g = log π_T − log π.
 
-    The gate σ(β g) is a constant. The gradient is that of −σ(β g) log π: a token that the teacher finds likelier than
-    the student is imitated, one that it finds less likely hardly at all, for a teacher that was shown a hint rejects
-    much that is right. It is a term beside a policy loss, never the whole: every gradient pushes a token up.
+    The gate σ(β g) is a constant, so the gradient is that of −σ(β g) log π. A token that the teacher finds more likely
+    than the student is imitated. A token that the teacher finds less likely has almost no gradient, because a teacher
+    with a hint gives low probabilities to many correct tokens. Use it as a term beside a policy loss: by itself it
+    makes every token more likely.
 
     Args:
-        log_probs: float (B, T) or (N,), student; the only gradient.
+        log_probs: float (B, T) or (N,), student; only it gets a gradient.
         teacher_log_probs: float, like log_probs: of the same tokens.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        beta: β > 0, how sharp the gate is, per nat.
+        cu_seqlens: int (B+1,) if packed; not used.
+        beta: β > 0, the steepness of the gate, per nat.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta not above 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> x = torch.tensor([[-2.0, -1.0]], requires_grad=True)
     >>> sdar(x, torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)).sum().backward()
-    >>> x.grad  # the teacher finds the first token likelier, the second less likely
+    >>> x.grad  # the teacher finds the first token more likely, the second less likely
     tensor([[-0.9933, -0.0067]])
     """
     if beta <= 0:
-        raise ValueError(f"beta={beta}, expected a number above 0: how sharp the gate is")
+        raise ValueError(f"beta={beta}, expected a number above 0: the steepness of the gate")
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
     gap = zero_outside(upcast(teacher_log_probs).detach() - upcast(log_probs), response_mask)
     return (beta * gap.detach()).sigmoid() * gap

@@ -1,8 +1,8 @@
-"""Other losses on pairs of a chosen and a rejected response, and the loss of a reward model.
+"""More losses on pairs of a chosen and a rejected response, and the loss of a reward model.
 
-With c and r the log-ratios log π/π_ref of the chosen and the rejected response, each the sum over its tokens, Δ = c − r
-and β the strength of the KL to the reference. :func:`dpo` on means over the tokens in the place of sums is TRL's
-``sigmoid_norm``. Each of these is TRL 1.16's loss of the name that its docstring says, on one pair.
+c and r are the log-ratios log π/π_ref of the chosen and the rejected response, each the sum over its tokens. Δ = c − r,
+and β is the strength of the KL to the reference. Each loss equals a loss of TRL 1.16 on one pair; its docstring has the
+name. TRL's ``sigmoid_norm`` is :func:`dpo` on means over the tokens instead of sums.
 """
 
 import math
@@ -30,10 +30,10 @@ def hinge(
 ) -> PerPair:
     """Hinge loss on normalized likelihoods, Liu et al. 2023 (RSO, arXiv:2309.06657), after SLiC: max(0, 1 − β Δ).
 
-    A pair whose margin is wide enough has no gradient. TRL's ``hinge``.
+    A pair with β Δ > 1 has no gradient. TRL's ``hinge``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
 
@@ -41,7 +41,7 @@ def hinge(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
     >>> hinge(z, z - 5.0, z, z, beta=0.1)  # Δ = 5
@@ -63,12 +63,12 @@ def robust_dpo(
 ) -> PerPair:
     """DPO that is unbiased if a share ε of the labels is flipped, Chowdhury et al. 2024 (arXiv:2403.00409).
 
-    [−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε), ε being ``label_smoothing``: its expectation over labels that are
-    flipped with probability ε is DPO's loss of the true ones. :func:`dpo` with the same ε adds where this subtracts,
-    and is biased, but bounded below. TRL's ``robust``.
+    [−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε), where ε is ``label_smoothing``. If labels are flipped with
+    probability ε, its expectation is DPO's loss with the true labels. :func:`dpo` with the same ε has the opposite sign
+    in the second term; it is biased, but bounded below. TRL's ``robust``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
         label_smoothing: ε, at least 0 and below ½.
@@ -77,7 +77,7 @@ def robust_dpo(
         float (P,), one loss for each pair; take the mean. It may be negative.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0; label_smoothing outside [0, ½).
+        ValueError: wrong shapes or dtypes; beta <= 0; label_smoothing outside [0, ½).
 
     >>> z = torch.zeros(1)
     >>> robust_dpo(z, z, z, z)  # (0.9 − 0.1) log 2 / 0.8
@@ -104,10 +104,10 @@ def exo(
     """Exact optimization of a pair, Ji et al. 2024 (arXiv:2402.00856), eq. 16: the reverse KL to the labels.
 
     Σ_w q_w (log q_w − log p_w) over the two responses, q = (σ(β Δ), σ(−β Δ)), p = (1 − ε, ε). DPO is the forward KL.
-    It is 0 where q is p. TRL's ``exo_pair``.
+    It is 0 if q = p. TRL's ``exo_pair``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
         label_smoothing: ε, above 0 and below 1; the paper advises 1e-3.
@@ -116,7 +116,7 @@ def exo(
         float (P,), one loss for each pair, at least 0; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0; label_smoothing outside (0, 1).
+        ValueError: wrong shapes or dtypes; beta <= 0; label_smoothing outside (0, 1).
 
     >>> z = torch.zeros(1)
     >>> exo(z, z, z, z, label_smoothing=0.5)
@@ -142,11 +142,11 @@ def nca(
 ) -> PerPair:
     """Noise contrastive alignment of a pair, Chen et al. 2024 (arXiv:2402.05369).
 
-    −log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r): the chosen response's own likelihood is kept up, which DPO's margin
-    does not ask for. TRL's ``nca_pair``.
+    −log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Unlike DPO, which depends on the margin only, it also keeps the
+    probability of the chosen response from falling. TRL's ``nca_pair``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
 
@@ -154,7 +154,7 @@ def nca(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
     >>> nca(z, z, z, z)  # 2 log 2
@@ -176,20 +176,20 @@ def bco(
 ) -> PerPair:
     """Binary classifier optimization, Jung et al. 2024 (arXiv:2404.04656): −log σ(β c − δ) − log σ(δ − β r).
 
-    δ is the mean of the implicit rewards β c and β r, kept as a moving average by the caller; with it the loss is an
-    upper bound of DPO's that is near. TRL's ``bco_pair`` has δ = 0, which is None here.
+    δ is the mean of the implicit rewards β c and β r; the caller computes it as a moving average. With this δ the loss
+    is a tight upper bound of DPO's loss. TRL's ``bco_pair`` has δ = 0, which is None here.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        reward_shift: float (P,), δ; one number for all is ``delta.expand(P)``. None: 0.
+        reward_shift: float (P,), δ; for one δ for all pairs use ``delta.expand(P)``. None: 0.
         beta: above 0.
 
     Returns:
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
     >>> bco(z, z, z, z)  # 2 log 2
@@ -214,11 +214,11 @@ def sppo_hard(
 ) -> PerPair:
     """Self-play preference optimization with labels 1 and 0, Wu et al. 2024 (arXiv:2405.00675), algorithm 1, eq. 4.7.
 
-    (c − 1/(2β))² + (r + 1/(2β))²: each log-ratio has a target of its own. The paper's probabilities come from a
-    preference model; here the chosen response wins with probability 1. TRL's ``sppo_hard``.
+    (c − 1/(2β))² + (r + 1/(2β))²: each log-ratio has its own target. In the paper a preference model gives the
+    probability that a response wins; here the chosen response wins with probability 1. TRL's ``sppo_hard``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
 
@@ -226,10 +226,10 @@ def sppo_hard(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
-    >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # targets are 5 and −5
+    >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # the targets are 5 and −5
     tensor([1.])
     """
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
@@ -247,11 +247,11 @@ def apo_zero(
 ) -> PerPair:
     """Anchored preference optimization, D'Oosterlinck et al. 2024 (arXiv:2408.06266), eq. 7: 1 − σ(β c) + σ(β r).
 
-    For data whose chosen responses are better than the policy's own: they become likelier, the rejected ones less
+    For data whose chosen responses are better than the policy's own: they become more likely, the rejected ones less
     likely. TRL's ``apo_zero``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
 
@@ -259,7 +259,7 @@ def apo_zero(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
     >>> apo_zero(z, z, z, z)
@@ -284,7 +284,7 @@ def apo_down(
     TRL's ``apo_down``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
 
@@ -292,7 +292,7 @@ def apo_down(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> z = torch.zeros(1)
     >>> apo_down(z, z, z, z)
@@ -312,23 +312,23 @@ def discopop(
     beta: float = 0.1,
     tau: float = 0.05,
 ) -> PerPair:
-    """Log-ratio modulated loss, Lu et al. 2024 (DiscoPOP, arXiv:2406.08414), eq. 5, which a language model wrote.
+    """Log-ratio modulated loss, Lu et al. 2024 (DiscoPOP, arXiv:2406.08414), eq. 5, which a language model found.
 
-    (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ): logistic for pairs in the wrong order, exponential for the
-    others. It is not convex: just below Δ = 0 it pushes a pair further into the wrong order. The exponent is clamped
-    to ±20. TRL's ``discopop``.
+    (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ): a logistic loss for pairs in the wrong order, and an
+    exponential loss for the others. It is not convex: slightly below Δ = 0 the gradient makes Δ more negative. The
+    exponent is clamped to ±20. TRL's ``discopop``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
-        tau: τ above 0, how sharp the change from one to the other is.
+        tau: τ above 0; a smaller one makes the transition between the two losses steeper.
 
     Returns:
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0; tau <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0; tau <= 0.
 
     >>> z = torch.zeros(1)
     >>> discopop(z, z, z, z)  # ½ log 2 + ½
@@ -353,24 +353,24 @@ def f_dpo(
     divergence: Divergence = "forward_kl",
     alpha: float = 0.5,
 ) -> PerPair:
-    """DPO under another divergence to the reference, Wang et al. 2023 (f-DPO, arXiv:2309.16240).
+    """DPO with another divergence to the reference, Wang et al. 2023 (f-DPO, arXiv:2309.16240).
 
     −log σ(β (f'(e^c) − f'(e^r))), where f'(t) is log t for ``reverse_kl`` (:func:`dpo`), 1 − 1/t for ``forward_kl``,
-    log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha``, all up to a constant that cancels. At α = 1
-    the last is log t, at α = 0 it is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
+    log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha``, up to a constant that cancels. The limit
+    α → 1 of ``alpha`` is log t, and α = 0 is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; the only gradients.
+        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
         ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
         beta: above 0.
         divergence: of the policy from the reference.
-        alpha: α of ``alpha``; not 1.
+        alpha: α of the divergence ``alpha``; any number except 1.
 
     Returns:
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0; an unknown divergence; alpha of 1.
+        ValueError: wrong shapes or dtypes; beta <= 0; an unknown divergence; alpha of 1.
 
     >>> z = torch.zeros(1)
     >>> f_dpo(z + 1.0, z, z, z, beta=1.0)  # −log σ(1 − 1/e)
@@ -378,13 +378,13 @@ def f_dpo(
     """
     check_choice("divergence", divergence, Divergence)
     if alpha == 1:
-        raise ValueError('alpha=1, expected another number: the limit is divergence="reverse_kl"')
+        raise ValueError('alpha=1, expected another number; use divergence="reverse_kl", which is the limit')
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
-    return -logsigmoid(beta * (_slope(c, divergence, alpha) - _slope(r, divergence, alpha)))
+    return -logsigmoid(beta * (_f_prime(c, divergence, alpha) - _f_prime(r, divergence, alpha)))
 
 
-def _slope(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor:
+def _f_prime(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor:
     """f'(t) at t = π/π_ref, from log t."""
     if divergence == "reverse_kl":
         return log_ratios
@@ -403,11 +403,12 @@ def bradley_terry(
 ) -> PerPair:
     """The loss of a reward model: −log σ(s_c − s_r − m) + κ (s_c + s_r)², Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
 
-    m, from Llama 2 (arXiv:2307.09288, eq. 2), asks for a wider gap where people were surer. κ keeps the scores around
-    0, which the first term leaves free (Eisenstein et al. 2023, arXiv:2312.09244). TRL's ``RewardTrainer``.
+    m, from Llama 2 (arXiv:2307.09288, eq. 2), is a larger margin for pairs with a clearer preference. The second term
+    keeps the scores around 0, because the first depends on differences only (Eisenstein et al. 2023,
+    arXiv:2312.09244). TRL's ``RewardTrainer``.
 
     Args:
-        chosen_scores, rejected_scores: float (P,), the reward model's; the only gradients.
+        chosen_scores, rejected_scores: float (P,), scores of the reward model; only they get gradients.
         score_margins: float (P,), m; None: 0.
         centering: κ, at least 0.
 
@@ -415,7 +416,7 @@ def bradley_terry(
         float (P,), one loss for each pair; take the mean.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; centering < 0.
+        ValueError: wrong shapes or dtypes; centering < 0.
 
     >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0]), centering=0.1)  # log 2 + 0.9
     tensor([1.5931])

@@ -1,4 +1,4 @@
-"""Policy losses whose ratio or distance is that of the whole response: GSPO, GMPO and mirror descent."""
+"""Policy losses with a ratio or a distance of the whole response: GSPO, GMPO and mirror descent."""
 
 from typing import Literal, TypeAlias
 
@@ -31,31 +31,31 @@ def gspo(
     With s = exp(mean over the response's tokens of log_probs − old_log_probs), the geometric mean of the token ratios:
     loss_t = −min(s A_t, clip(s, 1 − clip_low, 1 + clip_high) A_t). The gradient goes through the mean to every token.
 
-    Aggregate with ``seq_mean_token_mean``, as the paper does: under ``token_mean`` a response weighs by its length.
-    ``seq_mean_token_sum`` instead is LUSPO (arXiv:2602.05261), which needs no loss of its own. The defaults are the
-    paper's (section 5.1); verl, TRL, NeMo-RL and SkyRL start from the token ratio's 0.2, at which nothing is clipped.
-    With ``mean="product"`` s is the likelihood ratio of the response, and the loss PPO's for a response that is one
-    action: TRL's RLOO, with bounds of 0.2. It is exponential in length, so long responses are clipped first.
+    Aggregate with ``seq_mean_token_mean``, as the paper does; under ``token_mean`` the weight of a response is its
+    length. With ``seq_mean_token_sum`` it is LUSPO (arXiv:2602.05261). The defaults are the paper's (section 5.1). The
+    defaults of verl, TRL, NeMo-RL and SkyRL are 0.2, as for the token ratio, which clips almost no response. With
+    ``mean="product"`` s is the likelihood ratio of the response, and the loss is PPO's with the response as one action:
+    TRL's RLOO, with bounds of 0.2. This ratio is exponential in the length, so long responses are clipped first.
 
-    The mean, or the sum, is clamped to ±20; the tokens' log-ratios are not. verl and SkyRL clamp the mean from above
-    only, at 10: a response with A < 0 beyond it has another loss there, and no gradient.
+    The mean, or the sum, is clamped to ±20; the log-ratios of tokens are not. verl and SkyRL clamp the mean from above
+    only, at 10: above it the loss of a response with A < 0 is constant and has no gradient.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs; in the paper equal on all tokens of a response.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
-        mean: "geometric" or "product"; how the tokens' ratios become one.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        mean: "geometric" or "product" of the tokens' ratios.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1] or clip_high < 0; an unknown mean.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1] or clip_high < 0; an unknown mean.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
@@ -65,7 +65,7 @@ def gspo(
     check_clip(clip_low, clip_high)
     check_choice("mean", mean, RatioMean)
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     data = log_probs, old_log_probs, response_mask, cu_seqlens
     log_s = sequence_log_ratio(*data, mean=mean == "geometric", all_reduce_rows=all_reduce_rows)
     s = log_s.exp()
@@ -87,26 +87,26 @@ def gspo_token(
     """GSPO-token, Zheng et al. 2025 (arXiv:2507.18071), section 4.3: :func:`gspo` with a gradient for each token.
 
     With s the sequence ratio of :func:`gspo` and s_t = sg(s) · exp(log_probs_t − sg(log_probs_t)), which equals s:
-    loss_t = −min(s_t A_t, clip(s_t, 1 − clip_low, 1 + clip_high) A_t), and its gradient is −s A_t at token t only,
-    0 where clipped. Under ``seq_mean_token_mean`` the gradient is :func:`gspo`'s if A is the same on all tokens of a
-    response, which it need not be here. verl, SkyRL and tunix implement this form under the name gspo; verl and SkyRL
-    clamp the mean log-ratio from above only, at 10, where it is ±20 here.
+    loss_t = −min(s_t A_t, clip(s_t, 1 − clip_low, 1 + clip_high) A_t). Its gradient is −s A_t at token t only, and 0 if
+    clipped. Under ``seq_mean_token_mean`` the gradient is :func:`gspo`'s if A is equal on all tokens of a response;
+    here A may differ between tokens. verl, SkyRL and tunix implement this form and call it gspo. verl and SkyRL clamp
+    the mean log-ratio from above only, at 10; here it is clamped to ±20.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: ε below and above 1, of the sequence ratio.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low outside [0, 1] or clip_high < 0.
+        ValueError: wrong shapes or dtypes; clip_low outside [0, 1] or clip_high < 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo_token(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
@@ -115,10 +115,10 @@ def gspo_token(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_clip(clip_low, clip_high)
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     constants = log_probs.detach(), old_log_probs, response_mask, cu_seqlens
     s = sequence_log_ratio(*constants, mean=True, all_reduce_rows=all_reduce_rows).exp()
-    # −inf − (−inf) would be NaN: a token that the policy excludes gets no gradient
+    # A log-prob of −inf is replaced by 0, so that −inf − (−inf) is not NaN; that token gets no gradient.
     log_probs = zero_outside(log_probs, response_mask & (log_probs != -torch.inf))
     s_t = s * (log_probs - log_probs.detach()).exp()
     clipped_s_t = s_t.clamp(1 - clip_low, 1 + clip_high)
@@ -138,29 +138,29 @@ def gmpo(
 ) -> PerToken:
     """Geometric-mean policy optimization, Zhao et al. 2025 (arXiv:2507.20673): clip each token, then average.
 
-    With d_t = log_probs − old_log_probs, at most clip_high where A_t > 0 and at least −clip_low where A_t < 0 (PPO's
-    side of the clip, on the log-ratio), and ρ = exp(mean of d over the response's tokens): loss_t = −ρ A_t. Under
-    ``seq_mean_token_mean`` that is the paper's −ρ A per response. :func:`gspo` averages first and clips the mean.
-    A token with A_t = 0 counts in the mean as d_t = 0.
+    d_t = log_probs − old_log_probs is clipped on the side where PPO clips: d_t <= clip_high if A_t > 0, and
+    d_t >= −clip_low if A_t < 0. With ρ = exp(mean of d over the response's tokens): loss_t = −ρ A_t. Under
+    ``seq_mean_token_mean`` that is the paper's −ρ A per response. :func:`gspo` averages first and clips the mean. A
+    token with A_t = 0 counts in the mean with d_t = 0.
 
-    The bounds are of the log-ratio: 0.4 lets a ratio range over [0.67, 1.49]. The gradient goes through the mean to
-    every token that is not clipped. verl always takes the mean over all rows, empty ones too, whatever it is asked.
+    The bounds are of the log-ratio: 0.4 allows ratios in [0.67, 1.49]. The gradient goes through the mean to every
+    token that is not clipped. verl ignores its aggregation option here and averages over all rows, empty ones too.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs; in the paper equal on all tokens of a response.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         clip_low, clip_high: bounds below and above 0, of the log-ratio.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip_low or clip_high below 0.
+        ValueError: wrong shapes or dtypes; clip_low or clip_high below 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
@@ -172,7 +172,7 @@ def gmpo(
             f"clip_low={clip_low} and clip_high={clip_high}, expected numbers of at least 0: they bound the log-ratio"
         )
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     d = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask)
     clipped_d = torch.where(advantages > 0, d.clamp(max=clip_high), d.clamp(min=-clip_low))
     clipped_d = torch.where(advantages == 0, 0.0, clipped_d)
@@ -193,32 +193,32 @@ def opmd(
     level: Level = "sequence",
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Online policy mirror descent, Kimi k1.5 2025 (arXiv:2501.12599), section 2.3: REINFORCE and a squared log-ratio.
+    """Online policy mirror descent, Kimi k1.5 2025 (arXiv:2501.12599), section 2.3: REINFORCE plus a squared log-ratio.
 
-    With d_t = log_probs − old_log_probs and D = Σ_t d_t of a response of n tokens:
-    loss_t = −A_t log_probs_t + τ/2 D² / n, which sums to the paper's −A log π + τ/2 (log π/π_old)² over a response, so
-    aggregate with ``seq_mean_token_sum``. No ratio, no clip: what pulls the policy back is linear in the distance.
+    With d_t = log_probs − old_log_probs and D = Σ_t d_t of a response of n tokens: loss_t = −A_t log_probs_t +
+    τ/2 D² / n. It sums to the paper's −A log π + τ/2 (log π/π_old)² over a response, so aggregate with
+    ``seq_mean_token_sum``. There is no ratio and no clip; the gradient of the regularizer is linear in D.
 
-    ``level="token"`` has τ/2 d_t² in place of the second term. That is DRO's loss (Richemond et al. 2024,
-    arXiv:2405.19107) as verl and tinker have it per token, with τ as its β and without the value function of the
-    paper; ROLL's Kimi loss is also per token. The Kimi paper gives no τ; ROLL starts from 0.1.
+    With ``level="token"`` the second term is τ/2 d_t². That is DRO's loss (Richemond et al. 2024, arXiv:2405.19107) in
+    the per-token form of verl and tinker, with τ as its β and without the paper's value function. ROLL's Kimi loss is
+    per token too. The Kimi paper gives no τ; ROLL's default is 0.1.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: the policy to stay near, in the paper that of the iteration's start.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        old_log_probs: float, like log_probs: the policy to stay near; in the paper that at the start of the iteration.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         tau: τ > 0, in units of the advantage per nat.
-        level: what is squared: the log-ratio of the "sequence", or of each "token".
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        level: square the log-ratio of the "sequence", or of each "token".
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown level; tau not above 0.
+        ValueError: wrong shapes or dtypes; an unknown level; tau <= 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> opmd(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -3.0]]), torch.ones(1, 2), m, tau=1.0)
@@ -227,7 +227,7 @@ def opmd(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_choice("level", level, Level)
     if tau <= 0:
-        raise ValueError(f"tau={tau}, expected a number above 0; without the regularizer it is losses.reinforce")
+        raise ValueError(f"tau={tau}, expected a number above 0; use losses.reinforce for no regularizer")
 
     advantages = zero_outside(advantages, response_mask).detach()
     if level == "sequence":

@@ -1,7 +1,4 @@
-"""Losses on demonstrations: the negative log-likelihood, weighed or not, and expert responses among the policy's own.
-
-Also the entropy bonus, which like the likelihood needs no advantages.
-"""
+"""Losses on demonstrations: the negative log-likelihood, its weighted variants, and LUFFY; and the entropy bonus."""
 
 import math
 
@@ -21,20 +18,20 @@ def nll(
 ) -> PerToken:
     """Negative log-likelihood, the loss of supervised fine-tuning: loss = −log π.
 
-    It is :func:`reinforce` with A = 1. On the correct responses alone it is the imitation term of VAPO (Yue et al.
-    2025, arXiv:2504.05118): give this and the aggregation a mask that is True on those responses only, so that the mean
-    is over their tokens, which a :class:`~rlprims.algorithms.LossTerm` does with ``over="term"``.
+    It is :func:`reinforce` with A = 1. On the correct responses only it is the imitation term of VAPO (Yue et al. 2025,
+    arXiv:2504.05118): give the loss and the aggregation a mask that is True on those responses only, so that the mean
+    is over their tokens. A :class:`~rlprims.algorithms.LossTerm` with ``over="term"`` does so.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float in nats, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> nll(torch.tensor([[-0.5, -9.0]]), torch.tensor([[True, False]]))
@@ -52,19 +49,19 @@ def dft(
 ) -> PerToken:
     """Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629): loss = −p log π with p = π as a constant.
 
-    Seen as a policy gradient, :func:`nll` weighs each token by 1/π, and an unlikely token moves the policy most. The
-    factor π takes that weight away: the gradient is that of −π.
+    The gradient of :func:`nll` is that of −π with the weight 1/π, which is largest for unlikely tokens. The factor p
+    cancels this weight: the gradient is that of −π.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> dft(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -83,19 +80,19 @@ def chord_phi(
 ) -> PerToken:
     """CHORD-φ, Zhang et al. 2025 (arXiv:2508.11408): loss = −p (1 − p) log π with p = π as a constant.
 
-    The weight is small for tokens that the policy knows already, which saves its entropy, and for tokens that it does
-    not know at all, which would disrupt it; it is largest, 1/4, at p = 1/2.
+    The weight is largest, 1/4, at p = 1/2. It is small for tokens that are likely already, which preserves the entropy,
+    and for tokens that are very unlikely, whose gradients would disturb the policy.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> chord_phi(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -119,19 +116,19 @@ def luffy(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> PerToken:
-    """LUFFY, Yan et al. 2025 (arXiv:2504.14945): expert responses among the policy's own, as rows of the group.
+    """LUFFY, Yan et al. 2025 (arXiv:2504.14945): groups with responses of an expert and of the policy.
 
-    On the expert's tokens loss = −A f(π) with f(x) = x / (x + γ), and no clip: the expert's own probability is taken
-    for 1, and the slope of f, γ / (x + γ)², is largest for tokens that the policy finds unlikely. On its own tokens it
-    is :func:`clipped_surrogate`. Both are in one mean, whose denominator counts both.
+    On the expert's tokens loss = −A f(π) with f(x) = x / (x + γ), and no clip. The expert's probability is assumed to
+    be 1, and the derivative of f, γ / (x + γ)², is largest for tokens that are unlikely under the policy. On the
+    policy's own tokens the loss is :func:`clipped_surrogate`. The aggregation is one mean over both kinds of tokens.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step; not read on the expert's tokens.
-        advantages: float, like log_probs: the expert's score is in its group's baseline.
-        expert_mask: bool, like log_probs: which of the response's tokens an expert wrote.
-        response_mask: bool, like log_probs: the policy's tokens and the expert's.
-        cu_seqlens: int (B+1,) if packed; not read.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        old_log_probs: float, like log_probs: policy at the start of the step; not used on the expert's tokens.
+        advantages: float, like log_probs: computed from groups that include the expert's responses.
+        expert_mask: bool, like log_probs: True on tokens that an expert wrote.
+        response_mask: bool, like log_probs: True on tokens of the policy and of the expert.
+        cu_seqlens: int (B+1,) if packed; not used.
         gamma: γ > 0, the probability at which f is 1/2.
         clip_low, clip_high: ε below and above 1, of the policy's own tokens.
 
@@ -139,7 +136,7 @@ def luffy(
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; gamma not above 0; clip_low outside [0, 1] or clip_high < 0.
+        ValueError: wrong shapes or dtypes; gamma <= 0; clip_low outside [0, 1] or clip_high < 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> log_probs, expert = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[True, False]])
@@ -153,7 +150,7 @@ def luffy(
     surrogate = clipped_surrogate(
         log_probs, old_log_probs, advantages, own, cu_seqlens, clip_low=clip_low, clip_high=clip_high
     )
-    # x / (x + γ) = σ(log x − log γ), which no log-prob overflows
+    # x / (x + γ) = σ(log x − log γ), which does not overflow
     f = (zero_outside(log_probs, expert) - math.log(gamma)).sigmoid()
     return torch.where(expert, -zero_outside(advantages, expert).detach() * f, surrogate)
 
@@ -164,18 +161,18 @@ def entropy(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
 ) -> PerToken:
-    """Entropy bonus as a loss, Williams & Peng 1991: loss = −H(π(· | s_t)), so that minimizing it explores.
+    """Entropy bonus as a loss, Williams & Peng 1991: loss = −H(π(· | s_t)). Minimizing it increases exploration.
 
     Args:
-        entropies: float (B, T) or (N,), in nats; the only gradient. See ``logprobs.entropy_from_logits``.
+        entropies: float (B, T) or (N,), in nats; only they get a gradient. See ``logprobs.entropy_from_logits``.
         response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like entropies; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> entropy(torch.tensor([[0.7, 0.3]]), torch.tensor([[True, False]]))

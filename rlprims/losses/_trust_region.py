@@ -1,7 +1,7 @@
-"""Policy losses with a trust region in probability: tokens that have left it get no gradient.
+"""Policy losses with a trust region in probability: tokens outside of the region get no gradient.
 
-Both are around the policy that sampled, so they ask for ``rollout_log_probs``. With p and q the probabilities of a
-token under the current policy and under the sampler, the loss inside the region is −ρ A with ρ = p / q.
+The centre of the region is the policy that sampled, so both take ``rollout_log_probs``. With p and q the probabilities
+of a token under the current policy and under the sampler, the loss inside the region is −ρ A with ρ = p / q.
 """
 
 from typing import Literal, TypeAlias
@@ -17,7 +17,7 @@ from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 Divergence: TypeAlias = Literal["tv", "kl"]
 
 _MIN_REST = 1e-8
-"""The probability of all other tokens counts as at least this, so that its logarithm is finite."""
+"""The smallest probability of all other tokens, so that its logarithm is finite."""
 
 
 @token_wise
@@ -33,40 +33,40 @@ def dppo(
     threshold_high: float = 0.15,
     w_max: float | None = None,
 ) -> PerToken:
-    """Divergence PPO, Qi et al. 2026 (arXiv:2602.04879), eq. 11: a trust region in probability, not in the ratio.
+    """Divergence PPO, Qi et al. 2026 (arXiv:2602.04879), eq. 11: a trust region in the probability of a token.
 
-    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A. M is 0 where the token has left
-    the region and its advantage would push it further, else 1. The binary divergences see two outcomes, this token
-    and any other::
+    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A. M is 0 if the token is outside of
+    the region and its advantage would move it further away, else 1. The divergence has two outcomes, this token and any
+    other token::
 
-        tv: left above if p − q > threshold_high (A > 0); left below if q − p > threshold_low (A < 0)
+        tv: M = 0 if A > 0 and p − q > threshold_high, or if A < 0 and q − p > threshold_low
         kl: KL = q log(q / p) + (1 − q) log((1 − q) / (1 − p));
-            left above if KL > threshold_high and p > q (A > 0); below if KL > threshold_low and p < q (A < 0)
+            M = 0 if A > 0, p > q and KL > threshold_high, or if A < 0, p < q and KL > threshold_low
 
-    The region is around the policy that sampled, as the paper advises (section 5.2), hence ``rollout_log_probs``; verl
-    takes its old_log_prob, whichever policy that is. The default thresholds are the authors' for tv; for kl theirs are
-    0.05. ``w_max=c`` bounds ρ, as a weight, by c: verl does so at its ``clip_ratio_c``. verl's value is
-    −M sg(ρ) A log_probs, another number with this gradient; prime-rl's default adds a term in log(ρ)².
+    The centre of the region is the policy that sampled, as the paper advises (section 5.2); verl uses its old_log_prob
+    for any policy. The default thresholds are the authors' for tv; for kl theirs are 0.05. ``w_max=c`` bounds ρ, as a
+    weight, by c, as verl does with ``clip_ratio_c``. The value of verl's loss is −M sg(ρ) A log_probs, which has the
+    same gradient; prime-rl's default adds a term in log(ρ)².
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         rollout_log_probs: float, like log_probs: the sampler's own.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         divergence: "tv", total variation; or "kl".
-        threshold_low, threshold_high: for tokens whose probability fell, and rose; in probability or in nats.
+        threshold_low, threshold_high: for tokens with p < q, and with p > q; in probability or in nats.
         w_max: largest weight, at least 1; None: no bound.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown divergence; a threshold below 0; w_max < 1.
+        ValueError: wrong shapes or dtypes; an unknown divergence; a threshold below 0; w_max < 1.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> p, q = torch.tensor([[0.9, 0.01]]), torch.tensor([[0.6, 0.001]])
-    >>> dppo(p.log(), q.log(), torch.ones(1, 2), m)  # the likely token has left, the unlikely one has not
+    >>> dppo(p.log(), q.log(), torch.ones(1, 2), m)  # only the first token is outside the region
     tensor([[ -0., -10.]])
     """
     check_tokens(
@@ -79,7 +79,7 @@ def dppo(
             f"threshold_low={threshold_low} and threshold_high={threshold_high}, expected numbers of at least 0"
         )
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     log_p = zero_outside(log_probs, response_mask).detach()
     log_q = zero_outside(rollout_log_probs, response_mask).detach()
     p, q = log_p.exp(), log_q.exp()
@@ -87,9 +87,9 @@ def dppo(
     ratio = log_rho.exp()
 
     distance = (p - q).abs() if divergence == "tv" else _binary_kl(log_p, log_q, log_rho.detach())
-    left_above = (advantages > 0) & (p > q) & (distance > threshold_high)
-    left_below = (advantages < 0) & (p < q) & (distance > threshold_low)
-    weights = torch.where(left_above | left_below, 0.0, truncate(ratio.detach(), w_max))
+    too_high = (advantages > 0) & (p > q) & (distance > threshold_high)
+    too_low = (advantages < 0) & (p < q) & (distance > threshold_low)
+    weights = torch.where(too_high | too_low, 0.0, truncate(ratio.detach(), w_max))
     return -weights * advantages * (ratio / ratio.detach())
 
 
@@ -109,28 +109,28 @@ def tv_symmetric(
     *,
     threshold: float = 0.1,
 ) -> PerToken:
-    """The ratio's policy gradient on the tokens whose probability has moved by at most ``threshold``, either way.
+    """A symmetric trust region: the loss −ρ A on the tokens whose probability changed by at most ``threshold``.
 
-    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A, with M = 1 where
-    |p − q| <= threshold, else 0. prime-rl has it under the name IPO, which is no preference loss; it adds
-    0.001 (log ρ)², which is ``kl`` to the sampler with k2 at twice that coefficient.
+    With p = exp(log_probs), q = exp(rollout_log_probs) and ρ = p / q: loss = −M ρ A, with M = 1 if
+    |p − q| <= threshold, else 0. prime-rl calls it IPO, although it is not the preference loss of that name, and adds
+    0.001 (log ρ)², which is ``kl`` to the sampler with k2 and twice that coefficient.
 
-    Unlike :func:`dppo` it does not ask in which direction the advantage pushes: a token that has left the region does
-    not come back by itself. So it is a filter of the tokens on which sampler and trainer disagree, whatever their sign.
+    Unlike :func:`dppo` it does not depend on the sign of the advantage: a token outside of the region gets no gradient,
+    not even towards the region. It filters out the tokens on which sampler and trainer disagree.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         rollout_log_probs: float, like log_probs: the sampler's own.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         threshold: at least 0, a difference of probabilities.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; threshold < 0.
+        ValueError: wrong shapes or dtypes; threshold < 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.2]])
@@ -141,9 +141,9 @@ def tv_symmetric(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
     if threshold < 0:
-        raise ValueError(f"threshold={threshold}, expected a number of at least 0, a difference of probabilities")
+        raise ValueError(f"threshold={threshold}, expected a number of at least 0: a difference of probabilities")
 
-    advantages = zero_outside(advantages, response_mask).detach()  # so the losses are 0 there too
+    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     p = zero_outside(log_probs, response_mask).detach().exp()
     q = zero_outside(rollout_log_probs, response_mask).detach().exp()
     ratio = log_ratio(log_probs, rollout_log_probs, response_mask).exp()

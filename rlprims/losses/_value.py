@@ -1,4 +1,4 @@
-"""The loss of the critic."""
+"""The squared error of a critic, with PPO's clip or Huber's error as options."""
 
 import torch
 from torch import Tensor
@@ -18,27 +18,27 @@ def value(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> PerToken:
-    """Squared error of the critic with the factor 1/2, optionally clipped as in PPO, or Huber's error instead.
+    """Squared error of the critic with the factor 1/2, optionally clipped as in PPO, or Huber's error.
 
     loss = h(V − R) with h(e) = ½ e². With ``clip=c`` (Dhariwal et al. 2017, baselines): max(h(V − R), h(V' − R)), where
-    V' is V clamped to within c of the value when sampled. The ½ is TRL's, OpenRLHF's, verl's and NeMo-RL's; slime omits
-    it. With ``huber_delta=δ`` (Huber 1964): h(e) = δ (|e| − ½ δ) where |e| > δ, so that the gradient is never larger
-    than δ; AReaL offers it at 10.
+    V' is V clamped to [V_old − c, V_old + c], with V_old the value at sampling time. TRL, OpenRLHF, verl and NeMo-RL
+    have the factor ½; slime does not. With ``huber_delta=δ`` (Huber 1964): h(e) = δ (|e| − ½ δ) if |e| > δ, so that the
+    gradient is at most δ; AReaL has it as an option, with δ = 10.
 
     Args:
-        new_values: float (B, T) or (N,), critic now; the only gradient.
-        values: float, like new_values: critic when sampled; read only if clipped.
+        new_values: float (B, T) or (N,), critic now; only it gets a gradient.
+        values: float, like new_values: critic at sampling time, V_old; used only with ``clip``.
         returns: float, like new_values: the target, ``advantages + values`` before whitening.
         response_mask: bool, like new_values.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         clip: c > 0 in units of the value (verl: 0.5), or None.
-        huber_delta: δ > 0 in units of the value, or None: the square everywhere.
+        huber_delta: δ > 0 in units of the value, or None for the squared error.
 
     Returns:
         float, like new_values; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; clip <= 0; huber_delta <= 0.
+        ValueError: wrong shapes or dtypes; clip <= 0; huber_delta <= 0.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
     >>> value(torch.tensor([[3.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), m, clip=0.5)
@@ -61,6 +61,6 @@ def value(
 
 
 def _error(e: Tensor, delta: float | None) -> Tensor:
-    """½ e², or δ (|e| − ½ δ) where |e| > δ."""
+    """½ e², or δ (|e| − ½ δ) if |e| > δ."""
     squares = e.square() / 2
     return squares if delta is None else torch.where(e.abs() > delta, delta * (e.abs() - delta / 2), squares)

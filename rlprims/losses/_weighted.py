@@ -1,6 +1,6 @@
-"""Policy losses −w A log π: REINFORCE, and REINFORCE with a weight w that is a constant for the gradient.
+"""Policy losses −w A log π: REINFORCE, and REINFORCE with a constant weight w.
 
-Weights and advantages are constants, so what stands on masked tokens is dropped where :func:`reinforce` selects.
+:func:`reinforce` applies the mask to weights and advantages, which have no gradient.
 """
 
 from typing import Literal, TypeAlias
@@ -25,19 +25,19 @@ def reinforce(
     """REINFORCE, Williams 1992, eq. 4: loss = −A log π, whose gradient is the policy gradient.
 
     With A = 1 it is the negative log-likelihood of supervised fine-tuning. GPG (Chu et al. 2025, arXiv:2504.02546) is
-    this loss with advantages of its own.
+    this loss with the advantages of :func:`rlprims.advantage.gpg`.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> reinforce(torch.tensor([[-0.5, -9.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([[True, False]]))
     tensor([[1., 0.]])
@@ -62,24 +62,24 @@ def cispo(
 
     With ρ = exp(log_probs − old_log_probs) and w = clip(ρ, w_min, w_max) as a constant: loss = −w A log_probs.
 
-    The bounds are the weight's own, not distances from 1. TRL's ``epsilon_high`` is ``w_max`` and, at its default of
-    0.2, makes every weight 0.2; verl, slime and NeMo-RL mean ``w_min=1 - eps, w_max=1 + eps``; SkyRL's 0 and 5 are
-    these. The paper tunes only the upper one. torchrl's loss of this name has the clipped ratio without the constant
-    and without log_probs, so a clipped token gets no gradient, which is the opposite.
+    The bounds are bounds of the weight, not distances from 1. TRL's ``epsilon_high`` is ``w_max``; with its default of
+    0.2 almost every weight is 0.2. verl, slime and NeMo-RL use ``w_min=1 - eps, w_max=1 + eps``; SkyRL uses 0 and 5, as
+    here. The paper tunes only the upper bound. torchrl's loss of this name is the clipped ratio times A, without a
+    stopped gradient and without log_probs, so a clipped token gets no gradient there.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         old_log_probs: float, like log_probs: policy at the start of the step.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        w_min, w_max: least and largest weight; 1 lies between them, so that it is 1 on policy.
+        cu_seqlens: int (B+1,) if packed; not used.
+        w_min, w_max: smallest and largest weight, with w_min <= 1 <= w_max, so that the weight on policy is 1.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; w_min outside [0, 1] or w_max < 1.
+        ValueError: wrong shapes or dtypes; w_min outside [0, 1] or w_max < 1.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> cispo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -9.0]]), torch.ones(1, 2), m)
@@ -88,8 +88,8 @@ def cispo(
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     if not 0 <= w_min <= 1 or w_max < 1:
         raise ValueError(
-            f"w_min={w_min} and w_max={w_max}, expected w_min in [0, 1] and w_max at least 1: they bound the weight "
-            "itself, which is 1 on policy (for a distance eps pass 1 - eps and 1 + eps)"
+            f"w_min={w_min} and w_max={w_max}, expected w_min in [0, 1] and w_max at least 1: they bound the weight, "
+            "which is 1 on policy; for a distance eps from 1 use 1 - eps and 1 + eps"
         )
     weights = log_ratio(log_probs.detach(), old_log_probs, response_mask).exp().clamp(w_min, w_max)
     return reinforce(log_probs, weights * advantages, response_mask, cu_seqlens)
@@ -106,32 +106,32 @@ def topr(
     w_max: float = 1.0,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Tapered off-policy REINFORCE, Le Roux et al. 2025 (arXiv:2503.14286): only bad responses are weighted.
+    """Tapered off-policy REINFORCE, Le Roux et al. 2025 (arXiv:2503.14286): importance weights for bad responses only.
 
-    With ρ = exp(Σ_t log_probs − rollout_log_probs) of the response and w = clip(ρ, 0, w_max), a constant:
-    loss = −A log_probs where A > 0, −w A log_probs elsewhere. Good responses are imitated however unlikely they have
-    become; bad ones are pushed down less and less as they become unlikely, which keeps the loss from diverging without
-    a KL term.
+    With ρ = exp(Σ_t log_probs − rollout_log_probs) of the response and the constant w = clip(ρ, 0, w_max):
+    loss = −A log_probs if A > 0, else −w A log_probs. Good responses are imitated with weight 1, however unlikely they
+    have become. The weight of a bad response goes to 0 as it becomes unlikely, so that the loss does not diverge and
+    needs no KL term.
 
-    The paper splits by the sign of the reward of a response. Here it is the advantage's, so pass advantages that keep
-    it; ROLL splits by the raw score and has a ratio per token, which is ``level="token"``.
+    The paper splits by the sign of a response's reward, this function by the sign of the advantage: use advantages with
+    the same sign. ROLL splits by the raw score and has a ratio per token, which is ``level="token"``.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        rollout_log_probs: float, like log_probs: the policy that sampled, however old.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        rollout_log_probs: float, like log_probs: the policy that sampled; it may be old.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         level: "sequence", the product of the response's ratios; or "token", each token's own.
         w_max: largest weight of a bad token, at least 1.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown level; w_max < 1.
+        ValueError: wrong shapes or dtypes; an unknown level; w_max < 1.
 
     >>> m = torch.ones(2, 1, dtype=torch.bool)
     >>> log_probs, rollout = torch.tensor([[-2.0], [-2.0]]), torch.tensor([[-1.0], [-1.0]])
@@ -168,32 +168,33 @@ def vespo(
     lambda_neg: float = 2.0,
     all_reduce_rows: AllReduce | None = None,
 ) -> PerToken:
-    """Variational sequence-level soft policy optimization, Shen et al. 2026 (arXiv:2602.10693): a soft kernel of w.
+    """Variational sequence-level soft policy optimization, Shen et al. 2026 (arXiv:2602.10693): a smooth weight φ(w).
 
     With w = exp(Σ_t log_probs − rollout_log_probs), the product of the response's ratios, and the constant
     φ(w) = w^k exp(λ (1 − w)): loss = −φ(w) A log_probs. φ is 1 on policy, has its maximum at w = k / λ and goes to 0 on
-    both sides, faster above for a larger λ; (k, λ) are the pos or neg ones by the sign of A, and neg at A = 0.
+    both sides; a larger λ makes it fall faster for large w. (k, λ) are k_pos and lambda_pos if A > 0, else k_neg and
+    lambda_neg.
 
-    There is no division by the length, so a small drift per token takes a long response out of the kernel's support.
-    TRL, whose defaults these are, has the ratio to its old policy and adds the sampler's weights, truncated or masked
-    as they may be; the ratio to the sampler is the one without bounds. It takes the token mean.
+    w is not divided by the length, so for a long response a small change per token makes φ almost 0. The defaults are
+    TRL's. TRL uses the ratio to its old policy and multiplies it by the sampler's weights, which may be truncated or
+    masked; without bounds the product is the ratio to the sampler. TRL aggregates with the token mean.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
         rollout_log_probs: float, like log_probs: the policy that sampled.
         advantages: float, like log_probs.
         response_mask: bool, like log_probs.
         cu_seqlens: int (B+1,) if packed.
         k_pos, k_neg: power of w, at least 0.
         lambda_pos, lambda_neg: rate of the decay in w, at least 0.
-        all_reduce_rows: if the sequences are cut: sums a tensor (B,) over the ranks that have parts of them; see
-            :func:`rlprims.layout.sequence_sum`. None: they are whole.
+        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
+            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a hyperparameter below 0.
+        ValueError: wrong shapes or dtypes; a hyperparameter below 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> vespo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2), m)
@@ -225,26 +226,26 @@ def asymre(
     *,
     shift: float = -0.1,
 ) -> PerToken:
-    """Asymmetric REINFORCE, Arnal et al. 2025 (arXiv:2506.20520): a baseline shifted down, for stale responses.
+    """Asymmetric REINFORCE, Arnal et al. 2025 (arXiv:2506.20520): a shifted baseline, for stale responses.
 
-    loss = −(A − shift) log π. No importance ratio: on data of another policy, a baseline below its mean reward (a
-    negative shift) makes good responses count for more than bad ones, which keeps training from collapsing; above it,
-    the reverse. On policy the shift changes the variance only, and the gradient of the mean not at all.
+    loss = −(A − shift) log π, without an importance ratio. On responses of another policy, a baseline below the mean
+    reward (a negative shift) gives good responses more weight than bad ones, which prevents a collapse of training; a
+    positive shift does the opposite. On policy the shift changes only the variance, not the expected gradient.
 
-    Pass advantages that are not divided by a standard deviation: the shift is in units of the reward.
+    Use advantages that are not divided by a standard deviation: the shift is in units of the reward.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; the only gradient.
-        advantages: float, like log_probs: reward less the mean of its group.
+        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
+        advantages: float, like log_probs: reward minus the mean of its group.
         response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
-        shift: what is added to the baseline, the paper's δV.
+        cu_seqlens: int (B+1,) if packed; not used.
+        shift: added to the baseline, the paper's δV.
 
     Returns:
         float, like log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> asymre(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.6000, -0.4000]])

@@ -102,7 +102,7 @@ def _response(row: Row) -> dict[str, Any]:
         "id": row.sample_id,
         "score": _short(row.score),
         "shaped": _short(row.shaped_score),
-        "fate": visible(row.outcome),
+        "status": visible(row.outcome),
         "leftOut": row.is_left_out,
         "ended": visible(row.ended),
         "tokens": [visible(token) for token in row.tokens],

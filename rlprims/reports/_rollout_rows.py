@@ -25,7 +25,7 @@ class Row:
         log_probs: the sampler's own, one a token, or empty.
         old_log_probs: the trainer's before the step's updates, one a token, or empty.
         advantages: one a token, or None where the row was not trained on.
-        fate: ``trained``, or why it was not.
+        status: ``trained``, or why it was not.
         columns: the verifier's other columns, such as ``acc``.
         turn_ids: of an episode, which turn brought each token; empty for a single response.
         observed: of an episode, whether each token was read and not sampled.
@@ -42,7 +42,7 @@ class Row:
     score: float | None
     shaped_score: float | None
     baseline_score: float | None
-    fate: str
+    status: str
     ended: str
     tokens: list[str]
     log_probs: list[float | None]
@@ -57,13 +57,13 @@ class Row:
 
     @property
     def is_left_out(self) -> bool:
-        return self.fate not in ("trained", "")
+        return self.status not in ("trained", "")
 
     @property
     def outcome(self) -> str:
-        """The fate in words."""
-        bare = self.is_left_out and not self.fate.startswith("dropped")
-        return f"not trained: {self.fate}" if bare else self.fate
+        """The status in words, with \"not trained\" if it says only why."""
+        bare = self.is_left_out and not self.status.startswith("dropped")
+        return f"not trained: {self.status}" if bare else self.status
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
@@ -146,7 +146,7 @@ def by_group(rows: Sequence[Row]) -> list[list[Row]]:
 def _row(record: Any, step: int) -> Row:
     if not isinstance(record, dict):
         raise ValueError("no JSON object")
-    text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "fate")}
+    text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "status")}
     answer = record.pop("answer", None)
     tokens = record.pop("response_tokens", None)
     tokens = [text["response"]] if tokens is None else _list(tokens, "response_tokens")

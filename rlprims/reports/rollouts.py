@@ -52,8 +52,8 @@ def print_rollouts(
         raise ValueError(f"no rollout from {source!r} in this step; its sources are {', '.join(sources) or 'none'}")
     console = console or Console()
     groups = by_group(rows)
-    fates = Counter(row.outcome or "no fate recorded" for row in rows)
-    counts = ", ".join(f"{number} {visible(fate)}" for fate, number in fates.most_common())
+    statuses = Counter(row.outcome or "no status recorded" for row in rows)
+    counts = ", ".join(f"{number} {visible(status)}" for status, number in statuses.most_common())
     console.print(Text(f"step {rows[0].step}: {len(groups)} groups, {len(rows)} responses ({counts})"))
     left = count
     for group in sorted(groups, key=lambda group: all(row.is_left_out for row in group)):

@@ -1,4 +1,4 @@
-"""A POST of JSON with retries and a deadline. It does not follow redirects to other hosts."""
+"""POST requests of JSON with retries and a deadline. Redirects are not followed."""
 
 import http.client
 import io
@@ -26,7 +26,7 @@ _LONGEST_REASON = 300  # bytes
 
 
 class RemoteError(RuntimeError):
-    """The server has not answered, or not with JSON. Failures are counted by ``cause``."""
+    """The server did not answer, or its answer is not JSON. Failures are counted by ``cause``."""
 
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(f"{cause}: {detail}")
@@ -74,8 +74,8 @@ def post(
             error = RemoteError(cause, f"{url}: {_described(problem)}, after {attempt + 1} attempts")
             if not passing:
                 break
-            asked = problem.headers.get("Retry-After", "") if isinstance(problem, urllib.error.HTTPError) else ""
-            wait = _seconds(asked)
+            retry_after = problem.headers.get("Retry-After", "") if isinstance(problem, urllib.error.HTTPError) else ""
+            wait = _seconds(retry_after)
             if wait is None:
                 wait = backoff * 2**attempt * _JITTER.uniform(0.5, 1.5)  # so that clients do not retry at the same time
         if attempt < retries:
@@ -137,12 +137,12 @@ def _described(problem: Exception) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _seconds(asked: str) -> float | None:
-    """The wait of a Retry-After header, seconds or a date; None if it cannot be read."""
-    if re.fullmatch(r"[0-9]{1,9}", asked.strip()):
-        return float(asked)
+def _seconds(retry_after: str) -> float | None:
+    """The wait in seconds of a Retry-After header, a number or a date; None if it cannot be parsed."""
+    if re.fullmatch(r"[0-9]{1,9}", retry_after.strip()):
+        return float(retry_after)
     try:
-        at = parsedate_to_datetime(asked)
+        at = parsedate_to_datetime(retry_after)
         return max(0.0, (at - datetime.now(UTC if at.tzinfo else None)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return None

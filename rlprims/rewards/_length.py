@@ -1,6 +1,6 @@
-"""Terms of a response's score that depend on its length, or on whether it ended by itself.
+"""Terms of a response's score that depend on its length, or on the reason why it ended.
 
-A response is as long as it has valid tokens: those that the policy sampled.
+The length of a response is the number of its valid tokens: those that the policy sampled.
 """
 
 import math
@@ -25,11 +25,11 @@ def overlong_penalty(
     """Soft overlong punishment, DAPO (Yu et al. 2025, arXiv:2503.14476), eq. 13, to be added to the score.
 
     With l the tokens that the policy sampled, L = max_length, C = buffer_length, f = penalty_factor:
-    0 for l <= L − C; f (L − C − l) / C up to L; −f beyond (verl, NeMo-RL and AReaL go on falling). Tool tokens do not
-    count, because the policy did not sample them. With C = 0 the penalty is a step from 0 to −f after L.
+    0 for l <= L − C; f (L − C − l) / C up to L; −f for l > L (in verl, NeMo-RL and AReaL it falls further). Tool tokens
+    do not count, because the policy did not sample them. With C = 0 the penalty is a step from 0 to −f after L.
 
-    Let the group filter use the accuracy if you add this to the score: in a group of wrong responses only the penalty
-    differs, and the policy would learn to be short.
+    If you add this to the score, filter groups by the accuracy: in a group of wrong responses only the penalty differs,
+    and the policy would learn to be short.
 
     Args:
         response_mask: bool (B, T) or (N,).
@@ -42,7 +42,7 @@ def overlong_penalty(
         float32 (B,), between −f and 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; buffer_length outside [0, max_length]; penalty_factor < 0.
+        ValueError: wrong shapes or dtypes; buffer_length outside [0, max_length]; penalty_factor < 0.
 
     >>> m = torch.arange(12) < torch.tensor([6, 7, 10, 12])[:, None]
     >>> overlong_penalty(m, max_length=10, buffer_length=4)
@@ -55,10 +55,10 @@ def overlong_penalty(
             "max_length above 0"
         )
     if penalty_factor < 0:
-        raise ValueError(f"penalty_factor={penalty_factor} must not be negative: it is the size of the penalty")
+        raise ValueError(f"penalty_factor={penalty_factor}, expected at least 0: it is the size of the penalty")
     excess = (sequence_lengths(response_mask, cu_seqlens) - (max_length - buffer_length)).float()
-    depth = excess / buffer_length if buffer_length > 0 else (excess > 0).float()
-    return -penalty_factor * depth.clamp(0.0, 1.0)
+    share = excess / buffer_length if buffer_length > 0 else (excess > 0).float()
+    return -penalty_factor * share.clamp(0.0, 1.0)
 
 
 def cosine_length(
@@ -77,7 +77,7 @@ def cosine_length(
 
     The new score is long + (short − long) (1 + cos(π min(l / L, 1))) / 2, with the two values of a correct or of a
     wrong answer, l the tokens that the policy sampled and L = max_length: it rewards short correct answers and long
-    wrong ones. Beyond L it stays at ``long``; the paper's own value for a response that was cut off is
+    wrong ones. For l > L it is ``long``; for the paper's value of a response that was cut off use
     :func:`~rlprims.rewards.truncation_penalty`. The defaults are TRL's ``max_value_correct``, ``min_value_correct``,
     ``min_value_wrong`` and ``max_value_wrong``, in this order.
 
@@ -88,13 +88,13 @@ def cosine_length(
         max_length: L, in tokens.
         correct_short, correct_long: new score of a correct answer of 0 and of L tokens.
         wrong_short, wrong_long: new score of a wrong answer of 0 and of L tokens.
-        correct_above: between the score of a wrong and of a correct answer.
+        correct_above: a number between the scores of a wrong and of a correct answer.
 
     Returns:
         float (B,), the new score minus the old one. A response without a token gets 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_length < 1.
+        ValueError: wrong shapes or dtypes; max_length < 1.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [4], [8]])
     >>> scores = torch.tensor([1.0, 0.0, 1.0])
@@ -104,7 +104,7 @@ def cosine_length(
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores)
     if max_length < 1:
-        raise ValueError(f"max_length={max_length} must be at least 1: the tokens at which the long value is reached")
+        raise ValueError(f"max_length={max_length}, expected at least 1: the tokens at which the long value is reached")
     lengths = sequence_lengths(response_mask, cu_seqlens)
     has_tokens = lengths > 0
     s = zero_outside(scores, has_tokens)
@@ -137,13 +137,13 @@ def relative_length(
         response_mask: bool (B, T) or (N,).
         cu_seqlens: int (B+1,) if packed.
         weight: w, in units of the score.
-        correct_above: between the score of a wrong and of a correct answer.
+        correct_above: a number between the scores of a wrong and of a correct answer.
 
     Returns:
         float (B,), between −w/2 and w/2. A response without a token gets 0 and does not count as the shortest.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; weight < 0.
+        ValueError: wrong shapes or dtypes; weight < 0.
 
     >>> m = torch.arange(8) < torch.tensor([[2], [4], [6], [2]])
     >>> relative_length(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), m)
@@ -153,7 +153,7 @@ def relative_length(
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
     if weight < 0:
-        raise ValueError(f"weight={weight} must not be negative: it would reward length")
+        raise ValueError(f"weight={weight}, expected at least 0: a negative weight would reward length")
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(scores).dtype)
     has_tokens = lengths > 0
     shortest, longest = group_bounds(lengths, group_ids, has_tokens)
@@ -187,13 +187,13 @@ def solve_rate_length(
         cu_seqlens: int (B+1,) if packed.
         max_length: L, in tokens.
         coefficient: c, in units of the score: the penalty of a response of L tokens if all responses are correct.
-        correct_above: between the score of a wrong and of a correct answer.
+        correct_above: a number between the scores of a wrong and of a correct answer.
 
     Returns:
         float (B,), at most 0. A response without a token counts in its group as wrong.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; max_length < 1; coefficient < 0.
+        ValueError: wrong shapes or dtypes; max_length < 1; coefficient < 0.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8], [8]])
     >>> solve_rate_length(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), m, max_length=8)
@@ -203,7 +203,7 @@ def solve_rate_length(
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
     if max_length < 1 or coefficient < 0:
-        raise ValueError(f"max_length={max_length} must be at least 1 and coefficient={coefficient} at least 0")
+        raise ValueError(f"max_length={max_length} and coefficient={coefficient}, expected at least 1 and at least 0")
     lengths = sequence_lengths(response_mask, cu_seqlens)
     correct = group_count(group_ids, (scores > correct_above) & (lengths > 0))
     rate = correct.clamp(min=1).to(upcast(scores).dtype) / group_count(group_ids)
@@ -227,7 +227,7 @@ def linear_cost(
     −s̄ (a out / max out + b in / max in + c turns / max turns): ``out`` counts the tokens that the policy sampled,
     ``in`` the other tokens of its context, and ``turns`` its calls; each is divided by the largest of the group. s̄ is
     the mean score of the group, the share of correct responses: the cost is 0 if no response is correct, and a + b + c
-    for the longest if all are. The factors are the same for all responses of a group, correct or wrong.
+    for the longest response if all are correct. Correct and wrong responses of a group have the same factors.
 
     If the mean is below 0 (scores that are not 0 or 1) the cost is 0: otherwise length would be rewarded.
 
@@ -238,25 +238,25 @@ def linear_cost(
         cu_seqlens: int (B+1,) if packed.
         context_lengths: int or float (B,), tokens that the policy read and did not sample: the prompt, tool output.
             None: no cost of the context.
-        turn_ids: int (B, T) or (N,), which turn of the response a valid token belongs to. None: no cost of turns.
+        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. None: no cost of turns.
         output, context, turns: a, b and c, in units of the score.
 
     Returns:
         float (B,), at most 0. A response without a token counts in its group as wrong, and its own cost is 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; a negative coefficient.
+        ValueError: wrong shapes or dtypes; a negative coefficient.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8]])
     >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
-    >>> linear_cost(scores, group, m, context_lengths=read)  # half are right: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
+    >>> linear_cost(scores, group, m, context_lengths=read)  # s̄ is ½: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
     tensor([-0.1125, -0.1417])
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
     if min(output, context, turns) < 0:
-        raise ValueError(f"output={output}, context={context} and turns={turns} must not be negative: they are costs")
+        raise ValueError(f"output={output}, context={context} and turns={turns}, expected costs of at least 0")
     dtype = upcast(scores).dtype
     lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)
     has_tokens = lengths > 0
@@ -284,7 +284,7 @@ def truncation_penalty(
     penalty: float = 0.0,
     reasons: tuple[EndedName, ...] = ("length",),
 ) -> PerSequence:
-    """Penalty of a truncated response, one that did not end by itself, to be added to the score.
+    """Penalty of a truncated response, to be added to the score.
 
     The score s of a truncated response becomes c s − p. With c = 1 it is the constant of TRL and NeMo-RL for a missing
     end of sequence; with p = 0 the stop-properly coefficient of OpenRLHF and NeMo-RL, 0 <= c <= 1; and with c = 0 every
@@ -300,11 +300,10 @@ def truncation_penalty(
         reasons: the reasons to end for which a response is penalized. Default: the length limit.
 
     Returns:
-        float (B,), (c − 1) s − p where a response ended for one of the reasons, 0 elsewhere.
+        float (B,), (c − 1) s − p if a response ended for one of the reasons, else 0.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; scale outside [0, 1]; penalty < 0; neither is given; an
-            unknown reason.
+        ValueError: wrong shapes or dtypes; scale outside [0, 1]; penalty < 0; neither is given; an unknown reason.
 
     >>> from rlprims.ended import Ended
     >>> scores, ended = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH])
@@ -315,9 +314,11 @@ def truncation_penalty(
     """
     is_truncated = ended_by(ended, reasons)
     if scores.shape != ended.shape:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,) both")
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,) for both"
+        )
     if not 0 <= scale <= 1 or penalty < 0:
-        raise ValueError(f"scale={scale} must be in [0, 1] and penalty={penalty} at least 0: it is subtracted")
+        raise ValueError(f"scale={scale} and penalty={penalty}, expected scale in [0, 1] and penalty at least 0")
     if scale == 1 and penalty == 0:
         raise ValueError("scale=1 and penalty=0 change nothing, expected another value of one of them")
     return zero_outside((scale - 1) * upcast(scores) - penalty, is_truncated)

@@ -1,4 +1,4 @@
-"""The outcome of one row: its numbers, or a failure. All calls of verifiers are in this module."""
+"""The outcome of scoring one row: its numbers, or a failure. This module calls the verifiers."""
 
 import inspect
 import math
@@ -24,12 +24,12 @@ Outcome: TypeAlias = dict[str, float] | Failure
 
 
 def call(verifier: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Outcome:
-    """The verifier's outcome on one row. Whatever it raises costs that row only; an interrupt passes."""
+    """The verifier's outcome on one row. An exception becomes a failure of that row; interrupts are raised."""
     try:
         return read(verifier(*arguments, **options))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # some libraries' timeouts are no Exception
+    except BaseException as error:  # the timeouts of some libraries are not a subclass of Exception
         return raised(error)
 
 
@@ -60,18 +60,19 @@ class Wants(NamedTuple):
     """The data that a function needs, by its signature. Parameters after ``*`` are options, not data."""
 
     positional: tuple[str, ...]
-    """what it calls the response, and the answer if it takes one"""
+    """The names of its parameters for the response and, if it has one, for the answer."""
     required: tuple[str, ...]
+    """The columns that it must get."""
     optional: tuple[str, ...]
-    """those with a default"""
+    """The columns for parameters with a default."""
     rest: bool
-    """``**kwargs``: it takes all other columns"""
+    """Whether it has ``**kwargs`` and gets all other columns."""
 
     def of(self, available: Iterable[str]) -> list[str]:
-        """The columns to give it.
+        """The columns to pass to the function.
 
         Raises:
-            ValueError: one that it needs is not there.
+            ValueError: a required column is missing.
         """
         names = list(available)
         if missing := [name for name in self.required if name not in names]:
@@ -83,7 +84,8 @@ class Wants(NamedTuple):
 
 
 def wants(function: Callable[..., Any]) -> Wants:
-    """What a function needs. Its second parameter is the answer, or a column if it has a default and another name."""
+    """The data that a function needs. The second parameter is the answer, or a column if it has a default and another
+    name."""
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
     rest = any(p.kind is p.VAR_KEYWORD for p in parameters)

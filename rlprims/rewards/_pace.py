@@ -1,4 +1,4 @@
-"""A limit of the rate at which requests start."""
+"""A limit on the rate at which requests start."""
 
 import threading
 import time

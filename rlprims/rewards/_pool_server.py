@@ -1,7 +1,7 @@
 """The processes of :class:`rlprims.rewards.pool.Pool`: a server that imports once, and the workers that it forks.
 
-The server runs no verifier and holds no lock, so that it can always fork, kill and reap. It ends, with every worker,
-when the trainer ends. All messages are JSON.
+The server runs no verifier and takes no lock, so that it can always fork, kill and reap. It exits, with all workers,
+when the trainer exits. All messages are JSON.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from typing import Any
 from rlprims.rewards._outcome import Failure, Outcome, call, raised
 
 IDLE = -1
-_ALONE = 1.0  # seconds between checks whether the trainer is alive
+_PARENT_CHECK = 1.0  # seconds between checks whether the trainer is alive
 _FLUSH = 0.005  # seconds of results that a killed worker may lose; they are scored again
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     workers: set[int] = set()
     try:
         while True:
-            if not select.select([control], [], [], _ALONE)[0]:
+            if not select.select([control], [], [], _PARENT_CHECK)[0]:
                 if os.getppid() != parent:
                     return
                 continue
@@ -75,7 +75,7 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _end(pid: int) -> int:
-    """Kill a worker and its process group; how it ended, negative for a signal."""
+    """Kill a worker and its process group, and return its exit code, negative for a signal."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ def _work(verifier: Callable[..., Any], job: dict[str, Any], connection: int, pr
         _score(verifier, job, socket.socket(fileno=connection), mmap.mmap(progress, 8))
         code = 0
     finally:
-        os._exit(code)  # not the server's own clean-up
+        os._exit(code)  # skips the clean-up of the server
 
 
 def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket.socket, progress: mmap.mmap) -> None:
@@ -120,8 +120,8 @@ def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket
             except SystemExit as error:
                 outcome = raised(error)
             done.append((index, outcome))
-            full = isinstance(outcome, Failure) and outcome.cause == "raised MemoryError"
-            left = 0 if full else left - 1  # the memory may still be in use
+            out_of_memory = isinstance(outcome, Failure) and outcome.cause == "raised MemoryError"
+            left = 0 if out_of_memory else left - 1  # the memory may still be in use
             if left == 0:
                 break
         progress[:] = struct.pack("q", IDLE)
@@ -135,8 +135,8 @@ def _send(connection: socket.socket, done: list[tuple[int, Outcome]]) -> None:
 
 def _limit_cpu(seconds: float | None) -> None:
     if seconds is not None:
-        most = math.ceil(time.process_time() + seconds + _FLUSH)
-        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+        limit = math.ceil(time.process_time() + seconds + _FLUSH)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
 def _address_space() -> int:

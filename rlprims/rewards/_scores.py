@@ -13,10 +13,10 @@ Responses: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
 
 
 def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | None = None) -> PerSequence:
-    """Several rewards into one score, Σ_k w_k s_k; NaN marks a reward that does not apply to that response.
+    """One score from several rewards, Σ_k w_k s_k; NaN marks a reward that does not apply to that response.
 
-    A NaN is left out of the sum, and the other weights do not change (TRL does the same). A response that no reward
-    could score is NaN, so that ``filters.finite`` drops its group; with a plain sum its score would be 0.
+    A NaN is left out of the sum, and the other weights do not change (TRL does the same). A response without any score
+    is NaN, so that ``filters.finite`` drops its group; with a plain sum its score would be 0.
 
     The result is the score itself, not a term to add to it. ``advantage.gdpo`` takes the components.
 
@@ -28,7 +28,7 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
         float (B,).
 
     Raises:
-        ValueError: shapes that do not fit; weights of another number than K.
+        ValueError: wrong shapes; a number of weights other than K.
 
     >>> nan = torch.nan
     >>> combine(torch.tensor([[1.0, 0.5], [1.0, nan], [nan, nan]]), weights=(1.0, 0.2))
@@ -41,7 +41,7 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
     w = (1.0,) * component_scores.shape[1] if weights is None else weights
     if len(w) != component_scores.shape[1]:
         raise ValueError(
-            f"component_scores has {component_scores.shape[1]} columns and weights {len(w)} entries, expected one "
+            f"component_scores has {component_scores.shape[1]} columns and weights has {len(w)} entries, expected one "
             "weight for each reward"
         )
     s = upcast(component_scores)
@@ -55,9 +55,9 @@ def rescale(
 ) -> PerSequence:
     """A linear map and a clip, as a term: clip((s + shift) · scale) − s.
 
-    It depends on the score alone and not on other terms. The bounds are OpenRLHF's; AReaL clips at ±20, NeMo-RL maps
-    one range onto another. They do not depend on the batch: with a running mean the reward of a response would depend
-    on the time of sampling.
+    It depends only on the score, not on other terms. The bounds are OpenRLHF's; AReaL clips at ±20, NeMo-RL maps one
+    range to another. The map does not depend on the batch: with a running mean the reward of a response would depend on
+    the time of sampling.
 
     Args:
         scores: float (B,).
@@ -69,7 +69,7 @@ def rescale(
         float (B,), the new score minus the old one.
 
     Raises:
-        ValueError: shapes that do not fit; scale <= 0; low not below high.
+        ValueError: wrong shapes; scale <= 0; low not below high.
 
     >>> scores = torch.tensor([-40.0, 1.0, 3.0])
     >>> scores + rescale(scores, shift=-1.0, scale=0.5)
@@ -107,7 +107,7 @@ def repetition_penalty(
         float32 (B,), between −f and 0; 0 for a response of fewer than n tokens.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; ngram < 1; penalty_factor < 0.
+        ValueError: wrong shapes or dtypes; ngram < 1; penalty_factor < 0.
 
     >>> ids = torch.tensor([[1, 2, 3, 4, 0], [5, 5, 5, 5, 5]])
     >>> repetition_penalty(ids, torch.tensor([[True] * 4 + [False], [True] * 5]), ngram=2)

@@ -22,7 +22,7 @@ def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuS
         float, like response_mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> at_last_token(torch.tensor([2.0, 3.0]), torch.tensor([[True, True, False], [False, False, False]]))
@@ -53,7 +53,7 @@ def kl_penalty(
         rewards: float (B, T) or (N,), per token.
         old_log_probs, ref_log_probs: float, like rewards.
         response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         kl_coef: β, reward per nat.
         estimator: "k1", "k2", "k3" or "abs" of :func:`rlprims.ratios.estimate_kl`.
 
@@ -61,7 +61,7 @@ def kl_penalty(
         float, like rewards; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; an unknown estimator.
+        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> import torch
     >>> m = torch.tensor([[True, True]])
@@ -97,7 +97,7 @@ def potential_shaping(
         float, like potentials; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; gamma outside [0, 1].
+        ValueError: wrong shapes or dtypes; gamma outside [0, 1].
 
     >>> import torch
     >>> m = torch.tensor([[True, False, True, True]])
@@ -128,17 +128,17 @@ def implicit_process(
     with the outcome.
 
     Args:
-        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; a constant.
-        ref_log_probs: float, like process_log_probs: of what φ was initialized from.
+        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; they get no gradient.
+        ref_log_probs: float, like process_log_probs: of the model that φ was initialized from.
         response_mask: bool, like process_log_probs.
-        cu_seqlens: int (B+1,) if packed; not read.
+        cu_seqlens: int (B+1,) if packed; not used.
         beta: β, reward per nat; that of the loss that trains φ. PRIME has 0.05.
 
     Returns:
         float, like process_log_probs; 0 outside the mask.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; beta <= 0.
+        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> import torch
     >>> phi, ref = torch.tensor([[[-1.0, -2.0, 7.0]], [[-2.0, -1.0, 9.0]]])

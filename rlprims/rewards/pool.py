@@ -1,4 +1,4 @@
-"""Scoring in processes that can be ended: see :class:`Pool`."""
+"""Scoring in worker processes that are killed if a row exceeds its limits: :class:`Pool`."""
 
 import json
 import mmap
@@ -30,7 +30,7 @@ _CHUNK_SECONDS = 0.02
 _LARGEST_CHUNK = 256
 _LIMITS = ("timeout", "CPU limit", "raised MemoryError")
 _PATIENCE = 20
-"""Processes that may end, one after the other, before anything is scored."""
+"""The number of processes that may end, one after the other, before a row is scored."""
 
 AtLimit: TypeAlias = Literal["nan", "zero"]
 
@@ -51,16 +51,16 @@ class Pool:
         options: the options of the verifier.
         workers: the number of processes.
         seconds: wall time of one row.
-        cpu_seconds: CPU time of one row, to the next whole second; None: no limit of its own.
-        memory_mb: address space that a worker may take beyond what it starts with; None: no limit.
+        cpu_seconds: CPU time of one row, rounded up to a whole second; None: no limit.
+        memory_mb: address space that a worker may take in addition to what it has at its start; None: no limit.
         recycle_after: rows after which a worker is replaced, which frees leaked memory.
         preload: modules that the verifier imports when it first runs, such as ``math_verify``: imported once.
-        timeout: the score of a row that a limit of time or memory ended. ``nan``: it has no score, and its group is not
-            trained on; so a policy is not discouraged from programs that do not end. ``zero``: its score is 0, and the
-            column ``limit_reached`` is 1; then correct answers count as wrong on a slow machine.
+        timeout: the score of a row that exceeded a limit of time or memory. ``nan``: it has no score, and its group is
+            not trained on, so the policy does not learn to avoid programs that do not end. ``zero``: its score is 0,
+            and the column ``limit_reached`` is 1; on a slow machine correct answers may then count as wrong.
 
     Raises:
-        ValueError: the verifier cannot be imported there; an unknown ``timeout``.
+        ValueError: the verifier cannot be imported in another process; an unknown ``timeout``.
 
     >>> from rlprims.rewards import verifiers
     >>> with Pool(verifiers.gsm8k, {"strict": True}, workers=1) as pool:  # doctest: +SKIP
@@ -110,8 +110,8 @@ class Pool:
 
         Raises:
             ValueError: columns of different lengths, or one that the verifier needs is missing; the pool is closed.
-            RuntimeError: workers end before anything is scored; once there is a score it is kept, and the rows that are
-                left fail by ``no worker``.
+            RuntimeError: workers end before any row is scored. If some rows have scores, these are returned, and the
+                other rows fail with ``no worker``.
         """
         rows = to_rows(self._wants, responses, answers, extra)
         with self._lock:
@@ -144,7 +144,7 @@ class Pool:
                 todo.append((index, json.dumps([index, *row], default=plain).encode()))
             except (TypeError, ValueError, RecursionError) as error:
                 outcomes[index] = Failure("not JSON", str(error))
-        barren = 0
+        rounds_without_result = 0
         while todo or any(worker and worker.pending for worker in self._workers):
             try:
                 done = self._round(todo, outcomes)
@@ -157,15 +157,15 @@ class Pool:
                 problem = "workers end before they score anything: is memory_mb too small?"
             if done is None:
                 continue
-            barren = 0 if done else barren + 1
-            if barren > _PATIENCE + len(self._workers):
+            rounds_without_result = 0 if done else rounds_without_result + 1
+            if rounds_without_result > _PATIENCE + len(self._workers):
                 if not any(isinstance(outcome, dict) for outcome in outcomes):
                     raise RuntimeError(problem)
                 self._take_back(todo, outcomes)
                 for index, _ in todo:
                     outcomes[index] = Failure("no worker", problem)
                 break
-        return cast(list[Outcome], outcomes)  # nothing is left to do: each row has one
+        return cast(list[Outcome], outcomes)  # every row has an outcome
 
     def _round(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> bool | None:
         """One round of sending and receiving: True if a row is done, False if only a worker ended, None if neither."""
@@ -229,14 +229,14 @@ class Pool:
         worker = self._workers[slot]
         assert worker is not None
         status = self._end(slot)
-        worker.take(outcomes, self._seconds)  # what it had sent before it ended
+        worker.take(outcomes, self._seconds)  # results that it had sent before it ended
         index = worker.at()
-        blamed = index in worker.pending
-        if blamed:
+        was_scoring = index in worker.pending
+        if was_scoring:
             outcomes[index] = _failure(cause, status, self._seconds)
             del worker.pending[index]
         worker.connection.close()
-        return blamed, list(worker.pending.items())
+        return was_scoring, list(worker.pending.items())
 
     def _end(self, slot: int) -> int:
         worker = self._workers[slot]
@@ -264,7 +264,7 @@ class _Server:
             )
         self._answers = self._control.makefile("rb")
         try:
-            with suppress(OSError):  # it has ended: the answer says so
+            with suppress(OSError):  # the server has ended; reading its answer reports that
                 self._control.sendall(job.encode() + b"\n")
             if problem := self._answer().get("error"):
                 raise ValueError(f"the verifier cannot be imported in another process: {problem}")
@@ -291,7 +291,7 @@ class _Server:
 
     def close(self) -> None:
         self._answers.close()
-        self._control.close()  # it ends the workers and itself
+        self._control.close()  # the server then ends its workers and exits
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -321,7 +321,7 @@ class _Worker:
         self.pending = dict(chunk)
         self.given = len(chunk)
         self.connection.settimeout(seconds)
-        with suppress(OSError):  # it has ended: the next read says so
+        with suppress(OSError):  # the worker has ended; the next read reports that
             self.connection.sendall(b"[" + b",".join(self.pending.values()) + b"]\n")
         self._started = time.monotonic()
         self.deadline = self._started + seconds

@@ -14,7 +14,7 @@ from rlprims.rewards.scoring import Scores, to_columns, to_scores
 
 __all__ = ["RemoteError", "remote"]
 
-_OF_THE_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
+_CAUSED_BY_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
 
 
 def remote(
@@ -65,7 +65,7 @@ def remote(
     """
     positive = (rows_per_request, concurrency, timeout, deadline or 1.0, largest_answer_mb)
     if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
-        raise ValueError("rows_per_request, concurrency, limits of time, size and rate must be positive")
+        raise ValueError("expected rows_per_request, concurrency, and limits of time, size and rate above 0")
     names = ["answers", *(extra or {})]
     columns, named = to_columns(Wants(("", ""), tuple(names[1:]), (), False), responses, answers, extra)
     rows = list(zip(*columns, *named.values(), strict=True))
@@ -93,7 +93,7 @@ def remote(
             failure = Failure(error.cause, error.detail)
         if failure is None:
             return [_read(result) for result in answer["results"]]
-        if len(part) > 1 and failure.cause in _OF_THE_ROWS:
+        if len(part) > 1 and failure.cause in _CAUSED_BY_ROWS:
             return [outcome for row in part for outcome in ask([row])]
         return [failure] * len(part)
 

@@ -1,4 +1,4 @@
-"""A client of SandboxFusion (github.com/bytedance/SandboxFusion), for those who have it: :func:`run`, :func:`call`."""
+"""A client of SandboxFusion servers (github.com/bytedance/SandboxFusion): :func:`run`, :func:`call`."""
 
 import secrets
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rlprims.rewards.sandbox import CaseResult, Result, _values
 
 __all__ = ["call", "run"]
 
-# Reads the arguments before the program can, and writes the result as a last line that nothing else is taken for.
+# Reads the arguments before the program runs, and marks the last line, the result, with a random text.
 _CALLER = """
 if True:
     import sys
@@ -58,9 +58,9 @@ def run(
         message = answer.get("message") if isinstance(answer, dict) else answer
         raise RemoteError("wrong answer", f"{url}: the sandbox has failed: {str(message)[:500]}")
     last = answer.get("run_result") or answer.get("compile_result") or {}
-    over = last.get("status") == "TimeLimitExceeded"
+    timed_out = last.get("status") == "TimeLimitExceeded"
     return Result(
-        "timeout" if over else "finished",
+        "timeout" if timed_out else "finished",
         last.get("return_code"),
         last.get("stdout") or "",
         last.get("stderr") or "",
@@ -79,7 +79,7 @@ def call(
     retries: int = 3,
     backoff: float = 1.0,
 ) -> CaseResult:
-    """Run a program there and call its function, or the method of its class ``Solution``; arguments are plain data.
+    """Run a program on the server and call its function, or the method of its class ``Solution``, with plain data.
 
     Raises:
         RemoteError: as :func:`run`.
@@ -87,8 +87,8 @@ def call(
     mark = secrets.token_hex(16)
     source = resources.files("rlprims.rewards.sandbox").joinpath("_values.py").read_text(encoding="utf-8")
     text = source + _CALLER.format(program=program, function=function, mark=mark)
-    given = _values.dumps(list(arguments))
-    result = run(url, text, stdin=given, seconds=seconds, memory_mb=memory_mb, retries=retries, backoff=backoff)
+    stdin = _values.dumps(list(arguments))
+    result = run(url, text, stdin=stdin, seconds=seconds, memory_mb=memory_mb, retries=retries, backoff=backoff)
     _, found, last = result.stdout.rpartition(mark)
     try:
         value = _values.loads(last) if found else None

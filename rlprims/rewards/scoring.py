@@ -115,8 +115,8 @@ def to_rows(
     values = zip(*named.values(), strict=True)
     optional = set(wanted.optional)
     return [
-        Row(row, {n: v for n, v in zip(named, of_row, strict=True) if v is not None or n not in optional})
-        for row, of_row in zip(rows, values, strict=True)
+        Row(row, {n: v for n, v in zip(named, row_values, strict=True) if v is not None or n not in optional})
+        for row, row_values in zip(rows, values, strict=True)
     ]
 
 
@@ -126,7 +126,7 @@ def to_columns(
     """The columns that a verifier gets by position and by name.
 
     Raises:
-        ValueError: columns of different lengths, or one that it needs is missing.
+        ValueError: columns of different lengths; a required column is missing.
     """
     available = {"answer": answers, **(extra or {})} if len(wanted.positional) < 2 else extra or {}
     named = {name: list(available[name]) for name in wanted.of(available)}
@@ -137,7 +137,7 @@ def to_columns(
 
 
 def read_all(results: Any, rows: int) -> list[Outcome]:
-    """The outcomes of one call for several rows; all fail if it gave another number of results."""
+    """The outcomes of one call for several rows. All rows fail if the number of results is wrong."""
     if len(results) != rows:
         return [Failure("wrong length", f"{len(results)} results for {rows} rows")] * rows
     return [read(result) for result in results]

@@ -31,32 +31,33 @@ class Reward:
     """A reward function and the settings of its calls.
 
     A function of one response is ``(response, answer, further columns by name, *, options)``; with ``per`` group or
-    batch it takes lists and returns a list. The function need not have the parameter for the answer; a column for a
-    parameter with a default may be missing, and ``**kwargs`` gets all other columns. It may be ``async``.
+    batch it takes lists and returns a list. The parameter for the answer may be missing. A column for a parameter with
+    a default may be missing too, and ``**kwargs`` gets all other columns. The function may be ``async``.
 
     Raises:
-        ValueError: settings that do not fit.
+        ValueError: wrong settings.
     """
 
     fn: Callable[..., Any]
     weight: float = 1.0
-    """of its score in the sum; 0: only logged"""
+    """The weight of its score in the sum; 0: it is only logged."""
     name: str = ""
-    """of its column; empty: the function's"""
+    """The name of its column; empty: the name of the function."""
     per: Per = "answer"
-    """``scores``: it takes (responses, answers, columns) and returns :class:`Scores`, as a ``Pool`` does"""
+    """The rows of one call; ``scores``: it takes (responses, answers, columns) and returns :class:`Scores`, like a
+    ``Pool``."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """what stands after ``*``"""
+    """The arguments after ``*``."""
     concurrency: int | None = None
-    """calls at once, in threads unless it is async; None: 64 if async, else one by one in this thread"""
+    """Calls at once, in threads unless it is async; None: 64 if async, else one by one in this thread."""
     seconds: float | None = None
-    """of one call of an async function; None: no limit"""
+    """The time limit of one call of an async function; None: no limit."""
     requests_per_minute: float | None = None
-    """calls that begin in a minute, evenly"""
+    """The largest rate of calls; they start at equal distances."""
     tokens_per_minute: float | None = None
-    """of the responses of these calls, counted as a quarter of their bytes"""
+    """The largest rate of response tokens in these calls, counted as a quarter of their bytes."""
     skips: bool = False
-    """None says that it does not apply to that row, which is left out of the row's sum, and is no failure"""
+    """Whether the result None means that the function does not apply to the row: it is then left out of the sum."""
 
     def __post_init__(self) -> None:
         check_choice("per", self.per, Per)
@@ -65,7 +66,7 @@ class Reward:
             if value is not None and value <= 0:
                 raise ValueError(f"expected {name} above 0, got {value}; use None for no limit")
         if self.seconds is not None and not self.is_async:
-            raise ValueError(f"{self.column}: seconds can end async functions alone; use a Pool for others")
+            raise ValueError(f"{self.column} has seconds, expected an async function; use a Pool for other functions")
 
     @property
     def column(self) -> str:
@@ -89,11 +90,11 @@ class Several(NamedTuple):
     """The scores of B responses by several functions."""
 
     scores: Tensor
-    """float32 (B,), Σ weight · score; NaN if a function with a weight failed, or no function applies"""
+    """float32 (B,), Σ weight · score; NaN if a function with a weight failed, or no function applies."""
     columns: dict[str, Tensor]
-    """float32 (B,) each: ``NAME``, and ``NAME/OTHER`` for the other numbers of that function"""
+    """float32 (B,) each: ``NAME``, and ``NAME/OTHER`` for the other numbers of that function."""
     failures: list[list[Failure]]
-    """of each row, the causes with the names of the functions"""
+    """The failures of each row; a cause begins with the name of the function."""
     parts: dict[str, Scores]
     """The scores of each function."""
 
@@ -116,15 +117,15 @@ def several(
         group_ids: the group of each row, for functions of groups.
 
     Raises:
-        ValueError: two functions of one name; columns of different lengths, or one that a function needs is missing;
-            no ``group_ids`` for a function of groups.
+        ValueError: two functions with one name; columns of different lengths; a required column is missing; no
+            ``group_ids`` for a function of groups.
 
-    >>> def right(response, answer):
+    >>> def correct(response, answer):
     ...     return float(response == answer)
-    >>> async def brief(response, *, most=3):
-    ...     return float(len(response) <= most)
-    >>> scored = several([Reward(right), Reward(brief, 0.5)], ["72", "seven"], ["72", "7"])
-    >>> scored.scores, scored.columns["brief"]
+    >>> async def short(response, *, max_length=3):
+    ...     return float(len(response) <= max_length)
+    >>> scored = several([Reward(correct), Reward(short, 0.5)], ["72", "seven"], ["72", "7"])
+    >>> scored.scores, scored.columns["short"]
     (tensor([1.5000, 0.0000]), tensor([1., 0.]))
     """
     names = [reward.column for reward in rewards]
@@ -133,11 +134,11 @@ def several(
     data = _Data(responses, answers, extra or {}, group_ids)
     parts: dict[str, Scores] = {}
     with ExitStack() as ends:
-        begun = {reward.column: _begin(reward, data, ends) for reward in rewards if reward.waits}
+        started = {reward.column: _start(reward, data, ends) for reward in rewards if reward.waits}
         for reward in rewards:
             if not reward.waits:
                 parts[reward.column] = _score_in_turn(reward, data)
-        parts |= {name: finish() for name, finish in begun.items()}
+        parts |= {name: finish() for name, finish in started.items()}
     parts = {name: parts[name] for name in names}
     skipping = {reward.column for reward in rewards if reward.skips}
     failures: list[list[Failure]] = [[] for _ in responses]
@@ -147,10 +148,10 @@ def several(
             if failure is not None and not (reward.column in skipping and failure.cause == "returned None"):
                 failures[row].append(Failure(f"{reward.column} {failure.cause}", failure.detail))
                 failed[row] |= reward.weight != 0
-    weighed = [reward for reward in rewards if reward.weight] or list(rewards)
+    weighted = [reward for reward in rewards if reward.weight] or list(rewards)
     scores = combine(
-        torch.stack([parts[reward.column].scores for reward in weighed], 1),
-        weights=tuple(float(reward.weight) for reward in weighed),
+        torch.stack([parts[reward.column].scores for reward in weighted], 1),
+        weights=tuple(float(reward.weight) for reward in weighted),
     )
     columns = {name: part.scores for name, part in parts.items()}
     columns |= {f"{name}/{other}": x for name, part in parts.items() for other, x in part.columns.items()}
@@ -222,9 +223,9 @@ async def _once_async(reward: Reward, call: _Call, slots: asyncio.Semaphore) -> 
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            late = isinstance(error, TimeoutError) and limit.expired()
-            why = Failure("timeout", f"took more than {reward.seconds:g} s") if late else raised(error)
-            return [why] * len(call.rows)
+            timed_out = isinstance(error, TimeoutError) and limit.expired()
+            failure = Failure("timeout", f"took more than {reward.seconds:g} s") if timed_out else raised(error)
+            return [failure] * len(call.rows)
 
 
 def _score_in_turn(reward: Reward, data: _Data) -> Scores:
@@ -232,16 +233,16 @@ def _score_in_turn(reward: Reward, data: _Data) -> Scores:
     return _in_order_of_rows(calls, [_once(reward, call) for call in calls], data)
 
 
-def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]:
-    """Start the calls, and return a function that waits for them. At an interrupt ``ends`` cancels calls that wait."""
+def _start(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]:
+    """Start the calls, and return a function that waits for them. At an interrupt ``ends`` cancels waiting calls."""
     if reward.is_async:
         calls = _calls(reward, data)
 
-        async def all_of_them() -> list[list[Outcome]]:
+        async def run_all() -> list[list[Outcome]]:
             slots = asyncio.Semaphore(reward.concurrency or 64)
             return list(await asyncio.gather(*(_once_async(reward, call, slots) for call in calls)))
 
-        future = asyncio.run_coroutine_threadsafe(all_of_them(), event_loop("rewards"))
+        future = asyncio.run_coroutine_threadsafe(run_all(), event_loop("rewards"))
         ends.callback(future.cancel)
         return lambda: _in_order_of_rows(calls, future.result(), data)
     threads = ThreadPoolExecutor(reward.concurrency or 1)
@@ -254,11 +255,11 @@ def _begin(reward: Reward, data: _Data, ends: ExitStack) -> Callable[[], Scores]
     return lambda: _in_order_of_rows(calls, [future.result() for future in futures], data)
 
 
-def _in_order_of_rows(calls: Sequence[_Call], found: Sequence[Sequence[Outcome]], data: _Data) -> Scores:
+def _in_order_of_rows(calls: Sequence[_Call], results: Sequence[Sequence[Outcome]], data: _Data) -> Scores:
     by_row = {
         row: outcome
-        for call, some in zip(calls, found, strict=True)
-        for row, outcome in zip(call.rows, some, strict=True)
+        for call, outcomes in zip(calls, results, strict=True)
+        for row, outcome in zip(call.rows, outcomes, strict=True)
     }
     return to_scores([by_row[row] for row in range(len(data.responses))])
 
@@ -270,6 +271,6 @@ def _turn(reward: Reward, call: _Call) -> float:
 
 
 @cache
-def _paces(fn: Callable[..., Any], requests: float | None, most: float | None) -> tuple[Pace, Pace]:
-    """The paces of all calls of the function with these limits, which are shared by all steps."""
-    return Pace(requests and requests / 60), Pace(most and most / 60)
+def _paces(fn: Callable[..., Any], per_minute: float | None, tokens_per_minute: float | None) -> tuple[Pace, Pace]:
+    """The paces of calls and of tokens for a function with these limits; all steps share them."""
+    return Pace(per_minute and per_minute / 60), Pace(tokens_per_minute and tokens_per_minute / 60)

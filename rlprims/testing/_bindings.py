@@ -5,18 +5,12 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from rlprims.testing import (
-    _laws_advantage,
-    _laws_aggregation,
     _laws_compile,
     _laws_errors,
-    _laws_filter,
+    _laws_kinds,
     _laws_layout,
     _laws_logits,
-    _laws_loss,
-    _laws_mask,
     _laws_numeric,
-    _laws_purity,
-    _laws_selector,
     _laws_sharding,
     _laws_tensors,
     _laws_transforms,
@@ -48,11 +42,11 @@ class Laws(NamedTuple):
 
 _ALWAYS: tuple[Law, ...] = (
     _laws_layout.rows_may_be_permuted,
-    _laws_mask.empty_batches_are_legal,
-    _laws_purity.inputs_are_untouched,
-    _laws_purity.strides_do_not_matter,
-    _laws_purity.no_global_randomness,
-    _laws_purity.no_value_is_read_by_the_host,
+    _laws_layout.empty_batches_are_legal,
+    _laws_numeric.inputs_are_untouched,
+    _laws_numeric.strides_do_not_matter,
+    _laws_numeric.no_global_randomness,
+    _laws_numeric.no_value_is_read_by_the_host,
     _laws_numeric.float32_whatever_comes_in,
     _laws_numeric.float64_stays,
     _laws_errors.wrong_shapes_are_refused,
@@ -62,9 +56,9 @@ _ALWAYS: tuple[Law, ...] = (
 _WITH_A_MASK: tuple[Law, ...] = (
     _laws_layout.padding_changes_nothing,
     _laws_layout.packed_equals_padded,
-    _laws_mask.masked_is_absent,
-    _laws_mask.zero_outside_the_mask,
-    _laws_mask.nothing_valid_gives_zero,
+    _laws_layout.masked_is_absent,
+    _laws_layout.zero_outside_the_mask,
+    _laws_layout.nothing_valid_gives_zero,
     _laws_errors.wrong_masks_are_refused,
     _laws_tensors.any_nonzero_byte_is_true,
 )
@@ -82,31 +76,27 @@ _PER_ROW: tuple[Law, ...] = (
     _laws_numeric.constants_get_no_gradient,
 )
 _GROUP_BASELINE: tuple[Law, ...] = (
-    _laws_advantage.equal_rewards_give_zero,
-    _laws_advantage.a_shift_of_a_group_cancels,
-    _laws_advantage.a_scale_passes_or_cancels,
-    _laws_advantage.one_advantage_per_response,
+    _laws_kinds.equal_rewards_give_zero,
+    _laws_kinds.a_shift_of_a_group_cancels,
+    _laws_kinds.a_scale_passes_or_cancels,
+    _laws_kinds.one_advantage_per_response,
 )
-_LOSS: tuple[Law, ...] = (_laws_numeric.gradient_is_the_derivative,)
-_IMPORTANCE_WEIGHTED: tuple[Law, ...] = (_laws_loss.on_policy_it_is_reinforce,)
 _TWO_POLICIES: tuple[Law, ...] = (
-    _laws_loss.far_log_ratios_are_finite,
-    _laws_loss.impossible_tokens_are_finite,
+    _laws_kinds.far_log_ratios_are_finite,
+    _laws_kinds.impossible_tokens_are_finite,
 )
-_TOKEN_WISE: tuple[Law, ...] = (_laws_loss.tokens_are_independent,)
 _AGGREGATION: tuple[Law, ...] = (
     _laws_numeric.gradient_is_the_derivative,
-    _laws_aggregation.parts_sum_to_the_whole,
-    _laws_aggregation.rows_without_tokens_do_not_count,
-    _laws_aggregation.it_is_linear,
+    _laws_kinds.parts_sum_to_the_whole,
+    _laws_kinds.rows_without_tokens_do_not_count,
+    _laws_kinds.it_is_linear,
 )
 _FILTER: tuple[Law, ...] = (
-    _laws_filter.groups_are_kept_whole,
-    _laws_filter.equal_scores_are_dropped,
-    _laws_filter.unknown_scores_are_dropped,
-    _laws_filter.twice_is_once,
+    _laws_kinds.groups_are_kept_whole,
+    _laws_kinds.equal_scores_are_dropped,
+    _laws_kinds.unknown_scores_are_dropped,
+    _laws_kinds.twice_is_once,
 )
-_SELECTOR: tuple[Law, ...] = (_laws_selector.every_token_gets_an_answer,)
 _LOGITS: tuple[Law, ...] = (
     _laws_logits.any_leading_shape,
     _laws_logits.a_shift_of_logits_cancels,
@@ -198,12 +188,16 @@ def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
     if kind == "advantage" and {"group_ids", "rewards"} <= data:
         laws += _GROUP_BASELINE
     if kind == "loss":
-        laws += _LOSS
+        laws += (_laws_numeric.gradient_is_the_derivative,)
         if {"log_probs", "old_log_probs", "advantages"} <= data:
-            laws += _IMPORTANCE_WEIGHTED
+            laws += (_laws_kinds.on_policy_it_is_reinforce,)
         if "log_probs" in data and any(name.endswith("_log_probs") for name in data):
             laws += _TWO_POLICIES
         if getattr(p.fn, "token_wise", False):
-            laws += _TOKEN_WISE
-    of_kind: dict[Kind, tuple[Law, ...]] = {"aggregation": _AGGREGATION, "selector": _SELECTOR, "filter": _FILTER}
+            laws += (_laws_kinds.tokens_are_independent,)
+    of_kind: dict[Kind, tuple[Law, ...]] = {
+        "aggregation": _AGGREGATION,
+        "selector": (_laws_kinds.every_token_gets_an_answer,),
+        "filter": _FILTER,
+    }
     return laws + of_kind.get(kind, ())

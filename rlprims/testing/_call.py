@@ -1,6 +1,6 @@
 """A call of a function under test, for the transforms of torch: tensors by name, the batch as first dimension."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,10 +42,7 @@ class Call:
         value = self({**(data or {}), **leaves})
         if not value.requires_grad:
             return {name: torch.zeros_like(x) for name, x in leaves.items()}
-        found = torch.autograd.grad(value, list(leaves.values()), cotangent, allow_unused=True)
-        return {
-            name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found, strict=True)
-        }
+        return or_zeros(leaves, torch.autograd.grad(value, list(leaves.values()), cotangent, allow_unused=True))
 
 
 class Subject(Protocol):
@@ -75,6 +72,11 @@ def few_samples(subject: Subject) -> Iterator[Call]:
     """Each size and each layout once: the large batch padded, the toy packed."""
     yield subject.sample(*LARGE)
     yield subject.sample(*TOY, layout=subject.layouts[-1])
+
+
+def or_zeros(leaves: Mapping[str, Tensor], found: Iterable[Tensor | None]) -> dict[str, Tensor]:
+    """The gradients by name; 0 for a leaf that the value does not depend on."""
+    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found, strict=True)}
 
 
 def random_like(x: Tensor, seed: int) -> Tensor:

@@ -16,65 +16,22 @@ from rlprims.grouping import dense_ids
 
 Layout = Literal["token", "row"]
 
+_PER_TOKEN = (
+    "response_mask log_probs old_log_probs rollout_log_probs ref_log_probs whole_log_probs entropies rewards "
+    "values new_values returns advantages losses sum_pi_squared importance_weights turn_ids versions "
+    "observation_mask expert_mask responses potentials state_ids teacher_log_probs logits ref_logits "
+    "teacher_logits topk_log_probs teacher_topk_log_probs turn_rewards action_ids process_rewards "
+    "process_log_probs continuation_values"
+)
+_PER_ROW = (
+    "scores component_scores baseline_scores bootstrap_values group_ids group_tokens row_tokens trajectory_ids "
+    "trajectory_tokens valid_rows chosen_log_probs rejected_log_probs ref_chosen_log_probs ref_rejected_log_probs "
+    "sequence_log_probs ref_sequence_log_probs baseline_kl reward_shift chosen_scores rejected_scores "
+    "score_margins ended desirable tree_ids context_lengths"
+)
 VOCABULARY: Mapping[str, Layout] = {
-    "response_mask": "token",
-    "log_probs": "token",
-    "old_log_probs": "token",
-    "rollout_log_probs": "token",
-    "ref_log_probs": "token",
-    "whole_log_probs": "token",
-    "entropies": "token",
-    "rewards": "token",
-    "values": "token",
-    "new_values": "token",
-    "returns": "token",
-    "advantages": "token",
-    "losses": "token",
-    "sum_pi_squared": "token",
-    "importance_weights": "token",
-    "turn_ids": "token",
-    "versions": "token",
-    "observation_mask": "token",
-    "expert_mask": "token",
-    "responses": "token",
-    "potentials": "token",
-    "state_ids": "token",
-    "teacher_log_probs": "token",
-    "logits": "token",
-    "ref_logits": "token",
-    "teacher_logits": "token",
-    "topk_log_probs": "token",
-    "teacher_topk_log_probs": "token",
-    "turn_rewards": "token",
-    "action_ids": "token",
-    "process_rewards": "token",
-    "process_log_probs": "token",
-    "continuation_values": "token",
-    "scores": "row",
-    "component_scores": "row",
-    "baseline_scores": "row",
-    "bootstrap_values": "row",
-    "group_ids": "row",
-    "group_tokens": "row",
-    "row_tokens": "row",
-    "trajectory_ids": "row",
-    "trajectory_tokens": "row",
-    "valid_rows": "row",
-    "chosen_log_probs": "row",
-    "rejected_log_probs": "row",
-    "ref_chosen_log_probs": "row",
-    "ref_rejected_log_probs": "row",
-    "sequence_log_probs": "row",
-    "ref_sequence_log_probs": "row",
-    "baseline_kl": "row",
-    "reward_shift": "row",
-    "chosen_scores": "row",
-    "rejected_scores": "row",
-    "score_margins": "row",
-    "ended": "row",
-    "desirable": "row",
-    "tree_ids": "row",
-    "context_lengths": "row",
+    **dict.fromkeys(_PER_TOKEN.split(), "token"),
+    **dict.fromkeys(_PER_ROW.split(), "row"),
 }
 """The data that a primitive may have as parameters, in addition to ``cu_seqlens`` and ``totals``."""
 

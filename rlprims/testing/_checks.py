@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
-Exemptions = Mapping[str, str]
+# Short names, so that the signature of a check fits on one line.
+Fn: TypeAlias = Callable[..., Tensor]
+Exempt: TypeAlias = Mapping[str, str] | None
+Others: TypeAlias = Mapping[str, Any] | None
 
 
 def check(
@@ -22,8 +25,8 @@ def check(
     kind: Kind,
     /,
     *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
+    exempt: Exempt = None,
+    alternatives: Others = None,
     effort: Effort = "usual",
     inputs: tuple[str, ...] = (),
     **hyperparameters: Any,
@@ -66,13 +69,7 @@ def check(
 
 
 def check_advantage(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for an advantage estimator: rewards in, one advantage per token out.
 
@@ -92,13 +89,7 @@ def check_advantage(
 
 
 def check_loss(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for a per-token loss: only log_probs, new_values and entropies get a gradient.
 
@@ -116,13 +107,7 @@ def check_loss(
 
 
 def check_aggregation(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for an aggregation: per-token ``losses`` to a scalar, the same for every split into micro-batches.
 
@@ -136,13 +121,7 @@ def check_aggregation(
 
 
 def check_reward(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for a reward function: placement or shaping, per token or per row.
 
@@ -158,8 +137,8 @@ def check_weights(
     fn: Callable[..., Weights],
     /,
     *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
+    exempt: Exempt = None,
+    alternatives: Others = None,
     effort: Effort = "usual",
     **hyperparameters: Any,
 ) -> None:
@@ -174,13 +153,7 @@ def check_weights(
 
 
 def check_selector(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for a selection of tokens: one bool per token out, with thresholds from the whole batch.
 
@@ -194,13 +167,7 @@ def check_selector(
 
 
 def check_filter(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for a group filter: scores and groups in, one bool per row out.
 
@@ -213,13 +180,7 @@ def check_filter(
 
 
 def check_logits(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    alternatives: Mapping[str, Any] | None = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
 ) -> None:
     """Test the laws for a function of ``logits`` (..., V), and perhaps ``token_ids`` (...): a log-prob, an entropy.
 
@@ -232,13 +193,7 @@ def check_logits(
 
 
 def check_transforms(
-    fn: Callable[..., Tensor],
-    /,
-    *,
-    exempt: Exemptions | None = None,
-    effort: Effort = "usual",
-    inputs: tuple[str, ...] = (),
-    **hyperparameters: Any,
+    fn: Fn, /, *, exempt: Exempt = None, effort: Effort = "usual", inputs: tuple[str, ...] = (), **hyperparameters: Any
 ) -> None:
     """Test only the laws of torch's transforms, for any function of the vocabulary's tensors that returns a tensor.
 
@@ -271,7 +226,7 @@ def _with_tensor_result(fn: Callable[..., Any], kind: Kind) -> Callable[..., Ten
     return {"weights": values, "selector": with_the_same_draw}.get(kind, fn)
 
 
-def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, exempt: Exemptions) -> None:
+def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, exempt: Mapping[str, str]) -> None:
     known, by_name = laws.up_to("thorough"), laws.up_to(effort)
     unknown = set(exempt) - set(known)
     if unknown:

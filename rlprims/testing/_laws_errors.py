@@ -61,18 +61,22 @@ def wrong_masks_are_refused(p: Primitive) -> None:
 
 def wrong_groups_are_refused(p: Primitive) -> None:
     """A ValueError that names group_ids: floats, or ids that are not dense."""
-    ids = make_batch(0).data["group_ids"]
-    _assert_refused(p, "group_ids", "float group_ids", group_ids=ids.double())
-    _assert_refused(p, "group_ids", "group_ids beyond the number of rows", group_ids=ids + 1000)
-    _assert_refused(p, "group_ids", "negative group_ids", group_ids=ids - 1)
+    _wrong_ids_are_refused(p, "group_ids")
 
 
 def wrong_rollouts_are_refused(p: Primitive) -> None:
     """A ValueError that names trajectory_ids: floats, or ids that are not dense."""
-    ids = make_batch(0).data["trajectory_ids"]
-    _assert_refused(p, "trajectory_ids", "float trajectory_ids", trajectory_ids=ids.double())
-    _assert_refused(p, "trajectory_ids", "trajectory_ids beyond the number of rows", trajectory_ids=ids + 1000)
-    _assert_refused(p, "trajectory_ids", "negative trajectory_ids", trajectory_ids=ids - 1)
+    _wrong_ids_are_refused(p, "trajectory_ids")
+
+
+def _wrong_ids_are_refused(p: Primitive, name: str) -> None:
+    ids = make_batch(0).data[name]
+    for what, wrong in (
+        (f"float {name}", ids.double()),
+        (f"{name} beyond the number of rows", ids + 1000),
+        (f"negative {name}", ids - 1),
+    ):
+        _assert_refused(p, name, what, **{name: wrong})
 
 
 def unknown_choices_are_refused(p: Primitive) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlprims.testing._call import Call
+from rlprims.testing._call import Call, or_zeros
 from rlprims.testing._cases import TOY, VOCABULARY, Batch, Layout, layout_of, make_batch, pack_tokens
 
 DIFFERENTIABLE = (
@@ -146,10 +146,7 @@ class Primitive:
             assert value.requires_grad, f"the result is cut off from the graph of {', '.join(leaves)}"
             cotangent = torch.ones_like(value) if layout is None else batch.data[f"{layout}_cotangent"].to(value.dtype)
             found = torch.autograd.grad(value, tuple(leaves.values()), cotangent, allow_unused=True)
-            gradients = {
-                name: torch.zeros_like(x) if g is None else g
-                for (name, x), g in zip(leaves.items(), found, strict=True)
-            }
+            gradients = or_zeros(leaves, found)
         return Outcome(value.detach(), layout, gradients)
 
 

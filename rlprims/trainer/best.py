@@ -1,4 +1,4 @@
-"""The best evaluation so far: its checkpoint is kept, and it decides when a run ends early."""
+"""The best evaluation so far. Its checkpoint is kept, and a run can end early because of it."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from rlprims.trainer.config import EvaluationConfig
 
 
 class Best:
-    """The largest value of a metric, and how many evaluations there were since; kept in ``best.json`` of the run.
+    """The largest value of a metric, and the number of evaluations since then. The run's ``best.json`` has the value.
 
     Without a metric it does nothing.
     """
@@ -18,14 +18,14 @@ class Best:
         self.stop_at, self.patience = stop_at, patience
         self.value = float("-inf")
         self.step: int | None = None
-        self.since = 0
+        self.evaluations_since = 0
 
     @classmethod
     def of(cls, config: EvaluationConfig, run: Path) -> "Best":
         return cls(config.best, run / "best.json", stop_at=config.stop_at, patience=config.patience)
 
-    def see(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether this evaluation is the best of the run. The model before training has no checkpoint, so it never is.
+    def record(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Record an evaluation; returns whether it is the best. Step 0 never is: it has no checkpoint.
 
         Raises:
             ValueError: the evaluation has no such metric.
@@ -38,25 +38,27 @@ class Best:
             return False
         better = metrics[self.metric] > self.value
         if better:
-            self.value, self.step, self.since = metrics[self.metric], step, 0
+            self.value, self.step, self.evaluations_since = metrics[self.metric], step, 0
             self.file.write_text(json.dumps({"metric": self.metric, "value": self.value, "step": step}) + "\n")
         else:
-            self.since += 1
+            self.evaluations_since += 1
         return better
 
     @property
-    def ends(self) -> bool:
-        """Whether ``stop_at`` is reached, or ``patience`` evaluations brought nothing better."""
-        reached = self.stop_at is not None and self.value >= self.stop_at
-        return reached or (self.patience is not None and self.since >= self.patience)
+    def should_stop(self) -> bool:
+        """Whether ``stop_at`` is reached, or the last ``patience`` evaluations were not better."""
+        return self._reached or (self.patience is not None and self.evaluations_since >= self.patience)
 
     @property
-    def why(self) -> str:
-        reached = self.stop_at is not None and self.value >= self.stop_at
-        waited = f"{self.since} evaluations without a larger one"
-        return f"{self.metric} is {self.value:.4g} at step {self.step}, " + ("as asked" if reached else waited)
+    def stop_reason(self) -> str:
+        reason = "as asked" if self._reached else f"{self.evaluations_since} evaluations without a larger one"
+        return f"{self.metric} is {self.value:.4g} at step {self.step}, {reason}"
 
-    def forget_after(self, step: int) -> None:
+    @property
+    def _reached(self) -> bool:
+        return self.stop_at is not None and self.value >= self.stop_at
+
+    def truncate_after(self, step: int) -> None:
         """Go back to the best evaluation up to that step, for a run that continues from a checkpoint."""
         if self.file.exists() and (found := json.loads(self.file.read_text()))["step"] <= step:
             self.value, self.step = found["value"], found["step"]

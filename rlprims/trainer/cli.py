@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     presets.set_defaults(run=_algorithms)
 
     doctor = commands.add_parser(
-        "doctor", help="what is installed and works", description="Try what is installed; say what mends the rest."
+        "doctor", help="what is installed and works", description="Try what is installed; say how to repair the rest."
     )
     doctor.add_argument(
         "model", nargs="?", metavar="MODEL|CONFIG.yaml", help="do its tokenizer and settings agree about the end?"
@@ -207,7 +207,7 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
         if not override.startswith(_RESUMABLE):
             raise ValueError(f"{override}: on resume only {', '.join(_RESUMABLE)} may change; start a new run for this")
     run = RunDirectory.open(options.run_directory)
-    if run.is_of_stored_rows:
+    if run.is_fit:
         from rlprims.trainer.fit.session import resume_fit
 
         return resume_fit(run, run.fit_config(options.overrides), console, overrides=options.overrides)
@@ -222,7 +222,7 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
     if options.what.is_dir():
         run = RunDirectory.open(options.what)
-        if run.is_of_stored_rows:
+        if run.is_fit:
             raise ValueError(
                 f"{run.path} is a run on stored rows, which asks no questions: evaluate its model with the config of a "
                 f"run of samples, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
@@ -302,7 +302,7 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
 
 
 def _doctor(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer.doctor.installation import examine, kernel_table, table
+    from rlprims.trainer.doctor.installation import kernel_table, run_checks, table
 
     if options.kernels:
         console.print(kernel_table())
@@ -314,7 +314,7 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
         config = load_config(Path(model), options.overrides)
         model = config.model.path
     if not options.cluster:
-        console.print(table(examine(model)))
+        console.print(table(run_checks(model)))
         return 0
     if config is None:
         raise ValueError("doctor --cluster needs a config with execution: ray: rlprims doctor --cluster CONFIG.yaml")

@@ -424,7 +424,7 @@ class Config(Section):
         return [*first, *(reward.column for reward in self.rewards)]
 
     @property
-    def asked_in_evaluation(self) -> RewardConfig:
+    def evaluation_verifier(self) -> RewardConfig:
         """The verifier, or the first of the rewards."""
         return self.verifiers()[0]
 

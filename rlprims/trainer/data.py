@@ -23,17 +23,17 @@ class Example(NamedTuple):
     question: str = ""
     """The question without the template."""
     fields: Mapping[str, Any] = {}
-    """The row as it was read, for verifiers with its fields as parameters, and for environments."""
+    """The row of the file, for environments, and for verifiers whose parameters are its fields."""
 
     @property
     def key(self) -> str:
-        """An identifier in the state of a run: the same for equal rows, wherever they are in the file."""
+        """An identifier for the state of a run. Equal rows have the same one, wherever they are in the file."""
         text = json.dumps([self.prompt, dict(self.fields)], sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 class Examples(NamedTuple):
-    """The questions of a file, and the numbers of those that were left out or cut."""
+    """The questions of a file, and how many were left out or cut."""
 
     rows: list[Example]
     filtered: int
@@ -51,8 +51,8 @@ def load_examples(
     """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored.
 
     Raises:
-        ValueError: no such file, an empty one, a row that is not an object with the two fields as text (file and line
-            are named), or, with ``overlong_prompts: error``, a prompt longer than the limit.
+        ValueError: the file does not exist or is empty; a row is not an object with the two fields as text; or, with
+            ``overlong_prompts: error``, a prompt is longer than the limit. The message has file and line.
     """
     rows: list[Example] = []
     filtered = truncated = 0
@@ -88,8 +88,8 @@ def load_examples(
             ids = ids[-max_prompt_length:]
         rows.append(Example(prompt, ids, answer, source, question, row))
     if not rows:
-        why = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
-        raise ValueError(f"{path}: nothing to train on: {why}")
+        reason = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
+        raise ValueError(f"{path}: nothing to train on: {reason}")
     return Examples(rows, filtered, truncated)
 
 
@@ -151,7 +151,7 @@ def filled_prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
 
 
 class PromptOrder:
-    """The order of examples: every epoch has another order, which depends on (seed, epoch) only.
+    """The order of examples. Each epoch has another order, a function of (seed, epoch).
 
     Its whole state is ``position``.
 

@@ -1,4 +1,4 @@
-"""How well the policy answers: one greedy response and several sampled ones to each question."""
+"""Evaluation of the policy: one greedy response and several sampled ones to each question."""
 
 import math
 from collections import defaultdict
@@ -18,7 +18,7 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.voting import Vote, answer_of, majority_at
 
 _SEED_OFFSET = 2**32
-"""Evaluation has random numbers of its own, so more evaluations do not change the training."""
+"""Evaluation has its own random numbers, so that more evaluations do not change the training."""
 
 
 def evaluate(
@@ -31,7 +31,7 @@ def evaluate(
     sampling: Sampling,
     samples: int,
     seed: int,
-    look: Callable[[DataProto], None] = lambda rows: None,
+    show: Callable[[DataProto], None] = lambda rows: None,
     player: Player | None = None,
     vote: Vote | None = None,
 ) -> dict[str, float]:
@@ -39,55 +39,55 @@ def evaluate(
 
     ``pass@k`` is Chen et al. 2021's unbiased estimate (arXiv:2107.03374), for k of 2, 4, 8, ... below ``samples``. With
     ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`~rlprims.trainer.voting.majority_at`. Each of
-    these and ``acc`` has the normal 95 % interval of the mean over questions, whose samples belong together:
-    ``acc_low``, ``acc_high``.
+    these and ``acc`` has the normal 95 % interval of its mean over questions: ``acc_low``, ``acc_high``.
 
-    The accuracy is the verifier's column ``acc``, or its score, whatever else the training weighs. A response that
-    could not be scored counts as wrong. ``look`` is shown the greedy responses. With a ``player`` responses are
-    episodes, scored by their environment, and there are ``turns`` and ``tool_calls`` too, means by episode.
+    The accuracy is the verifier's column ``acc``, or its score; the other rewards of the training are not in it. A
+    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. With a ``player``
+    the responses are episodes, which their environment scores; the metrics then also have ``turns`` and
+    ``tool_calls``, means over the episodes.
     """
     width = max(len(example.prompt_ids) for example in examples)
 
-    def respond_to_all(copies: int, how: Sampling) -> DataProto:
+    def respond_to_all(copies: int, settings: Sampling) -> DataProto:
         if player is not None:
             groups = range(len(examples))
-            return player.play(examples, groups, how, copies=copies, first_sample=0, seed=seed + _SEED_OFFSET)[0]
+            return player.play(examples, groups, settings, copies=copies, first_sample=0, seed=seed + _SEED_OFFSET)[0]
         rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=0)
-        rows = respond(execution, tokenizer, rows, how, seed=seed + _SEED_OFFSET, prompt_width=width)
+        rows = respond(execution, tokenizer, rows, settings, seed=seed + _SEED_OFFSET, prompt_width=width)
         return verify(verifier, rows, scoring)
 
     greedy_rows = respond_to_all(1, sampling.greedy())
-    look(greedy_rows)
-    greedy = _describe(greedy_rows, 1)
-    sampled = _describe(respond_to_all(samples, sampling), samples, vote)
+    show(greedy_rows)
+    greedy = _metrics(greedy_rows, 1)
+    sampled = _metrics(respond_to_all(samples, sampling), samples, vote)
     return {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")} | {
         f"sampled/{k}": v for k, v in sampled.items()
     }
 
 
-def _describe(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[str, float]:
+def _metrics(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[str, float]:
     lengths = torch.zeros(len(rows)).index_add(0, dense_ids(rows["sample_id"]), rows["response_mask"].sum(-1).float())
     rows = first_rows(rows)
-    right = rows["acc"] if "acc" in rows else rows["scores"]
-    right = torch.where(right.isfinite(), right, 0.0).reshape(-1, samples)
+    correct = rows["acc"] if "acc" in rows else rows["scores"]
+    correct = torch.where(correct.isfinite(), correct, 0.0).reshape(-1, samples)
     by_source = defaultdict(list)
-    for source, row in zip(rows["data_source"][::samples], right, strict=True):
+    for source, row in zip(rows["data_source"][::samples], correct, strict=True):
         by_source[source].append(row)
     metrics = {
         "unscored": float((~rows["scores"].isfinite()).float().mean()),
-        "pass": float((right.amax(1) > 0).float().mean()),
+        "pass": float((correct.amax(1) > 0).float().mean()),
         "length": float(lengths[: len(rows)].mean()),
         "truncated": float((rows["ended"] == Ended.LENGTH).float().mean()),
     }
-    by_question = {"acc": right.mean(1).double()}
-    by_question |= {f"pass@{k}": _pass_at(right > 0, k) for k in _powers_of_two(below=samples)}
+    by_question = {"acc": correct.mean(1).double()}
+    by_question |= {f"pass@{k}": _pass_at(correct > 0, k) for k in _powers_of_two(below=samples)}
     if vote is not None and samples > 1:
         answers = [answer_of(text, vote) for text in rows["response"]]
         for k in [*_powers_of_two(below=samples), samples]:
-            chosen = [
-                majority_at(answers[i * samples : (i + 1) * samples], row.tolist(), k) for i, row in enumerate(right)
+            by_majority = [
+                majority_at(answers[i * samples : (i + 1) * samples], row.tolist(), k) for i, row in enumerate(correct)
             ]
-            by_question[f"maj@{k}"] = torch.tensor(chosen, dtype=torch.float64)
+            by_question[f"maj@{k}"] = torch.tensor(by_majority, dtype=torch.float64)
     for name, of_each in by_question.items():
         metrics |= {name: float(of_each.mean())} | _interval(name, of_each)
     metrics |= {name: float(rows[name].mean()) for name in ("turns", "tool_calls") if name in rows}
@@ -108,8 +108,8 @@ def _interval(name: str, of_each: torch.Tensor) -> dict[str, float]:
     return {f"{name}_low": float((mean - margin).clamp(0)), f"{name}_high": float((mean + margin).clamp(max=1))}
 
 
-def _pass_at(right: torch.Tensor, k: int) -> torch.Tensor:
-    """For each question 1 − C(n − c, k) / C(n, k), where c of n samples are right."""
-    n = right.shape[1]
-    shares = [1 - math.comb(n - c, k) / math.comb(n, k) for c in right.sum(1).tolist()]
+def _pass_at(correct: torch.Tensor, k: int) -> torch.Tensor:
+    """For each question 1 − C(n − c, k) / C(n, k), where c of n samples are correct."""
+    n = correct.shape[1]
+    shares = [1 - math.comb(n - c, k) / math.comb(n, k) for c in correct.sum(1).tolist()]
     return torch.tensor(shares, dtype=torch.float64)

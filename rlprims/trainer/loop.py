@@ -1,7 +1,7 @@
 """The loop, as in the papers: generate, score, filter, shape, log-probs, values, advantage, update, sync.
 
-The first four are :class:`rlprims.trainer.collect.collector.Collector`'s, the rest is here. Everything else about a run
-(evaluation, checkpoints, progress, logs) enters through hooks, called after each step.
+:class:`rlprims.trainer.collect.collector.Collector` does the first four; this module does the rest. Hooks, which are
+called after each step, do everything else in a run: evaluation, checkpoints, progress, logs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlprims import diagnostics
-from rlprims.algorithms import estimate_advantages, mask_turns, weigh_tokens
+from rlprims.algorithms import estimate_advantages, mask_turns, token_weights
 from rlprims.controllers import KLController
 from rlprims.data_proto import DataProto
-from rlprims.ended import Ended
-from rlprims.execution import Execution, UpdateReport
+from rlprims.execution import Execution, Models, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
@@ -24,18 +23,20 @@ from rlprims.trainer.collect.collector import Collector
 from rlprims.trainer.collect.episodes import outcome_scores, rollout_ids
 from rlprims.trainer.collect.flow import Flow
 from rlprims.trainer.collect.pipeline import Pipeline
-from rlprims.trainer.collect.rollout import join
+from rlprims.trainer.collect.rollout import join_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.measures import Clock, largest_mismatch, responses, summarize
-from rlprims.trainer.old_log_probs import old_log_probs
+from rlprims.trainer.measures import Clock, batch_metrics, summarize
 from rlprims.trainer.states import States
-from rlprims.trainer.teaching import TAUGHT, lessons
+from rlprims.trainer.teacher import TEACHER_COLUMNS, teacher_columns
+
+_TOLERANCE = 1e-3
+"""The largest allowed difference, in nats, between the log-probs of one token in the sampler and in the trainer."""
 
 
 @dataclass
 class Step:
-    """What happened in one step."""
+    """The result of one step."""
 
     number: int
     batch: DataProto
@@ -48,28 +49,53 @@ class Step:
 
 
 class Stepper(Protocol):
-    """What a run repeats: a :class:`Trainer`, or that of stored rows."""
+    """The trainer of a run: a :class:`Trainer`, or the one on stored rows."""
 
     step_number: int
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """The steps of the whole run."""
         ...
 
     def step(self) -> Step: ...
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        """JSON values, and groups of rows by name; to be asked for between two steps."""
+        """JSON values, and groups of rows by name; call it between two steps."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None: ...
+
+
+def old_log_probs(execution: Execution, batch: DataProto, *, step: int, every: int) -> Tensor:
+    """The policy's log-probs before the update: computed in the first step and in every ``every``-th after it.
+
+    The other steps use the sampler's log-probs, unless a row was sampled with other weights. A step that computes them
+    compares both.
+
+    Raises:
+        ValueError: they differ by more than 1e-3 nats.
+    """
+    sampled: Tensor = batch["rollout_log_probs"]
+    same_weights = bool((batch["weights_version"] == execution.weights_version).all())
+    if every == 1 or not same_weights:
+        return execution.log_probs(batch)
+    if (step - 1) % every:
+        return sampled
+    computed = execution.log_probs(batch)
+    gap = float((computed - sampled)[batch["response_mask"]].abs().max())
+    if not gap <= _TOLERANCE:
+        raise ValueError(
+            f"step {step}: log-probs of the sampler and of the trainer differ by {gap:.3g} nats, more than "
+            f"{_TOLERANCE}: set recompute_log_probs: 1"
+        )
+    return computed
 
 
 class Trainer:
-    """The state of a run, and its step. A resume needs ``state_dict`` and the state of the execution."""
+    """The state of a run and its step. A checkpoint has ``state_dict`` and the state of the execution."""
 
-    def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
+    def __init__(self, config: Config, execution: Models, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution
@@ -94,12 +120,12 @@ class Trainer:
         clock = Clock()
         collected = self.pipeline.take()
         if self.step_number < self.config.steps:
-            self.pipeline.begin_next()
+            self.pipeline.prefetch()
         self.generated_tokens += int(collected.metrics["generated_tokens"])
-        batch = join(collected.groups, pad_token_id=self.execution.pad_token_id)
+        batch = join_groups(collected.groups, pad_token_id=self.execution.pad_token_id)
         batch = self._measure(batch, clock)
         batch, metrics = self._estimate(batch)
-        metrics |= self._describe(batch)
+        metrics |= batch_metrics(batch, weights_version=self.execution.weights_version)
         metrics |= self._update(batch, clock)
         with clock("wait"):
             self.pipeline.wait()
@@ -119,40 +145,39 @@ class Trainer:
                 columns["old_log_probs"] = old_log_probs(self.execution, batch, step=self.step_number, every=every)
             if "ref_log_probs" in needs:
                 columns["ref_log_probs"] = self.execution.log_probs(batch, reference=True)
-            if needs & TAUGHT:
-                columns |= lessons(self.execution, self.config, self.tokenizer, batch)
+            if needs & TEACHER_COLUMNS:
+                columns |= teacher_columns(self.execution, self.config, self.tokenizer, batch)
             if "values" in needs:
                 columns["values"] = self.execution.values(batch)
             columns |= self.states.kl(self.execution, batch.union(DataProto.from_dict(tensors=columns)))
         return batch.union(DataProto.from_dict(tensors=columns))
 
     def _estimate(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        """Rewards, advantages and returns; the KL controller reads the batch after its coefficient was used."""
+        """Rewards, advantages and returns; the KL controller is updated after its coefficient was used."""
         controller: KLController | None = self.states.objects.get("kl_in_reward")
         metrics, baseline = dict[str, float](), self.states.baseline(batch)
         data = dict(batch.batch.items()) | baseline
-        turns_earn = "turn_rewards" in data  # estimators of turns get these apart from the outcome
+        turns_earn = "turn_rewards" in data  # estimators get these separately from the outcome
         if turns_earn:
-            data["shaped_scores"] = outcome_scores(
-                *(data[n] for n in ("shaped_scores", "turn_rewards", "trajectory_ids"))
-            )
+            columns = (data[name] for name in ("shaped_scores", "turn_rewards", "trajectory_ids"))
+            data["shaped_scores"] = outcome_scores(*columns)
         kl_coef = controller.value if controller else 0.0
         estimated = estimate_advantages(self.algorithm, data, kl_coef=kl_coef, turns_earn=turns_earn)
         if controller is not None:
             metrics["kl_coef"] = controller.value
             drift = estimate_kl(batch["old_log_probs"] - batch["ref_log_probs"], "k1")
             controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
-        self.states.learn(batch)
+        self.states.update_baseline(batch)
         estimated |= baseline
         estimated |= {
             name: column
             for name, column in mask_turns(self.algorithm, {**data, **estimated}).items()
-            if name != "response_mask"  # what was sampled stays on record: the updates alone are made without it
+            if name != "response_mask"  # the records keep all that was sampled; only the updates leave it out
         }
         return batch.union(DataProto.from_dict(tensors=estimated)), metrics
 
     def _update(self, batch: DataProto, clock: Clock) -> dict[str, float]:
-        """Epochs of mini-batches of whole groups; during the critic's warm-up the critic alone."""
+        """Epochs of mini-batches of whole groups. During the critic's warm-up only the critic is updated."""
         policy: list[UpdateReport] = []
         critic: list[UpdateReport] = []
         batch, algorithm = batch[:], self.states.of_this_step
@@ -164,32 +189,30 @@ class Trainer:
                     if self.algorithm.value_loss is not None:
                         critic.append(self.execution.update_critic(mini, algorithm))
                     if self.step_number > self.config.critic.warmup_steps or not critic:
-                        weighed = self._weigh(mini, update=len(policy))
-                        policy.append(self.execution.update(weighed, algorithm))
+                        weighted = self._with_token_weights(mini, update=len(policy))
+                        policy.append(self.execution.update(weighted, algorithm))
         metrics = self.states.metrics() | summarize(policy)
-        self.states.measured(metrics)
+        self.states.update_controllers(metrics)
         metrics |= {f"critic/{name}": value for name, value in summarize(critic).items()}
         return metrics | {"skipped_updates": float(sum(report.skipped for report in policy + critic))}
 
-    def _weigh(self, batch: DataProto, *, update: int) -> DataProto:
-        """Corrections and token selections of one update, made of all its tokens and the policy before it."""
-        needs, data = self.algorithm.weighing_needs, dict(batch.batch.items())
+    def _with_token_weights(self, batch: DataProto, *, update: int) -> DataProto:
+        """The batch of one update with its corrections and token selections, by the policy before the update."""
+        needs, data = self.algorithm.token_weight_needs, dict(batch.batch.items())
         if "log_probs" in needs:
             data["log_probs"] = self.execution.log_probs(batch) if update else batch["old_log_probs"]
         if "entropies" in needs:
             data["entropies"] = self.execution.entropies(batch)
-        draw = (
-            2**62 + self.step_number * self.algorithm.updates_per_batch + update
-        )  # a range of numbers that only this uses
+        draw = 2**62 + self.step_number * self.algorithm.updates_per_batch + update  # a range of its own
         generator = torch.Generator().manual_seed(int(self._random_bits(draw).random_raw()) >> 1)
-        return batch.union(DataProto.from_dict(tensors=weigh_tokens(self.algorithm, data, generator=generator)))
+        return batch.union(DataProto.from_dict(tensors=token_weights(self.algorithm, data, generator=generator)))
 
     def _mini_batches(self, batch: DataProto, epoch: int) -> Iterator[DataProto]:
         count, labels = self.algorithm.mini_batches, dense_ids(batch["group"]).numpy()
         if count == 1:
             yield batch
             return
-        shuffle = 2**63 + self.step_number * self.algorithm.epochs + epoch  # the upper half: the lower is PromptOrder's
+        shuffle = 2**63 + self.step_number * self.algorithm.epochs + epoch  # PromptOrder uses the lower half
         groups = np.random.Generator(self._random_bits(shuffle)).permutation(labels.max() + 1)
         for part in np.array_split(groups, count):
             mini = batch.select_idxs(np.concatenate([np.flatnonzero(labels == group) for group in part]))
@@ -199,42 +222,20 @@ class Trainer:
             yield mini
 
     def _random_bits(self, number: int) -> np.random.Philox:
-        """A function of (the run's seed, number): there is no state to restore."""
+        """Random bits as a function of (seed, number), so that there is no state to restore."""
         return np.random.Philox(key=np.array([self.config.seed, number], dtype=np.uint64))
-
-    def _describe(self, batch: DataProto) -> dict[str, float]:
-        mask = batch["response_mask"]
-        metrics = responses(batch)
-        metrics["trained_score"] = metrics.pop("score")
-        metrics["truncated"] = diagnostics.share(batch["ended"] == Ended.LENGTH)
-        for code in set(batch["ended"].tolist()) - {Ended.STOP, Ended.LENGTH}:
-            metrics[f"ended/{Ended(code).label}"] = diagnostics.share(batch["ended"] == code)
-        metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
-        if "old_log_probs" in batch:
-            metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
-            metrics |= largest_mismatch(batch)
-        if "teacher_log_probs" in batch:  # an estimate of KL(student || teacher), before the update
-            gap = batch["rollout_log_probs"] - batch["teacher_log_probs"]
-            metrics["teacher_kl"] = diagnostics.token_mean(gap, mask)
-        if "teacher_mask" in batch:
-            metrics["taught"] = diagnostics.share(batch["teacher_mask"].any(-1))
-        if "returns" in batch:
-            metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
-        age = self.execution.weights_version - batch["weights_version"]
-        described = {name: float(metric.value()) for name, metric in metrics.items()}
-        return described | {"staleness": float(age.float().mean()), "staleness_max": float(age.max())}
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
         """JSON values, and the groups that wait, by name; call it between two steps."""
-        state, held = self.pipeline.state_dict()
+        state, groups = self.pipeline.state_dict()
         counters = {"step_number": self.step_number, "generated_tokens": self.generated_tokens}
-        held = {**held, "answers": list(self.states.answers.values())}
-        return {**counters, **state, "states": self.states.state_dict()}, held
+        groups = {**groups, "answers": list(self.states.answers.values())}
+        return {**counters, **state, "states": self.states.state_dict()}, groups
 
-    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
         self.step_number, self.generated_tokens = state["step_number"], state["generated_tokens"]
-        self.pipeline.load_state_dict(state, held)
-        self.states.load_state_dict(state["states"], held.get("answers", []))
+        self.pipeline.load_state_dict(state, groups)
+        self.states.load_state_dict(state["states"], groups.get("answers", []))
 
 
 Hook: TypeAlias = Callable[[Any, Step], None]

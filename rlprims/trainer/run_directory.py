@@ -1,4 +1,4 @@
-"""A run on disk: the resolved config, the environment, metrics, rollouts, and a lock against a second trainer."""
+"""The directory of a run: config, environment, metrics, rollouts, and a lock against a second trainer."""
 
 import fcntl
 import json
@@ -36,10 +36,10 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Check that a run can begin there, before minutes go into its start.
+        """Check, before the models are loaded, that a run can begin there.
 
         Raises:
-            ValueError: something is there already, or nothing can be written there.
+            ValueError: the directory is not empty, or cannot be written.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(
@@ -51,10 +51,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: Config | FitConfig) -> "RunDirectory":
-        """A new directory.
+        """Make the directory of a new run.
 
         Raises:
-            ValueError: something is there already.
+            ValueError: the directory is not empty, or cannot be written.
         """
         path = config.run_dir
         cls.check_free(path)
@@ -69,10 +69,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """An existing one.
+        """Open the directory of an existing run.
 
         Raises:
-            ValueError: it is not a run.
+            ValueError: it is not the directory of a run.
         """
         if not (path / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run: it has no config.yaml")
@@ -82,7 +82,7 @@ class RunDirectory:
         return load_config(self.path / "config.yaml", list(overrides))
 
     @property
-    def is_of_stored_rows(self) -> bool:
+    def is_fit(self) -> bool:
         """Whether ``rlprims fit`` made it."""
         return "algorithm" not in read_yaml(self.path / "config.yaml")
 
@@ -91,15 +91,15 @@ class RunDirectory:
 
     def record(self, config: Config | FitConfig, step: int, overrides: Iterable[str]) -> None:
         """Use this config from this step on; ``changes.jsonl`` records the changes and the step."""
-        aside = self.path / ".config.writing"
+        temporary = self.path / ".config.writing"
         with writing(self.path / "config.yaml"):
-            aside.write_text(config.to_yaml())
-            aside.replace(self.path / "config.yaml")
+            temporary.write_text(config.to_yaml())
+            temporary.replace(self.path / "config.yaml")
             with (self.path / "changes.jsonl").open("a") as file:
                 file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
 
     def lock(self) -> None:
-        """Held until this process ends, however it ends.
+        """Take the lock; it is held until this process ends.
 
         Raises:
             ValueError: another process holds it.
@@ -115,14 +115,14 @@ class RunDirectory:
         self._lock.flush()
 
     def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of ``metrics.jsonl``; numbers that are not finite are written as null."""
+        """Append a line to ``metrics.jsonl``; numbers that are not finite are written as null."""
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         path = self.path / "metrics.jsonl"
         with writing(path), path.open("a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
 
-    def forget_after(self, step: int) -> None:
-        """Remove the lines and files of later steps: they are repeated from the checkpoint of ``step``."""
+    def truncate_after(self, step: int) -> None:
+        """Remove the lines and files of later steps, which will be repeated from the checkpoint of ``step``."""
         path = self.path / "metrics.jsonl"
         kept = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -130,51 +130,51 @@ class RunDirectory:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
-                continue  # torn by the end of the process
-        aside = path.with_suffix(".writing")
+                continue  # incomplete, because the process ended
+        temporary = path.with_suffix(".writing")
         with writing(path):
-            aside.write_text("".join(kept))
-            aside.replace(path)
+            temporary.write_text("".join(kept))
+            temporary.replace(path)
         for rollout in self.rollouts.glob("step_*.jsonl*"):
             if int(rollout.name.removeprefix("step_").partition(".")[0]) > step:
                 rollout.unlink()
 
     def write_json(self, name: str, value: Any) -> None:
-        path, aside = self.path / name, self.path / f".{name}.writing"
+        path, temporary = self.path / name, self.path / f".{name}.writing"
         with writing(path):
-            aside.write_text(json.dumps(value, indent=1))
-            aside.replace(path)
+            temporary.write_text(json.dumps(value, indent=1))
+            temporary.replace(path)
 
     def write_rollouts(self, step: Step, tokenizer: Any, *, compress: bool = False) -> None:
-        """Write every sample that the step trained on, dropped or kept as surplus, one in a line."""
+        """Write all samples of the step, trained, dropped or surplus, one per line."""
         name, end = f"step_{step.number:06d}.jsonl", ".gz" if compress else ""
-        path, aside = self.rollouts / (name + end), self.rollouts / f".writing{end}"
-        text_of = cache(lambda token: tokenizer.decode([token]))  # few of a step's tokens are different ones
+        path, temporary = self.rollouts / (name + end), self.rollouts / f".writing{end}"
+        text_of = cache(lambda token: tokenizer.decode([token]))  # most tokens of a step occur often
         with writing(path):
-            with open_rollouts(aside, "wb") as file:
+            with open_rollouts(temporary, "wb") as file:
                 surplus = [(rows, "surplus") for rows in step.surplus]
-                for rows, fate in [(step.batch, "trained"), *step.dropped, *surplus]:
+                for rows, status in [(step.batch, "trained"), *step.dropped, *surplus]:
                     file.writelines(
-                        json.dumps(line).encode() + b"\n" for line in _lines(step.number, rows, fate, text_of)
+                        json.dumps(line).encode() + b"\n" for line in _rollout_lines(step.number, rows, status, text_of)
                     )
-            aside.replace(path)
+            temporary.replace(path)
 
 
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")
 _INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
 
 
-def _lines(step: int, rows: DataProto, fate: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
+def _rollout_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
     numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
     for i in range(len(rows)):
-        mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # of an episode also what it read
+        mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # in an episode also the tokens that it read
         ids = rows["responses"][i][mask].tolist()
         old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
         advantages = None
-        if "advantages" in rows:  # what was read has none
+        if "advantages" in rows:  # tokens that were read have none
             each = zip(rows["advantages"][i][mask].tolist(), rows["response_mask"][i][mask].tolist(), strict=True)
             advantages = [a if own else None for a, own in each]
-        kept = {"kept": _sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
+        kept = {"kept": _kept_sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
         values = {name: float(rows[name][i]) for name in numbers}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         yield {
@@ -184,7 +184,7 @@ def _lines(step: int, rows: DataProto, fate: str, text_of: Callable[[int], str])
             **{name: rows[name][i] for name in _TEXTS},
             "score": finite.pop("scores"),
             **finite,
-            "fate": fate,
+            "status": status,
             "ended": Ended(int(rows["ended"][i])).label,
             "prompt_ids": list(rows["prompt_ids"][i]),
             "response_ids": ids,
@@ -198,7 +198,7 @@ def _lines(step: int, rows: DataProto, fate: str, text_of: Callable[[int], str])
 
 
 def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
-    """The turn of each token, the tokens that were read, and the reward of each turn (the last with the outcome)."""
+    """The turn of each token, the tokens that were read, and the reward of each turn. The last has the outcome too."""
     turns, sampled = rows["turn_ids"][i][mask], rows["response_mask"][i][mask]
     rewards = torch.zeros(int(turns.max()) + 1 if len(turns) else 0)
     rewards = rewards.index_add(0, turns, rows["turn_rewards"][i][mask])
@@ -210,8 +210,8 @@ def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
     return {"turn_ids": turns.tolist(), "observation": (~sampled).int().tolist(), "turn_rewards": earned}
 
 
-def _sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
-    """For each response token the ids that it was drawn from, empty for the whole vocabulary."""
+def _kept_sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
+    """For each response token the ids that it was drawn from; empty: the whole vocabulary."""
     return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]
 
 

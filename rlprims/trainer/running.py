@@ -1,4 +1,4 @@
-"""The part of a run that all kinds share: hooks, logs, checkpoints, and a clean end."""
+"""The parts that all kinds of runs share: hooks, logs, profiles, checkpoints, and a clean end."""
 
 import json
 import signal
@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from rlprims.execution import ExecutionError, Observable
+from rlprims.execution import ExecutionError, Observable, ProfileConfig, Profiler
 from rlprims.filters import SamplingExhausted
+from rlprims.reports.progress import ProgressLine
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import (
     load_groups,
@@ -25,14 +26,12 @@ from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.loggers import open_loggers
 from rlprims.trainer.loop import Hook, Step, Stepper, train
 from rlprims.trainer.measures import worker_metrics
-from rlprims.trainer.profile import StepProfiles
-from rlprims.trainer.progress import ProgressHook
 from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.writing import CannotWrite
+from rlprims.trainer.writing import CannotWrite, writing
 
 
-class Saves(Protocol):
-    """The state in a checkpoint. Both methods are as in :class:`rlprims.execution.Execution`."""
+class HasState(Protocol):
+    """An object with state for a checkpoint; the methods are those of :class:`rlprims.execution.Execution`."""
 
     def save(self, directory: Path) -> None: ...
     def load(self, directory: Path) -> None: ...
@@ -45,7 +44,7 @@ class Running:
         self,
         config: Config | FitConfig,
         run: RunDirectory,
-        execution: Saves,
+        execution: HasState,
         workers: Observable,
         trainer: Stepper,
         console: Console,
@@ -55,7 +54,7 @@ class Running:
         self.execution, self.workers = execution, workers
         self.stepper, self.console, self.best = trainer, console, best
         self.loggers = open_loggers(config, run.path)
-        self.boundary = trainer.state_dict()
+        self.last_state = trainer.state_dict()
 
     def evaluate(self) -> None:
         """Evaluate the current model and write the metrics."""
@@ -82,15 +81,22 @@ class Running:
         if trainer.step_number == 0 and settings.evaluation.before_training:
             self.evaluate()
         with (
-            ProgressHook(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
+            ProgressLine(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
             _stop_signals(self.console) as stop,
             StepProfiles(settings.profile, self.workers, self.run_directory.path / "profile") as profiles,
         ):
-            hooks: list[Hook] = [profiles.end, self._log, progress, *self.hooks()]
-            hooks += [self._maybe_evaluate, self._maybe_save, profiles.begin]
+            hooks: list[Hook] = [
+                profiles.end,
+                self._log,
+                lambda trainer, step: progress.show(step.number, step.metrics),
+                *self.hooks(),
+                self._maybe_evaluate,
+                self._maybe_save,
+                profiles.begin,
+            ]
             profiles.begin(trainer)
             try:
-                train(trainer, hooks, stop=lambda: stop.requested() or self.best.ends)
+                train(trainer, hooks, stop=lambda: stop.requested() or self.best.should_stop)
             except SamplingExhausted as error:
                 # The weights are those of the last finished step, so a checkpoint loses no finished step.
                 self.save()
@@ -99,7 +105,7 @@ class Running:
                 ) from None
             except (ExecutionError, CannotWrite) as error:
                 raise ValueError(
-                    f"step {trainer.step_number}: {error}\nthe run goes on from its newest checkpoint by: "
+                    f"step {trainer.step_number}: {error}\ncontinue the run from its newest checkpoint: "
                     f"rlprims resume {self.run_directory.path}"
                 ) from None
         if stop.signal is not None:
@@ -107,9 +113,9 @@ class Running:
             message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
             self.console.print(message, soft_wrap=True)
             return 128 + stop.signal
-        if self.best.ends:
+        if self.best.should_stop:
             self.save()
-            self.console.print(f"ended after step {trainer.step_number}: {self.best.why}", soft_wrap=True)
+            self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
         self.finish(time.monotonic() - begun)
         return 0
 
@@ -117,7 +123,7 @@ class Running:
         step.metrics.update(worker_metrics(self.workers.reports()))
         self.write("train", step.number, step.metrics)
         self.record(step)
-        self.boundary = self.stepper.state_dict()
+        self.last_state = self.stepper.state_dict()
 
     def write(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         """Write metrics to all loggers."""
@@ -135,7 +141,7 @@ class Running:
 
     def save(self) -> None:
         """Save the state after the last finished step."""
-        state, held = self.boundary
+        state, held = self.last_state
 
         def write(directory: Path) -> None:
             self.execution.save(directory)
@@ -153,10 +159,44 @@ class Running:
         state = json.loads((checkpoint / "trainer.json").read_text())
         held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
         self.stepper.load_state_dict(state, held)
-        self.boundary = self.stepper.state_dict()
-        self.run_directory.forget_after(state["step_number"])
-        self.best.forget_after(state["step_number"])
+        self.last_state = self.stepper.state_dict()
+        self.run_directory.truncate_after(state["step_number"])
+        self.best.truncate_after(state["step_number"])
         load_random_state(checkpoint)
+
+
+class StepProfiles:
+    """Profiles the steps of the config: each has a folder with a trace and a table of every process.
+
+    ``begin`` is the last hook of a step and starts the profile of the next step; ``end`` is the first hook.
+    """
+
+    def __init__(self, config: ProfileConfig, workers: Observable, directory: Path) -> None:
+        self.config, self.workers, self.directory = config, workers, directory
+        self.profiler = Profiler()
+
+    def __enter__(self) -> "StepProfiles":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.profiler.stop()  # if the step failed
+
+    def begin(self, trainer: Stepper, step: Step | None = None) -> None:
+        if trainer.step_number + 1 in self.config.steps:
+            self.workers.start_profile(self.config)
+            self.profiler.start(self.config)
+
+    def end(self, trainer: Stepper, step: Step) -> None:
+        own = self.profiler.stop()
+        if own is None:
+            return
+        folder = self.directory / f"step_{step.number:06d}"
+        profiles = {"trainer": own, **self.workers.stop_profile()}
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, profile in profiles.items():
+                (folder / f"{name}.json.gz").write_bytes(profile.trace)
+                (folder / f"{name}.txt").write_text(profile.table)
 
 
 def begin_or_resume(
@@ -164,7 +204,7 @@ def begin_or_resume(
 ) -> int:
     """Continue from a checkpoint, or from the beginning if there is none; returns the exit code."""
     if checkpoint is None:
-        run.forget_after(-1)
+        run.truncate_after(-1)
         message = f"{run.path} has no checkpoint: it begins again"
     else:
         session.load(checkpoint)
@@ -177,7 +217,7 @@ def begin_or_resume(
 
 @contextmanager
 def on_interrupt(console: Console, message: str) -> Iterator[None]:
-    """Print the message if Ctrl-C ends the block."""
+    """Print the message if Ctrl-C interrupts the block."""
     try:
         yield
     except KeyboardInterrupt:

@@ -8,23 +8,22 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from rich.console import Console
 
-from rlprims.execution import Execution, ExecutionError, Observable
+from rlprims.execution import ExecutionError, Models, Observable
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
-from rlprims.reports.examine import examine
+from rlprims.reports.progress import print_samples
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import newest_checkpoint
 from rlprims.trainer.collect.episodes import Player
 from rlprims.trainer.collect.replay import Replay
-from rlprims.trainer.collect.rewarding import checks
+from rlprims.trainer.collect.rewarding import answer_check
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
-from rlprims.trainer.doctor.ends import disagreement, ends_of
-from rlprims.trainer.equal_scores import EqualScores
+from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.trainer.evaluation import evaluate
-from rlprims.trainer.first_look import filter_note
 from rlprims.trainer.loggers import check_loggers
 from rlprims.trainer.loop import Hook, Step, Trainer
 from rlprims.trainer.measures import worker_metrics
+from rlprims.trainer.notes import EqualScores, filter_note
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.running import Running, begin_or_resume, on_interrupt
 from rlprims.trainer.writing import writing
@@ -36,13 +35,13 @@ class Parts(NamedTuple):
     tokenizer: Any
     training: Examples
     evaluation: Examples | None
-    execution: Execution
+    execution: Models
     workers: Observable
-    """The processes that run the models: the execution's own, also where it replays a recording."""
+    """The processes that run the models, also if the execution replays a recording."""
 
 
-class _Backend(Execution, Observable, Protocol):
-    """Both protocols, as the local execution and Ray's implement them."""
+class _Backend(Models, Observable, Protocol):
+    """Both protocols, as the local execution and the Ray execution implement them."""
 
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
@@ -68,10 +67,10 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
         )
     training = _load(config.data.train, config, tokenizer, limit, console)
     evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
-    if (wrong := disagreement(*ends_of(path))) is not None:
+    if (wrong := end_token_mismatch(*load_end_tokens(path))) is not None:
         console.print(f"warning: {path}: {wrong}", style="yellow", highlight=False, soft_wrap=True)
     backend = _backend(config, path, tokenizer, console)
-    execution: Execution = backend
+    execution: Models = backend
     if config.replay is not None:
         execution = Replay(
             backend,
@@ -79,7 +78,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
             seed=config.seed,
             scores=config.replay_scores,
             tokenizer=tokenizer,
-            end_ids=ends_of(path)[1],
+            end_ids=load_end_tokens(path)[1],
         )
     return Parts(tokenizer, training, evaluation, execution, backend)
 
@@ -114,7 +113,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
-    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=checks(config))
+    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(config))
     for count, what in ((examples.filtered, "left out"), (examples.truncated, "cut")):
         if count:
             console.print(f"{path}: {count} prompts longer than {limit} tokens were {what}", style="yellow")
@@ -129,14 +128,14 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
         parts.execution,
         parts.tokenizer,
         parts.evaluation.rows[: config.evaluation.limit],
-        verifier=config.asked_in_evaluation,
+        verifier=config.evaluation_verifier,
         scoring=config.scoring,
         sampling=config.sampling,
         samples=config.evaluation.samples,
         vote=config.evaluation.vote,
         seed=config.seed,
         player=Player.of(config, parts.execution, parts.tokenizer),
-        look=lambda rows: examine(console, "evaluation", [rows], config.evaluation.num_examine),
+        show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.num_examine),
     )
 
 
@@ -183,7 +182,7 @@ class _Session(Running):
 
     def record(self, step: Step) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
-        examine(self.console, f"step {step.number}", sampled, self.config.num_examine)
+        print_samples(self.console, f"step {step.number}", sampled, self.config.num_examine)
         if self.config.record_rollouts and step.number % self.config.record_rollouts_every == 0:
             self.run_directory.write_rollouts(step, self.parts.tokenizer, compress=self.config.compress_rollouts)
 
@@ -195,7 +194,7 @@ class _Session(Running):
         self.write(
             "eval", self.trainer.step_number, {**metrics, "generated_tokens_total": self.trainer.generated_tokens}
         )
-        if self.best.see(self.trainer.step_number, metrics):
+        if self.best.record(self.trainer.step_number, metrics):
             self.save()
         unscored = metrics["sampled/unscored"]
         self.console.print(

@@ -1,4 +1,4 @@
-"""The objects with state of an algorithm's stages: each is created once, called with named data, and saved."""
+"""The stages of an algorithm that have state: controllers and baselines. Each is created once and saved."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,73 +11,73 @@ from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution
 from rlprims.trainer.collect.episodes import first_rows
-from rlprims.trainer.collect.rollout import join
+from rlprims.trainer.collect.rollout import join_groups
 
-_OF_LOG_PROBS = (
+_KEPT_COLUMNS = (
     *("prompts", "responses", "attention_mask", "response_mask"),
     *("kept_ids", "kept_counts", "old_log_probs", "turn_rewards"),
 )
-"""What the log-probs of a response need to be computed again, and those of then; the last is of episodes."""
+"""The columns from which log-probs are computed again, and the old log-probs. Episodes also have ``turn_rewards``."""
 
 
 class States:
-    """The controllers and memories of an algorithm by their stage. ``state_dict`` is JSON; the rest is ``answers``."""
+    """The controllers and baselines of an algorithm by stage. The state is ``state_dict``, in JSON, and ``answers``."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.objects = {stage: part({}) for stage, part in algorithm.stateful.items()}
         self.answers: dict[str, DataProto] = {}
-        """By prompt the newest responses that were trained on: only if an object needs ``kl``."""
+        """The last responses to each prompt that were trained on; empty unless a baseline reads ``kl``."""
 
     @property
     def of_this_step(self) -> Algorithm:
-        """The algorithm with the numbers of its controllers."""
+        """The algorithm with the current coefficients of its controllers."""
         return self.algorithm.with_coefficients(self._coefficients())
 
     def baseline(self, batch: DataProto) -> dict[str, Tensor]:
-        """``baseline_scores`` (B,), from the batches before this one; nothing if the algorithm has no such object."""
-        memory = self.objects.get("baseline")
-        return {} if memory is None else {"baseline_scores": _call(memory.baseline, _columns(batch))}
+        """``baseline_scores`` (B,), from earlier batches; empty if the algorithm has no stateful baseline."""
+        baseline = self.objects.get("baseline")
+        return {} if baseline is None else {"baseline_scores": _call(baseline.baseline, _columns(batch))}
 
     def kl(self, execution: Execution, batch: DataProto) -> dict[str, Tensor]:
-        """``kl`` (B,): mean |change of log-prob| of the prompt's last responses, 0 for a new prompt; if a memory asks.
+        """``kl`` (B,): the mean absolute change of the log-probs of the prompt's last responses, 0 for a new prompt.
 
-        Call it before the update, with the policy that will be updated.
+        Empty unless the baseline reads it. Call it before the update.
         """
         if not self.algorithm.baseline_measures_kl:
             return {}
         keys: list[str] = batch["example"].tolist()
-        known = [self.answers[key] for key in dict.fromkeys(keys) if key in self.answers]
-        moved = dict[str, float]()
-        if known:
-            before = join(known, pad_token_id=execution.pad_token_id)
+        earlier = [self.answers[key] for key in dict.fromkeys(keys) if key in self.answers]
+        changes = dict[str, float]()
+        if earlier:
+            before = join_groups(earlier, pad_token_id=execution.pad_token_id)
             mask = before["response_mask"]
             change = torch.where(mask, execution.log_probs(before) - before["old_log_probs"], 0.0).abs().double()
             for key in dict.fromkeys(before["example"].tolist()):
                 rows = torch.tensor([other == key for other in before["example"]])
-                moved[key] = float(change[rows].sum() / mask[rows].sum().clamp(min=1))
-        return {"kl": torch.tensor([moved.get(key, 0.0) for key in keys])}
+                changes[key] = float(change[rows].sum() / mask[rows].sum().clamp(min=1))
+        return {"kl": torch.tensor([changes.get(key, 0.0) for key in keys])}
 
-    def learn(self, batch: DataProto) -> None:
-        """The scores of a batch, after it was compared with the baseline; rows without a score are left out."""
-        memory = self.objects.get("baseline")
-        if memory is None:
+    def update_baseline(self, batch: DataProto) -> None:
+        """Update the baseline with the scores of a batch, after its advantages; rows without a score are left out."""
+        baseline = self.objects.get("baseline")
+        if baseline is None:
             return
-        counted = batch["scores"].isfinite()
+        scored = batch["scores"].isfinite()
         if "valid_rows" in batch:
-            counted &= batch["valid_rows"]
-        if bool(counted.any()):
-            _call(memory.update, _columns(first_rows(batch[counted])))
+            scored &= batch["valid_rows"]
+        if bool(scored.any()):
+            _call(baseline.update, _columns(first_rows(batch[scored])))
         if self.algorithm.baseline_measures_kl:
             keys = batch["example"]
-            kept = batch.select([name for name in _OF_LOG_PROBS if name in batch], ["example"])
+            kept = batch.select([name for name in _KEPT_COLUMNS if name in batch], ["example"])
             for key in dict.fromkeys(keys.tolist()):
                 self.answers[key] = kept.select_idxs(torch.tensor(keys == key)).select(deepcopy=True)
 
-    def measured(self, metrics: Mapping[str, float]) -> None:
-        """Pass the metrics of a step's updates to the controllers, by their names."""
+    def update_controllers(self, metrics: Mapping[str, float]) -> None:
+        """Update the controllers with the metrics of a step's updates."""
         for stage in self._coefficients():
-            if "loss" in metrics:  # in a critic's warm-up there is none
+            if "loss" in metrics:  # absent during a critic's warm-up
                 _call(self.objects[stage].update, metrics)
 
     def metrics(self) -> dict[str, float]:
@@ -96,7 +96,7 @@ class States:
 
 
 def _columns(batch: DataProto) -> dict[str, Any]:
-    """The data by name: the batch's columns, ``prompts`` as keys, ``roles`` of the data, and its other fields."""
+    """The data by name: the batch's columns, the fields of its rows, ``prompts`` as keys, and ``roles``."""
     fields = batch["fields"].tolist()
     names = dict.fromkeys(name for row in fields for name in row)
     columns: dict[str, Any] = {name: [row.get(name) for row in fields] for name in names}
@@ -106,10 +106,10 @@ def _columns(batch: DataProto) -> dict[str, Any]:
 
 
 def _call(method: Callable[..., Any], data: Mapping[str, Any]) -> Any:
-    """Call it with those of the columns that its arguments name."""
+    """Call a method with the columns that its parameters name."""
     parameters = inspect.signature(method).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]
     if missing := [name for name in needed if name not in data]:
-        of_data = "; the field role of every row of the data makes roles" if "roles" in missing else ""
+        of_data = "; roles needs a field role in every row of the data" if "roles" in missing else ""
         raise ValueError(f"{method.__qualname__} takes {missing}, which the trainer does not have{of_data}")
     return method(**{p.name: data[p.name] for p in parameters if p.name in data})

@@ -1,4 +1,4 @@
-"""What k sampled responses answer together: the answer that most of them give."""
+"""Majority voting: the answer that most of k sampled responses give."""
 
 import math
 from collections import Counter, defaultdict
@@ -12,9 +12,9 @@ Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]
 
 
 def answer_of(response: str, vote: Vote) -> Hashable | None:
-    r"""What a response votes for: its last ``\boxed{}``, its last number, its last ``<answer>``, or the whole text.
+    r"""The answer of a response: its last ``\boxed{}``, its last number, its last ``<answer>``, or the whole text.
 
-    None, no vote, if it has no such thing.
+    None if it has no such part.
 
     >>> answer_of("so 2 + 2 = 4.0", "number") == answer_of("4", "number"), answer_of("no idea", "number")
     (True, None)
@@ -29,42 +29,50 @@ def answer_of(response: str, vote: Vote) -> Hashable | None:
     return None if text is None else "".join(text.split())
 
 
-def majority_at(answers: Sequence[Hashable | None], right: Sequence[float], k: int) -> float:
-    """maj@k: the score of the answer that most of k responses give, mean over the C(n, k) choices of them.
+def majority_at(answers: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float:
+    """maj@k: the score of the answer that most of k responses give, as a mean over all C(n, k) choices of them.
 
-    A tie is drawn by lot, so that each of its answers counts its share; responses without an answer do not vote, and k
-    of them score 0. ``right`` is the score of each response; an answer's is the mean of those that give it. With k = n
-    it is one vote among all. verl draws 1000 samples with replacement; here every choice is counted.
+    In a tie the mean of the tied answers counts. Responses without an answer do not vote; if none of the k has one, the
+    score is 0. ``scores`` are those of the responses; an answer has the mean score of its responses. verl draws 1000
+    samples with replacement; here every choice is counted.
 
     >>> majority_at(["4", "4", "5"], [1.0, 1.0, 0.0], 3), majority_at(["4", "4", "5"], [1.0, 1.0, 0.0], 2)
     (1.0, 0.6666666666666666)
     """
     n = len(answers)
-    if not 1 <= k <= n or len(right) != n:
-        raise ValueError(f"k={k} with {n} answers and {len(right)} scores, expected 1 <= k <= {n} and a score for each")
+    if not 1 <= k <= n or len(scores) != n:
+        raise ValueError(
+            f"k={k} with {n} answers and {len(scores)} scores, expected 1 <= k <= {n} and a score for each"
+        )
     counts = Counter(answer for answer in answers if answer is not None)
-    scores = {
-        answer: math.fsum(score for other, score in zip(answers, right, strict=True) if other == answer) / count
+    mean_scores = {
+        answer: math.fsum(score for other, score in zip(answers, scores, strict=True) if other == answer) / count
         for answer, count in counts.items()
     }
-    silent = n - counts.total()
+    without_answer = n - counts.total()
     return math.fsum(
-        score * _chance(counts[answer], [count for other, count in counts.items() if other != answer], silent, k)
-        for answer, score in scores.items()
+        score
+        * _win_probability(
+            counts[answer], [count for other, count in counts.items() if other != answer], without_answer, k
+        )
+        for answer, score in mean_scores.items()
         if score
     )
 
 
-def _chance(own: int, others: Sequence[int], silent: int, k: int) -> float:
-    """That an answer wins among k drawn of its own, the others' and the silent responses; its share of a tie."""
+def _win_probability(own: int, others: Sequence[int], without_answer: int, k: int) -> float:
+    """The probability that an answer with ``own`` votes wins among k drawn responses; a tie counts as a share.
+
+    ``others`` are the votes of the other answers, ``without_answer`` the number of responses without one.
+    """
     won = 0.0
     for votes in range(1, min(own, k) + 1):
-        ways = {(votes, 1): math.comb(own, votes)}  # by responses drawn, and answers that have so many votes
+        ways = {(votes, 1): math.comb(own, votes)}  # by (responses drawn, answers with this number of votes)
         for count in others:
             more: defaultdict[tuple[int, int], int] = defaultdict(int)
             for (drawn, tied), number in ways.items():
                 for of_this in range(min(count, votes, k - drawn) + 1):
                     more[drawn + of_this, tied + (of_this == votes)] += number * math.comb(count, of_this)
             ways = more
-        won += sum(number * math.comb(silent, k - drawn) / tied for (drawn, tied), number in ways.items())
-    return won / math.comb(own + sum(others) + silent, k)
+        won += sum(number * math.comb(without_answer, k - drawn) / tied for (drawn, tied), number in ways.items())
+    return won / math.comb(own + sum(others) + without_answer, k)

@@ -1,4 +1,4 @@
-"""Errors of the disk in words: which path could not be written, and why."""
+"""Errors of the disk, with the path that could not be written and the reason."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class CannotWrite(OSError, ValueError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise :class:`CannotWrite` with ``path`` for an error of the disk in this block, also of a rank's disk."""
+    """Raise :class:`CannotWrite` with ``path`` if the disk, or the disk of a rank, fails in this block."""
     try:
         yield
     except CannotWrite:

@@ -1,6 +1,6 @@
-"""Conversion of sampled turns to rows of training data, by exact token ids: nothing is tokenized twice.
+"""Conversion of sampled turns to rows of training data, by exact token ids: no text is tokenized twice.
 
-A rollout is a list of :class:`Turn`: the ids that the sampler was given, the ids that it drew, their log-probs.
+A rollout is a list of :class:`Turn`: the ids that the sampler was given, the ids that it drew, and their log-probs.
 :func:`merge` makes rows from the turns, and :func:`to_batch` makes a batch from the rows. :func:`delta_ids` tokenizes
 the messages of an environment between two turns. :func:`explain` shows why a turn did not extend a row. Functions of
 tensors with ``turn_ids`` are in :mod:`rlprims.layout`.

@@ -37,7 +37,7 @@ def to_batch(
     packed: bool = False,
     fill: Mapping[str, Any] | None = None,
 ) -> DataProto:
-    """The rows of several rollouts as one batch. A row's response begins with its first sampled token.
+    """One batch from the rows of several rollouts. The response of a row begins with its first sampled token.
 
     - ``prompts`` int64 (B, P), padded on the left; ``responses`` int64 (B, T), padded on the right.
     - ``attention_mask`` bool (B, P+T), unless packed; ``response_mask`` bool (B, T), the tokens to train on.
@@ -52,7 +52,7 @@ def to_batch(
 
     Args:
         rollouts: the rows of each rollout, from :func:`merge`.
-        group_labels: which prompt each rollout answers: any hashable label.
+        group_labels: a hashable label for each rollout: the prompt that it answers.
         pad_id: the token of padding. Masks are not computed from ids, so the token may also be sampled.
         packed: the columns (B, P) and (B, T) are jagged instead of padded: ``.values()`` of one is packed (N,) or
             (N, ...), and ``.offsets()`` is its ``cu_seqlens``. All columns of responses share the offsets.
@@ -75,13 +75,13 @@ def to_batch(
         raise ValueError(f"group_labels has {len(group_labels)} entries, expected {len(rollouts)}: one per rollout")
     if not rollouts or not all(rollouts):
         empty = next((i for i, rows in enumerate(rollouts) if not rows), None)
-        what = "rollouts is empty" if empty is None else f"rollout {empty} has no rows"
-        raise ValueError(f"{what}, expected at least one row each: leave rollouts without turns out")
+        problem = "rollouts is empty" if empty is None else f"rollout {empty} has no rows"
+        raise ValueError(f"{problem}, expected at least one row in each rollout: leave out rollouts without turns")
     rows = list(chain.from_iterable(rollouts))
     names = dict.fromkeys(name for row in rows for name in row.extras)
     is_truncated = names.pop("kept", True) is None  # "kept" has entries of any length, and so columns of its own
-    if taken := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
-        raise ValueError(f"extras {sorted(taken)} have the names of columns, expected other names")
+    if reserved := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
+        raise ValueError(f"extras {sorted(reserved)} have the names of columns, expected other names")
 
     prompt_lengths = torch.tensor([row.prompt_length for row in rows])
     lengths = torch.tensor([len(row.token_ids) for row in rows]) - prompt_lengths
@@ -93,22 +93,22 @@ def to_batch(
         values = _flat((getattr(row, name)[row.prompt_length :] for row in rows), dtype)
         responses[name] = values, torch.zeros((), dtype=dtype)
     for name in names:
-        of_rows = [(row.extras.get(name, (None,) * len(row.token_ids)), row.prompt_length) for row in rows]
-        of_prompts = [entry for column, start in of_rows for entry in column[:start]]
-        of_responses = [entry for column, start in of_rows for entry in column[start:]]
+        extras = [(row.extras.get(name, (None,) * len(row.token_ids)), row.prompt_length) for row in rows]
+        prompt_entries = [entry for column, start in extras for entry in column[:start]]
+        response_entries = [entry for column, start in extras for entry in column[start:]]
         padding = (fill or {}).get(name, 0)
-        responses[name] = _extra(name, of_responses, padding)
-        if any(entry is not None for entry in of_prompts):
-            prompts[f"prompt_{name}"] = _extra(name, of_prompts, padding)
+        responses[name] = _extra(name, response_entries, padding)
+        if any(entry is not None for entry in prompt_entries):
+            prompts[f"prompt_{name}"] = _extra(name, prompt_entries, padding)
 
     columns: dict[str, Tensor] = {}
     if is_truncated:
         sets = [_kept_sets(row) for row in rows]
-        sizes = torch.tensor([len(ids) for of_row in sets for ids in of_row], dtype=torch.int32)
+        sizes = torch.tensor([len(ids) for row_sets in sets for ids in row_sets], dtype=torch.int32)
         responses["kept_counts"] = sizes, sizes.new_zeros(())
-        of_rows_sizes = torch.tensor([sum(map(len, of_row)) for of_row in sets])
-        ids = _flat((ids for of_row in sets for ids in of_row), torch.int32)
-        columns["kept_ids"] = torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(of_rows_sizes))
+        row_sizes = torch.tensor([sum(map(len, row_sets)) for row_sets in sets])
+        ids = _flat((ids for row_sets in sets for ids in row_sets), torch.int32)
+        columns["kept_ids"] = torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(row_sizes))
     if packed:
         for part, offsets in ((prompts, _cu_seqlens(prompt_lengths)), (responses, _cu_seqlens(lengths))):
             for name, (values, _) in part.items():

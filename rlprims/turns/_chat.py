@@ -77,8 +77,8 @@ def delta_ids(
     if not found or not before.endswith(turn_end):
         return None
     emitted = _end_token(tokenizer, turn_end) if ended else 0
-    stand_in = turn_end[:emitted] or "."
-    return _encode_after(tokenizer, stand_in, turn_end[emitted:] + after[len(before) :])
+    context = turn_end[:emitted] or "."
+    return _encode_after(tokenizer, context, turn_end[emitted:] + after[len(before) :])
 
 
 def _mark_reasoning(message: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:

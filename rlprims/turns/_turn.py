@@ -10,14 +10,14 @@ from rlprims.ended import Ended, EndedName
 
 @dataclass(frozen=True)
 class Turn:
-    """One call of the sampler: the exact ids that it was given and the exact ids that it drew. No text.
+    """One call of the sampler: the exact ids that it was given and the exact ids that it drew, without text.
 
     Sequences may be lists, tuples, arrays or tensors; they are stored as tuples. A log-prob may be NaN or infinite,
     because real samplers report such numbers. It stays with its token; ``filters.finite_tokens`` can drop it.
 
     Args:
         prompt_ids: all tokens before the sampled ones: the conversation so far and the generation prompt.
-        sampled_ids: what the sampler drew, with the end token if it was drawn. May be empty.
+        sampled_ids: the ids that the sampler drew, with the end token if it was drawn. May be empty.
         log_probs: the sampler's log-prob of each sampled id, nats.
         version: of the weights: one number, or one per sampled id if the weights changed during the turn.
         finish: why sampling ended, a name of :class:`rlprims.ended.Ended`. The end token is missing for all but "stop".
@@ -30,7 +30,7 @@ class Turn:
             sampled one; None if the whole vocabulary was left.
 
     Raises:
-        ValueError: lengths differ, ids are not integers, or ``finish`` is no reason to end.
+        ValueError: lengths differ, ids are not integers, or ``finish`` is not a name of ``Ended``.
 
     >>> turn = Turn([1, 2], [3, 4], [-0.5, -0.1], version=7)
     >>> turn.token_ids
@@ -58,18 +58,18 @@ class Turn:
         for name in ("log_probs", "version", "trainable"):
             store(self, name, _plain(getattr(self, name)))
         Ended.of(self.finish)
-        sampled, whole = len(self.sampled_ids), len(self.prompt_ids) + len(self.sampled_ids)
+        sampled, total = len(self.sampled_ids), len(self.prompt_ids) + len(self.sampled_ids)
         for name in ("log_probs", "version", "trainable"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != sampled:
                 raise ValueError(f"{name} has {len(value)} entries, expected {sampled}: one for each of sampled_ids")
         if not isinstance(self.log_probs, tuple) or None in self.log_probs:
-            raise ValueError("log_probs is None or has None in it, expected numbers; NaN if the sampler gave none")
+            raise ValueError("log_probs is or contains None, expected numbers; use NaN if the sampler gave none")
         for name, column in self.extras.items():
-            if len(column) not in (sampled, whole):
+            if len(column) not in (sampled, total):
                 raise ValueError(
                     f"extras[{name!r}] has {len(column)} entries, expected {sampled}, one for each of sampled_ids, or "
-                    f"{whole}, one for each of prompt_ids and sampled_ids: add an entry for a token that has none"
+                    f"{total}, one for each of prompt_ids and sampled_ids: add an entry for a token that has none"
                 )
 
         self._check_kept()
@@ -78,8 +78,8 @@ class Turn:
         sets = self.extras.get("kept")
         if sets is None:
             return
-        of_sampled = sets[len(sets) - len(self.sampled_ids) :]
-        for i, (sampled, kept) in enumerate(zip(self.sampled_ids, of_sampled, strict=True)):
+        sampled_sets = sets[len(sets) - len(self.sampled_ids) :]
+        for i, (sampled, kept) in enumerate(zip(self.sampled_ids, sampled_sets, strict=True)):
             if kept is not None and len(kept) and sampled not in list(kept):
                 raise ValueError(
                     f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "

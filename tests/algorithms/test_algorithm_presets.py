@@ -101,7 +101,7 @@ def test_vapo_as_published():
     assert vapo.value_target == use(advantage.td_lambda, lam=1.0)
     assert vapo.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28)
     (imitated,) = vapo.loss_terms
-    assert (imitated.coefficient, imitated.loss.fn, imitated.tokens.fn) == (0.1, losses.nll, algorithms.solved)
+    assert (imitated.coefficient, imitated.loss.fn, imitated.tokens.fn) == (0.1, losses.nll, algorithms.is_correct)
     assert algorithms.vapo(imitation=0).loss_terms == ()
 
 
@@ -171,15 +171,15 @@ def test_a_controller_is_a_stage_too():
 
 def test_what_is_asked_of_the_policy_before_each_update_and_of_the_losses():
     dapo = algorithms.dapo()
-    assert dapo.weighing_needs == frozenset()
-    assert "entropies" in algorithms.high_entropy().weighing_needs
+    assert dapo.token_weight_needs == frozenset()
+    assert "entropies" in algorithms.high_entropy().token_weight_needs
     assert "entropies" not in algorithms.high_entropy().loss_needs
-    assert "log_probs" in algorithms.clip_cov().weighing_needs
+    assert "log_probs" in algorithms.clip_cov().token_weight_needs
     corrected = dapo.replace(corrections=[corrections.tis])
-    assert corrected.weighing_needs == {"old_log_probs", "rollout_log_probs", "response_mask"}
+    assert corrected.token_weight_needs == {"old_log_probs", "rollout_log_probs", "response_mask"}
     assert corrected.loss_needs == dapo.loss_needs == {"log_probs", "old_log_probs", "advantages", "response_mask"}
     assert "entropies" in dapo.replace(loss_terms=[ENTROPY_BONUS]).loss_needs
-    assert "scores" in algorithms.vapo().weighing_needs
+    assert "scores" in algorithms.vapo().token_weight_needs
 
 
 def test_a_selection_by_log_probs_asks_for_the_old_ones():
@@ -215,7 +215,7 @@ def test_kl_to_old_is_the_distance_to_the_old_policy():
 
 def test_solved_tokens_are_those_of_the_positive_scores_padded_and_packed():
     scores, mask = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([[True, False], [True, True], [True, True]])
-    assert algorithms.solved(scores, mask).tolist() == [[True, False], [False, False], [False, False]]
-    assert algorithms.solved(scores, mask, above=-0.5).tolist() == [[True, False], [True, True], [False, False]]
-    packed = algorithms.solved(scores, mask[mask], torch.tensor([0, 1, 3, 5]))
+    assert algorithms.is_correct(scores, mask).tolist() == [[True, False], [False, False], [False, False]]
+    assert algorithms.is_correct(scores, mask, threshold=-0.5).tolist() == [[True, False], [True, True], [False, False]]
+    packed = algorithms.is_correct(scores, mask[mask], torch.tensor([0, 1, 3, 5]))
     assert packed.tolist() == [True, False, False, False, False]

@@ -10,13 +10,13 @@ from torch import nan
 from rlprims import advantage, algorithms, corrections, filters, losses, rewards
 from rlprims.algorithms import (
     LossTerm,
-    assess_groups,
     component_scores,
     estimate_advantages,
+    filter_groups,
     policy_objective,
     shape_scores,
+    token_weights,
     use,
-    weigh_tokens,
 )
 from rlprims.ended import Ended
 from rlprims.types import Totals
@@ -110,10 +110,10 @@ class TestWeighTokens:
 
     def objective(self, data=None, **changes):
         algorithm, data = self.algorithm.replace(**changes), data or self.data
-        return policy_objective(algorithm, {**data, **weigh_tokens(algorithm, data)})
+        return policy_objective(algorithm, {**data, **token_weights(algorithm, data)})
 
     def test_nothing_to_weigh_makes_nothing(self):
-        assert weigh_tokens(self.algorithm, self.data) == {}
+        assert token_weights(self.algorithm, self.data) == {}
         close(self.objective(), 0.0)
 
     def test_a_correction_multiplies_the_policy_loss(self):
@@ -125,13 +125,13 @@ class TestWeighTokens:
 
     def test_gates_multiply_with_a_correction(self):
         gate = use(corrections.rejection, estimator="k1", level="token", low=0.6, high=1.7)
-        weighed = weigh_tokens(self.algorithm.replace(corrections=[corrections.tis, gate]), self.data)
+        weighed = token_weights(self.algorithm.replace(corrections=[corrections.tis, gate]), self.data)
         close(weighed["loss_weights"], [[0.0, 0.0], [1.5, 0.0]])
 
     def test_two_corrections_of_the_same_gap_raise(self):
         twice = self.algorithm.replace(corrections=[corrections.tis, corrections.icepop])
         with pytest.raises(ValueError, match="correcting twice: both factors account for rollout->old"):
-            weigh_tokens(twice, self.data)
+            token_weights(twice, self.data)
 
     def test_a_selection_leaves_the_other_tokens_without_a_policy_loss(self):
         half = use(filters.high_entropy, fraction=0.5)  # the entropies 0.3 and 0.2
@@ -144,10 +144,10 @@ class TestWeighTokens:
         close(self.objective(token_selection=half, aggregation=losses.token_mean), 1.0 / 3)
 
     def test_a_term_on_chosen_tokens(self):
-        term = self.K1.model_copy(update={"tokens": use(algorithms.solved)})
+        term = self.K1.model_copy(update={"tokens": use(algorithms.is_correct)})
         close(self.objective(loss_terms=[term]), 0.1 * 2)
         close(self.objective(loss_terms=[self.K1, term]), 0.1 * 3 + 0.1 * 2)
-        weighed = weigh_tokens(self.algorithm.replace(loss_terms=[self.K1, term]), self.data)
+        weighed = token_weights(self.algorithm.replace(loss_terms=[self.K1, term]), self.data)
         assert {name: chosen.tolist() for name, chosen in weighed.items()} == {
             "loss_terms.1.tokens": [[True, True], [False, False]]
         }
@@ -156,22 +156,24 @@ class TestWeighTokens:
         log_probs = self.data["log_probs"].nan_to_num().requires_grad_()
         data = {**self.data, "log_probs": log_probs}
         chosen = self.algorithm.replace(corrections=[corrections.tis, use(corrections.opsm, delta=9.0)])
-        weighed = weigh_tokens(chosen, data)
+        weighed = token_weights(chosen, data)
         assert not weighed["loss_weights"].requires_grad
         policy_objective(chosen, {**data, **weighed}).backward()
         close(log_probs.grad, [[-2.0, -0.5], [3.0, 0.0]])
 
     def test_weights_that_were_not_made_are_asked_for(self):
         corrected = self.algorithm.replace(corrections=[corrections.tis])
-        with pytest.raises(ValueError, match=r"the batch has no loss_weights: add weigh_tokens\(algorithm, data\)"):
+        with pytest.raises(ValueError, match=r"the batch has no loss_weights: add token_weights\(algorithm, data\)"):
             policy_objective(corrected, self.data)
-        restricted = self.algorithm.replace(loss_terms=[self.K1.model_copy(update={"tokens": use(algorithms.solved)})])
+        restricted = self.algorithm.replace(
+            loss_terms=[self.K1.model_copy(update={"tokens": use(algorithms.is_correct)})]
+        )
         with pytest.raises(ValueError, match=r"the batch has no loss_terms.0.tokens"):
             policy_objective(restricted, self.data)
 
     def test_missing_data_is_named(self):
         with pytest.raises(ValueError, match=r"filters.high_entropy needs \['entropies'\]"):
-            weigh_tokens(algorithms.high_entropy(), {"response_mask": MASK})
+            token_weights(algorithms.high_entropy(), {"response_mask": MASK})
 
 
 class TestWeighingAWholeUpdate:
@@ -194,7 +196,7 @@ class TestWeighingAWholeUpdate:
     )
 
     def weigh(self, seed):
-        return weigh_tokens(self.algorithm, self.data, generator=torch.Generator().manual_seed(seed))
+        return token_weights(self.algorithm, self.data, generator=torch.Generator().manual_seed(seed))
 
     def test_a_draw_is_the_generators(self):
         drawn = [(self.weigh(seed)["loss_weights"] == 0) & self.mask for seed in (1, 1, 2)]
@@ -204,7 +206,7 @@ class TestWeighingAWholeUpdate:
 
     def test_a_draw_needs_a_generator(self):
         with pytest.raises(ValueError, match="generator"):
-            weigh_tokens(self.algorithm, self.data)
+            token_weights(self.algorithm, self.data)
 
     def test_the_parts_of_a_weighed_batch_add_up_to_it(self):
         whole = {**self.data, **self.weigh(1)}
@@ -221,7 +223,7 @@ class TestWeighingAWholeUpdate:
     def test_and_would_not_if_each_part_were_weighed_alone(self):
         halves = [{name: tensor[rows] for name, tensor in self.data.items()} for rows in (slice(4), slice(4, None))]
         chosen = [
-            weigh_tokens(self.algorithm, half, generator=torch.Generator().manual_seed(1))["loss_terms.0.tokens"]
+            token_weights(self.algorithm, half, generator=torch.Generator().manual_seed(1))["loss_terms.0.tokens"]
             for half in halves
         ]
         assert not torch.equal(torch.cat(chosen), self.weigh(1)["loss_terms.0.tokens"])
@@ -305,47 +307,47 @@ class TestAssessGroups:
     }
 
     def test_without_a_filter_only_unknown_scores_drop_a_group(self):
-        assert assess_groups(algorithms.grpo(), self.data) == [None] * 6 + ["a score is not finite"] * 2
+        assert filter_groups(algorithms.grpo(), self.data) == [None] * 6 + ["a score is not finite"] * 2
 
     def test_the_filter_says_what_it_saw(self):
-        reasons = assess_groups(algorithms.dapo(), self.data)
+        reasons = filter_groups(algorithms.dapo(), self.data)
         assert reasons[::2] == [None, "acc is 0 throughout", "acc is 1 throughout", "a score is not finite"]
         assert reasons[::2] == reasons[1::2]
 
     def test_it_looks_at_its_metric_and_not_at_the_score(self):
         data = {**self.data, "scores": torch.arange(8.0)}
         assert (
-            assess_groups(algorithms.dapo(), data)[:6]
+            filter_groups(algorithms.dapo(), data)[:6]
             == [None] * 2 + ["acc is 0 throughout"] * 2 + ["acc is 1 throughout"] * 2
         )
 
     def test_an_unknown_metric_is_not_called_constant(self):
         data = {**self.data, "scores": torch.zeros(8)}
-        assert assess_groups(algorithms.dapo(), data)[6:] == ["acc does not pass filters.nonzero_range"] * 2
+        assert filter_groups(algorithms.dapo(), data)[6:] == ["acc does not pass filters.nonzero_range"] * 2
 
     def test_a_filter_of_other_columns_has_no_metric(self):
         components = torch.tensor([[1, 0], [0, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [0, 1]], dtype=torch.float32)
         data = {"scores": torch.ones(8), "group_ids": self.data["group_ids"], "component_scores": components}
         gdpo = algorithms.gdpo().replace(filter={"keep": filters.varied_components})
-        assert assess_groups(gdpo, data)[::2] == [
+        assert filter_groups(gdpo, data)[::2] == [
             None, *["does not pass filters.varied_components"] * 2, None
         ]  # fmt: skip
         complete = algorithms.dapo().replace(filter={"keep": filters.completed})
         data["ended"] = torch.tensor([Ended.STOP] * 5 + [Ended.LENGTH] + [Ended.STOP] * 2)
-        assert assess_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
+        assert filter_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
 
     def test_without_acc_it_looks_at_the_scores(self):
         """A verifier that returns one number: the groups of the DAPO filter are those of a verifier with acc."""
         scores = torch.tensor([1.0, 0.0, 1.0, 1.0])
         data = {"scores": scores, "group_ids": torch.tensor([0, 0, 1, 1])}
         kept = [None, None, "scores is 1 throughout", "scores is 1 throughout"]
-        assert assess_groups(algorithms.dapo(), data) == kept
-        beside = assess_groups(algorithms.dapo(), {**data, "acc": scores})
+        assert filter_groups(algorithms.dapo(), data) == kept
+        beside = filter_groups(algorithms.dapo(), {**data, "acc": scores})
         assert beside == [reason and reason.replace("scores", "acc") for reason in kept]
 
     def test_a_missing_metric_names_the_columns(self):
         with pytest.raises(ValueError, match=r"filter.metric is 'format'; the columns are \['acc', 'group_ids', 'sc"):
-            assess_groups(algorithms.dapo(metric="format"), self.data)
+            filter_groups(algorithms.dapo(metric="format"), self.data)
 
 
 class TestEstimateAdvantages:
@@ -449,6 +451,6 @@ def test_ragged_columns_do_not_stand_in_the_way_of_rollouts_of_several_rows() ->
         "response_mask": torch.ones(4, 2, dtype=torch.bool),
         "kept_ids": torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 1, 3, 3])),
     }
-    reasons = assess_groups(algorithms.dapo(), data)
+    reasons = filter_groups(algorithms.dapo(), data)
     assert reasons[:3] == [None] * 3
     assert reasons[3] is not None

@@ -37,7 +37,7 @@ CHANGED = {
         corrections=[use(corrections.tis, high=3.0), corrections.veto], token_selection=filters.high_entropy
     ),
     "a term on some tokens": lambda: algorithms.grpo().replace(
-        loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.nll), tokens=use(algorithms.solved, above=0.5))]
+        loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.nll), tokens=use(algorithms.is_correct, threshold=0.5))]
     ),
     "a critic's own target": lambda: algorithms.ppo().replace(value_target=use(advantage.td_lambda, lam=0.5)),
     "components": lambda: algorithms.gdpo(components=("a", "b", "c"), weights=(1, 2, 3)),

@@ -439,7 +439,7 @@ def test_the_advantages_are_the_librarys(dialect: str, preset: str, source: Reco
 def test_the_loss_and_its_gradient_are_the_librarys(dialect: str, preset: str, source: Recorded) -> None:
     for c in of(dialect, source):
         algorithm, data = made(dialect, preset, **source.settings(c)), source.data(c)
-        data |= algorithms.weigh_tokens(algorithm, data)
+        data |= algorithms.token_weights(algorithm, data)
         ranks = 1 if c.primitive == "policy_loss.geo_mean" else c.args.get("dp_size", 1)
         loss = algorithms.policy_objective(algorithm, data) * ranks
         per_token = algorithm.policy_loss(data).detach()

@@ -14,8 +14,8 @@ from rlprims.algorithms import (
     objective_parts,
     policy_objective,
     step_counts,
+    token_weights,
     use,
-    weigh_tokens,
 )
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import LARGE, make_batch
@@ -79,15 +79,15 @@ class TestByHand:
             assert objective(seen) - POLICY == pytest.approx(expected)
 
     def test_chosen_tokens_over_their_own_count(self) -> None:
-        solved = term(tokens=use(algorithms.solved), over="term")
+        solved = term(tokens=use(algorithms.is_correct), over="term")
         algorithm = REINFORCE.replace(loss_terms=[solved])
         data = {**DATA, "scores": torch.tensor([1.0, 0.0])}
-        data |= weigh_tokens(algorithm, data)
+        data |= token_weights(algorithm, data)
         assert float(policy_objective(algorithm, data)) - POLICY == pytest.approx(0.5 * (1 + 3) / 2)
 
     def test_tokens_are_chosen_among_those_of_the_mask(self) -> None:
-        algorithm = REINFORCE.replace(loss_terms=[term(tokens=use(algorithms.solved), mask="observation_mask")])
-        chosen = weigh_tokens(algorithm, {**DATA, "scores": torch.ones(2)})
+        algorithm = REINFORCE.replace(loss_terms=[term(tokens=use(algorithms.is_correct), mask="observation_mask")])
+        chosen = token_weights(algorithm, {**DATA, "scores": torch.ones(2)})
         assert torch.equal(chosen["loss_terms.0.tokens"], SEEN)
 
     def test_terms_add_up(self) -> None:
@@ -101,7 +101,7 @@ class TestByHand:
     def test_a_weight_for_each_row(self) -> None:
         data = {**DATA, "row_weights": torch.tensor([3.0, 0.0])}
         algorithm = REINFORCE.replace(loss_terms=[term(over="term")])
-        weights = weigh_tokens(algorithm, data)
+        weights = token_weights(algorithm, data)
         assert weights["loss_weights"].tolist() == [[3, 0, 3, 0], [0, 0, 0, 0]]
         expected = 3 * (1 + 3) / 4 + 0.5 * 15 / 4
         assert float(policy_objective(algorithm, data | weights)) == pytest.approx(expected)
@@ -112,7 +112,7 @@ class TestByHand:
         algorithm = REINFORCE.replace(corrections=[corrections.tis])
         data = {**DATA, "row_weights": torch.tensor([3.0, 1.0])}
         data |= {"old_log_probs": LOG_PROBS, "rollout_log_probs": LOG_PROBS - torch.tensor(1.5).log()}
-        weights = weigh_tokens(algorithm, data)["loss_weights"]
+        weights = token_weights(algorithm, data)["loss_weights"]
         torch.testing.assert_close(weights, torch.tensor([[4.5, 0, 4.5, 0], [1.5, 1.5, 0, 0]]))
 
 
@@ -193,7 +193,7 @@ def test_any_split_of_the_step_gives_the_step(mean: str, over: str, rollouts: bo
     """Values and gradients, 1e-12 in float64; rows of one group, and of one rollout, in different micro-batches."""
     terms = [
         term(mask="observation_mask", over=over),
-        term(loss=use(losses.kl), tokens=use(algorithms.solved), over=over, coefficient=-0.2),
+        term(loss=use(losses.kl), tokens=use(algorithms.is_correct), over=over, coefficient=-0.2),
         term(mask="expert_mask", over=over, aggregation=use(losses.seq_mean_token_mean), coefficient=2.0),
         term(tokens=use(filters.high_entropy, fraction=0.4), over=over),
     ]
@@ -205,7 +205,7 @@ def test_any_split_of_the_step_gives_the_step(mean: str, over: str, rollouts: bo
         if not rollouts:
             data = {name: x for name, x in data.items() if not name.startswith("trajectory_")}
         data = {name: x for name, x in data.items() if name not in ("row_tokens", "group_tokens", "trajectory_tokens")}
-        data |= weigh_tokens(algorithm, data)
+        data |= token_weights(algorithm, data)
         whole = {**data, "log_probs": data["log_probs"].clone().requires_grad_()}
         expected = policy_objective(algorithm, whole)
         expected.backward()
@@ -233,7 +233,7 @@ def test_a_term_without_tokens_is_0_and_has_a_gradient(mean: str, over: str) -> 
 
 
 def test_the_counts_of_a_step() -> None:
-    solved = term(tokens=use(algorithms.solved), over="term")
+    solved = term(tokens=use(algorithms.is_correct), over="term")
     algorithm = REINFORCE.replace(loss_terms=[term(), term(mask="observation_mask", over="term"), solved])
     chosen = torch.tensor([[True], [False]]).expand(2, 4)
     counts = step_counts(algorithm, {**DATA, "trajectory_ids": torch.tensor([0, 0]), "loss_terms.2.tokens": chosen})

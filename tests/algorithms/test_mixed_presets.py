@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlprims import algorithms, losses
-from rlprims.algorithms import check, estimate_advantages, policy_objective, shape_scores, use, weigh_tokens
+from rlprims.algorithms import check, estimate_advantages, policy_objective, shape_scores, token_weights, use
 from rlprims.turns import Turn, merge, to_batch
 
 P = torch.tensor([[0.5, 0.25, 0.5], [0.125, 0.5, 0.5]], dtype=torch.float64)
@@ -16,7 +16,7 @@ NLL = -P.log()
 def objective(algorithm: algorithms.Algorithm, **data: Any) -> float:
     data = {"log_probs": P.log(), "old_log_probs": P.log(), "group_ids": torch.zeros(2, dtype=torch.int64), **data}
     data["advantages"] = data["advantages"].double() * data["response_mask"]
-    return float(policy_objective(algorithm, data | weigh_tokens(algorithm, data)))
+    return float(policy_objective(algorithm, data | token_weights(algorithm, data)))
 
 
 def rows(*marks: str) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_sft_and_dft() -> None:
 
 
 def test_rejection_sampling_is_sft_of_what_was_solved() -> None:
-    kept = algorithms.sft().replace(token_selection=algorithms.solved)
+    kept = algorithms.sft().replace(token_selection=algorithms.is_correct)
     mask, scores = rows("110", "011"), torch.tensor([1.0, 0.0])
     got = objective(kept, advantages=torch.zeros(2, 1), response_mask=mask, scores=scores)
     assert got == pytest.approx(float(NLL[0, :2].sum()) / 4)

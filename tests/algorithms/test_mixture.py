@@ -18,8 +18,8 @@ from rlprims.algorithms import (
     only_rows,
     policy_objective,
     shape_scores,
+    token_weights,
     use,
-    weigh_tokens,
 )
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import make_batch
@@ -70,7 +70,7 @@ def test_a_row_learns_as_its_algorithm_says_and_by_no_other() -> None:
         x = data["log_probs"].clone().requires_grad_()
         alone = spec.replace(loss_terms=[]) if number == 2 else spec
         update = {**data, "log_probs": x}
-        policy_objective(alone, update | weigh_tokens(alone, data)).backward()
+        policy_objective(alone, update | token_weights(alone, data)).backward()
         mask = data["response_mask"] & rows[:, None]
         torch.testing.assert_close(gradient[mask], x.grad[mask], rtol=1e-12, atol=1e-12)
     seen = data["observation_mask"] & (data["spec_ids"] == 2)[:, None]
@@ -118,7 +118,7 @@ def test_advantages_are_those_of_the_rows_alone(name: str) -> None:
 def test_two_prompts_learn_by_two_algorithms() -> None:
     """A bandit with two prompts; the second is trained by what the first's algorithm could not learn from."""
     task = lab.bandit([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    specs = [algorithms.dr_grpo(), algorithms.sft().replace(token_selection=algorithms.solved)]
+    specs = [algorithms.dr_grpo(), algorithms.sft().replace(token_selection=algorithms.is_correct)]
     generator = torch.Generator().manual_seed(0)
     logits = task.uniform().requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=0.2)

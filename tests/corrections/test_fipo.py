@@ -112,7 +112,7 @@ def test_weights_of_a_later_update_reach_the_loss_by_the_stages() -> None:
     d = rows([0.0, 0.1, 0.05])
     mask = torch.ones_like(d, dtype=torch.bool)
     data = {"log_probs": d, "old_log_probs": torch.zeros_like(d), "advantages": torch.ones_like(d)}
-    weighed = algorithms.weigh_tokens(preset, {**data, "response_mask": mask})["loss_weights"]
+    weighed = algorithms.token_weights(preset, {**data, "response_mask": mask})["loss_weights"]
     assert bool((weighed > 1).all())
     losses = algorithms.policy_losses(preset, {**data, "response_mask": mask, "loss_weights": weighed})
     torch.testing.assert_close(losses, -weighed * d.exp(), **CLOSE)

@@ -16,7 +16,7 @@ from rlprims.ended import Ended
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import DataConfig
 from rlprims.trainer.data import load_examples
-from rlprims.trainer.doctor.installation import ends
+from rlprims.trainer.doctor.installation import check_end_tokens
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def rollouts(run: Path) -> list[dict[str, Any]]:
 
 
 def test_the_folder_agrees_with_itself_about_the_end(smollm: Path, tokenizer: Any) -> None:
-    assert (ends(str(smollm)).ok, tokenizer.eos_token, tokenizer.pad_token) == (True, END, END)
+    assert (check_end_tokens(str(smollm)).ok, tokenizer.eos_token, tokenizer.pad_token) == (True, END, END)
     config = json.loads((smollm / "generation_config.json").read_text())
     assert config["eos_token_id"] == config["pad_token_id"] == tokenizer.eos_token_id
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, ModelConfig, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution import ModelConfig, Models, OptimizerConfig, RayConfig, Sampling
 from tests import tiny
 
 QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7", "a+b=?", "<answer>5</answer>", "0-0=", "90 + 1 = 91?")
@@ -32,7 +32,7 @@ def local(
     optimizer: OptimizerConfig = OPTIMIZER,
     critic_optimizer: OptimizerConfig | None = None,
     **model: Any,
-) -> Execution:
+) -> Models:
     from rlprims.execution.local import LocalExecution
 
     return LocalExecution(
@@ -59,7 +59,7 @@ def cluster(
     critic_optimizer: OptimizerConfig | None = None,
     cluster: dict[str, Any] | None = None,
     **model: Any,
-) -> Execution:
+) -> Models:
     from rlprims.execution.ray import RayExecution
     from rlprims.execution.ray._cluster import connect
 
@@ -81,19 +81,19 @@ def cluster(
     )
 
 
-def fixed(make: Callable[..., Execution], **settings: Any) -> Callable[..., Execution]:
+def fixed(make: Callable[..., Models], **settings: Any) -> Callable[..., Models]:
     """No partial: a partial of one forgets which it was."""
 
-    def build(*args: Any, **options: Any) -> Execution:
+    def build(*args: Any, **options: Any) -> Models:
         return make(*args, **{**settings, **options})
 
     return build
 
 
-BACKENDS: dict[str, Callable[..., Execution]] = {"local": local}
-ADAPTED: dict[str, Callable[..., Execution]] = {"local-lora": fixed(local, lora={})}
+BACKENDS: dict[str, Callable[..., Models]] = {"local": local}
+ADAPTED: dict[str, Callable[..., Models]] = {"local-lora": fixed(local, lora={})}
 """Run by the marker ``slow``."""
-CLUSTERS: dict[str, Callable[..., Execution]] = {
+CLUSTERS: dict[str, Callable[..., Models]] = {
     "ray": fixed(cluster, training_workers=2),
     "ray-vllm": fixed(cluster, rollout_workers=2, engine="vllm"),
 }
@@ -110,11 +110,11 @@ class Restarted:
     LIMIT = 8
     """Kinds that are kept; each is three processes and more."""
 
-    def __init__(self, build: Callable[..., Execution], directories: pytest.TempPathFactory) -> None:
+    def __init__(self, build: Callable[..., Models], directories: pytest.TempPathFactory) -> None:
         self.build, self.directories = build, directories
-        self.kept: dict[str, tuple[Execution, Path]] = {}
+        self.kept: dict[str, tuple[Models, Path]] = {}
 
-    def __call__(self, algorithm: Algorithm, **options: Any) -> Execution:
+    def __call__(self, algorithm: Algorithm, **options: Any) -> Models:
         models = sorted(algorithm.needs & {"ref_log_probs", "values"})  # all that is read of it before an update
         kind = repr((models, sorted(options.items())))
         if kind in self.kept:
@@ -167,7 +167,7 @@ def widened(batch: DataProto, left: int, right: int, token: int) -> DataProto:
     return DataProto.from_dict(tensors=tensors, non_tensors=batch.non_tensor_batch)
 
 
-def training_batch(execution: Execution, *, seed: int = 0) -> DataProto:
+def training_batch(execution: Models, *, seed: int = 0) -> DataProto:
     """Sampled responses in four groups of two, with made-up advantages and policies some way off."""
     batch = execution.generate(prompts(), SAMPLING, seed=seed, prompt_width=WIDTH)
     mask, random = batch["response_mask"], torch.Generator().manual_seed(seed)
@@ -191,7 +191,7 @@ def with_columns(batch: DataProto, **columns: Tensor) -> DataProto:
     return DataProto.from_dict(tensors=tensors, non_tensors=batch.non_tensor_batch)
 
 
-def weights(execution: Execution, directory: Path, model: str = "policy") -> dict[str, Tensor]:
+def weights(execution: Models, directory: Path, model: str = "policy") -> dict[str, Tensor]:
     """What a save would keep of a model."""
     directory.mkdir(parents=True)
     execution.save(directory)

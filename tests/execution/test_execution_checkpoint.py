@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlprims import algorithms
-from rlprims.execution import Execution, OptimizerConfig, UpdateReport
+from rlprims.execution import Models, OptimizerConfig, UpdateReport
 from tests import tiny
 from tests.execution.execution_contract import identical, plain_logits, prompts, saved, training_batch, weights
 
@@ -28,12 +28,12 @@ def updates(execution, batch, count):
 class Interrupted(NamedTuple):
     """A run saved after two updates, what it did next, and another execution of its kind."""
 
-    execution: Execution
+    execution: Models
     directory: Path
     reports: list[tuple[UpdateReport, UpdateReport]]
     after: list[Path]
     """A save after each of the reports."""
-    other: Execution
+    other: Models
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])

@@ -9,12 +9,12 @@ from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, Part, policy_objective, use
 from rlprims.execution.hf._forward import (
     FUSED_HEAD_MODELS,
+    aggregation_weights,
     check_fused_head,
     fused_objective,
     head_of,
     is_sum_of_token_losses,
     token_scores,
-    token_weights,
 )
 from rlprims.execution.hf._packed import PACKED_MODELS, use_packing
 from rlprims.types import Totals, token_wise
@@ -25,14 +25,14 @@ GRPO = algorithms.grpo()
 ALGORITHMS = {
     "grpo": GRPO,
     "the KL of solved responses": GRPO.replace(
-        loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.solved))]
+        loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.is_correct))]
     ),
     "a mean per prompt": algorithms.dapo(max_length=24, buffer_length=4).replace(
         aggregation=losses.prompt_token_mean, score_shaping=[]
     ),
     "a KL with a mean of its own": GRPO.replace(
         loss_terms=[
-            LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.solved), over="term"),
+            LossTerm(coefficient=0.1, loss=use(losses.kl), tokens=use(algorithms.is_correct), over="term"),
             LossTerm(coefficient=0.1, loss=use(losses.nll), aggregation=use(losses.token_mean)),
         ]
     ),
@@ -46,7 +46,7 @@ def batch_of(execution, algorithm):
     batch = training_batch(execution)
     batch["ref_log_probs"] = batch["old_log_probs"] - 0.1
     batch["scores"] = torch.arange(len(batch)) % 2.0
-    weighed = algorithms.weigh_tokens(algorithm, {**batch.batch, "log_probs": batch["old_log_probs"]})
+    weighed = algorithms.token_weights(algorithm, {**batch.batch, "log_probs": batch["old_log_probs"]})
     for name, tensor in weighed.items():
         batch[name] = tensor
     return batch
@@ -192,13 +192,15 @@ def test_a_declared_objective_of_the_user(model_path, monkeypatch):
     assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
 
 
-def test_token_weights_are_the_aggregation():
+def test_aggregation_weights_are_the_aggregation():
     data = {"response_mask": torch.tensor([[True, True, False], [True, False, False]])}
     mean = algorithms.reinforce().replace(aggregation=losses.token_mean)
     expected = torch.tensor([[1, 1, 0], [1, 0, 0]]) / 3
-    torch.testing.assert_close(token_weights(Part(mean, None), data), expected)
+    torch.testing.assert_close(aggregation_weights(Part(mean, None), data), expected)
     per_sequence = mean.replace(aggregation=losses.seq_mean_token_mean)
-    torch.testing.assert_close(token_weights(Part(per_sequence, None), data), torch.tensor([[1, 1, 0], [2, 0, 0]]) / 4)
+    torch.testing.assert_close(
+        aggregation_weights(Part(per_sequence, None), data), torch.tensor([[1, 1, 0], [2, 0, 0]]) / 4
+    )
 
 
 @pytest.mark.parametrize("settings", [{"fused_head": True}, {}, {"packing": False}])

@@ -149,7 +149,7 @@ def test_without_whole_logits(model_path, batch, name, packing):
     settings = {"max_tokens_per_micro_batch": 100, "packing": packing}
     fused, whole = (local(model_path, ALGORITHMS[name], fused_head=fused, **settings) for fused in (True, False))
     weighed = with_columns(batch, row_weights=torch.arange(8.0))
-    weighed = with_columns(weighed, **algorithms.weigh_tokens(ALGORITHMS[name], dict(weighed.batch.items())))
+    weighed = with_columns(weighed, **algorithms.token_weights(ALGORITHMS[name], dict(weighed.batch.items())))
     for _ in range(2):
         one, other = (execution.update(weighed, ALGORITHMS[name]) for execution in (fused, whole))
         assert one.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-5)

@@ -62,10 +62,10 @@ def test_a_run_directory(tmp_path):
     line = {"prompt": "2+2", "answer": "4", "data_source": "sums", "ended": "stop", "prompt_ids": [1, 2], "step": 3}
     line |= {"response": "4.", "response_tokens": ["4", "."], "response_ids": [4, 5], "rollout_log_probs": [-0.5, -0.1]}
     rows = [
-        {**line, "group": 8, "score": 1.0, "acc": 1.0, "fate": "trained", "advantages": [1, 1]},
-        {**line, "group": 8, "score": 0.0, "acc": 0.0, "fate": "trained", "advantages": [-1, -1]},
-        {**line, "group": 9, "score": 0.0, "acc": 0.0, "fate": "surplus", "advantages": None},
-        {**line, "group": 8, "score": 0.0, "fate": "greedy baseline", "advantages": None},
+        {**line, "group": 8, "score": 1.0, "acc": 1.0, "status": "trained", "advantages": [1, 1]},
+        {**line, "group": 8, "score": 0.0, "acc": 0.0, "status": "trained", "advantages": [-1, -1]},
+        {**line, "group": 9, "score": 0.0, "acc": 0.0, "status": "surplus", "advantages": None},
+        {**line, "group": 8, "score": 0.0, "status": "greedy baseline", "advantages": None},
     ]
     (tmp_path / "rollouts").mkdir()
     written(tmp_path / "rollouts" / "step_000003.jsonl", rows)
@@ -109,11 +109,13 @@ def trained(tmp_path_factory):
 def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
     whole = lab.load_run(trained, range(1, 5))
     assert sorted(set(whole["step"].tolist())) == [1, 2, 3, 4]
-    used = [label for label, fate in zip(whole["group_ids"].tolist(), whole["fate"], strict=True) if fate == "trained"]
+    used = [
+        label for label, status in zip(whole["group_ids"].tolist(), whole["status"], strict=True) if status == "trained"
+    ]
     assert max(used.count(label) for label in set(used)) == 3  # the group's size: none is there twice
     one = lab.load_run(trained, 3)  # sampled by the policy that the step begins with, as no surplus is in it
     assert set(one["step"].tolist()) == {3}
-    rows = [fate == "trained" for fate in one["fate"]]
+    rows = [status == "trained" for status in one["status"]]
     mask = one["response_mask"]
     torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)
     assert not torch.equal(one["old_log_probs"][rows], one["rollout_log_probs"][rows])  # two forwards, two roundings
@@ -130,7 +132,7 @@ def test_ratios_of_a_checkpoint_to_what_was_sampled(trained):
     assert before["ratio"] == pytest.approx([1.0] * len(before), abs=1e-4)
     table = lab.simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
     assert max(abs(ratio - 1) for ratio in table["ratio"]) > 1e-3
-    row = next(row for row in read_rollouts(trained, 4) if row.fate == "trained")
+    row = next(row for row in read_rollouts(trained, 4) if row.status == "trained")
     ids = torch.tensor([row.prompt_ids + row.response_ids])
     logits = AutoModelForCausalLM.from_pretrained(policies[4])(ids).logits[0, len(row.prompt_ids) - 1 : -1]
     now = logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
@@ -147,7 +149,7 @@ def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
 
 
 def test_what_an_episode_read_is_outside_its_mask(tmp_path):
-    line = {"prompt": "2+2", "ended": "stop", "prompt_ids": [1], "step": 1, "group": 0, "fate": "trained"}
+    line = {"prompt": "2+2", "ended": "stop", "prompt_ids": [1], "step": 1, "group": 0, "status": "trained"}
     line |= {"response_tokens": ["call", "result", "so"], "rollout_log_probs": [-0.5, 0.0, -0.25]}
     line |= {"turn_ids": [0, 0, 1], "observation": [0, 1, 0], "turn_rewards": {"0": 0.0, "1": 1.0}}
     (tmp_path / "rollouts").mkdir()

@@ -66,7 +66,7 @@ def test_gradients_are_autograd_s_and_shares_add_up_to_the_objective(name):
     data |= shape_scores(algorithm, data)
     kl_coef = algorithm.kl_in_reward.controller({}).value if algorithm.kl_in_reward else 0.0
     data |= estimate_advantages(algorithm, data, kl_coef=kl_coef)
-    data |= algorithms.weigh_tokens(algorithm, data, generator=torch.Generator().manual_seed(0))
+    data |= algorithms.token_weights(algorithm, data, generator=torch.Generator().manual_seed(0))
     objective = policy_objective(algorithm, {**data, "log_probs": log_probs})
     (slope,) = torch.autograd.grad(objective, log_probs)
     assert table.notes["objective"] == float(objective.detach())

@@ -66,7 +66,7 @@ def test_every_preset_learns_the_bandit(name):
     task = lab.bandit([[0.0, 0.0, 1.0, 0.0]])
     algorithm = algorithms.PRESETS[name]().replace(group_size=16)
     if name == "sft":  # which reads no score: here it imitates what was right
-        algorithm = algorithm.replace(token_selection=algorithms.solved)
+        algorithm = algorithm.replace(token_selection=algorithms.is_correct)
     run = lab.train(task, algorithm, steps=30, learning_rate=0.2)
     assert run.expected_scores[0] == pytest.approx(0.25)
     assert run.expected_scores[-1] > 0.6

@@ -29,7 +29,7 @@ def sample(sample_id: int, **changes: Any) -> dict[str, Any]:
         "shaped_scores": 0.5,
         "acc": 1.0,
         "failure": None,
-        "fate": "trained",
+        "status": "trained",
         "ended": "stop",
         "prompt_ids": [1, 2],
         "response_ids": [3, 4, 5],

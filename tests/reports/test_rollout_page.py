@@ -57,7 +57,7 @@ def test_all_steps_are_embedded_by_group(make_run: MakeRun, tmp_path: Path) -> N
 
 
 def test_missing_values_are_embedded_as_null(make_run: MakeRun, tmp_path: Path) -> None:
-    row = sample(0, score=None, advantages=None, fate="acc is 0 throughout", failure="raised", extra=12345)
+    row = sample(0, score=None, advantages=None, status="acc is 0 throughout", failure="raised", extra=12345)
     rows = [json.dumps(row).replace("12345", "1e999") + "\n", {"response": "bare"}]
     data = embedded(write_page(make_run(rollouts={1: rows}), tmp_path / "page.html"))
     told, bare = (group["rows"][0] for group in data["steps"][0]["groups"])
@@ -67,7 +67,7 @@ def test_missing_values_are_embedded_as_null(make_run: MakeRun, tmp_path: Path) 
 
 
 def test_hostile_text_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
-    texts = dict.fromkeys(("prompt", "response", "answer", "data_source", "fate", "failure", HOSTILE), HOSTILE)
+    texts = dict.fromkeys(("prompt", "response", "answer", "data_source", "status", "failure", HOSTILE), HOSTILE)
     row = sample(0, **texts, response_tokens=[HOSTILE, HOSTILE, "5"])
     run = make_run("<img src=x onerror=alert(1)>", rollouts={1: [row]})
     page = write_page(run, tmp_path / "page.html").read_text(encoding="utf-8")

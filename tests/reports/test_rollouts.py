@@ -103,7 +103,7 @@ def test_tokens_take_the_colour_of_their_advantage(make_run: MakeRun) -> None:
 
 
 def test_what_was_left_out_is_dim_and_comes_last(make_run: MakeRun) -> None:
-    left_out = [sample(i, fate="acc is 1 throughout", advantages=None) for i in (0, 1)]
+    left_out = [sample(i, status="acc is 1 throughout", advantages=None) for i in (0, 1)]
     text = printed(make_run(rollouts={1: [*left_out, sample(2)]}), colours=True)
     assert text.index("group 1") < text.index("group 0")
     assert "\x1b[2m<answer>" in text
@@ -112,7 +112,7 @@ def test_what_was_left_out_is_dim_and_comes_last(make_run: MakeRun) -> None:
 
 def test_a_response_cannot_steer_the_terminal(make_run: MakeRun) -> None:
     hostile = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202eevil \ud800 [red]markup[/red]\n"
-    row = sample(0, prompt=hostile, answer=hostile, fate=hostile, data_source=hostile, failure=hostile)
+    row = sample(0, prompt=hostile, answer=hostile, status=hostile, data_source=hostile, failure=hostile)
     text = printed(make_run(rollouts={1: [row | {"response_tokens": [hostile, "4", "5"]}]}))
     assert not set(text) & set("\x1b\x07\r\x9b\u202e\ud800")
     assert "⟨U+001B⟩[2J" in text

@@ -16,42 +16,42 @@ from rlprims.trainer.session import start
 
 
 def seen(best: Best, *values: float) -> list[bool]:
-    return [best.see(step, {"acc": value}) for step, value in enumerate(values, 1)]
+    return [best.record(step, {"acc": value}) for step, value in enumerate(values, 1)]
 
 
 def test_the_first_largest_is_best_and_patience_is_counted_from_it(tmp_path: Path) -> None:
     best = Best("acc", tmp_path / "best.json", stop_at=None, patience=2)
-    assert not best.see(0, {"acc": 9.0}), "there is no checkpoint of the model before training"
+    assert not best.record(0, {"acc": 9.0}), "there is no checkpoint of the model before training"
     assert seen(best, 0.5, 0.7, 0.7) == [True, True, False]
-    assert not best.ends
-    assert best.see(4, {"acc": 0.6}) is False
-    assert best.ends
-    assert best.why == "acc is 0.7 at step 2, 2 evaluations without a larger one"
+    assert not best.should_stop
+    assert best.record(4, {"acc": 0.6}) is False
+    assert best.should_stop
+    assert best.stop_reason == "acc is 0.7 at step 2, 2 evaluations without a larger one"
     assert json.loads((tmp_path / "best.json").read_text()) == {"metric": "acc", "value": 0.7, "step": 2}
 
 
 def test_a_run_that_goes_on_knows_what_was_best_until_then(tmp_path: Path) -> None:
     first = Best("acc", tmp_path / "best.json", stop_at=0.9, patience=None)
     assert seen(first, 0.5, 0.95) == [True, True]
-    assert first.ends
+    assert first.should_stop
     again = Best("acc", tmp_path / "best.json", stop_at=0.99, patience=None)
-    again.forget_after(2)
-    assert (again.value, again.step, again.ends) == (0.95, 2, False)
+    again.truncate_after(2)
+    assert (again.value, again.step, again.should_stop) == (0.95, 2, False)
     earlier = Best("acc", tmp_path / "best.json", stop_at=0.99, patience=None)
-    earlier.forget_after(1)
+    earlier.truncate_after(1)
     assert earlier.step is None
     assert not (tmp_path / "best.json").exists()
 
 
 def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"evaluation.best is 'acc'; an evaluation has \['loss'\]"):
-        Best("acc", tmp_path / "b", stop_at=None, patience=None).see(1, {"loss": 1.0})
+        Best("acc", tmp_path / "b", stop_at=None, patience=None).record(1, {"loss": 1.0})
 
 
 def test_without_a_metric_nothing_happens(tmp_path: Path) -> None:
     best = Best(None, tmp_path / "b", stop_at=None, patience=None)
-    assert not best.see(1, {})
-    assert not best.ends
+    assert not best.record(1, {})
+    assert not best.should_stop
 
 
 @pytest.mark.slow

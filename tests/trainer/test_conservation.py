@@ -23,20 +23,20 @@ def test_the_counters_add_up_in_every_step(
     settings["data"].pop("eval")
     config = load(settings, "checkpoint.every=9")
     assert start(config, console) == 0
-    waiting, fates, failed = 0, Counter[int](), 0
+    waiting, statuses, failed = 0, Counter[int](), 0
     for line in read_metrics(config.run_dir):
         rows = (config.run_dir / "rollouts" / f"step_{line['step']:06d}.jsonl").read_text().splitlines()
         samples = [json.loads(row) for row in rows]
-        groups = {sample["group"]: sample["fate"] for sample in samples}
-        dropped = sum(fate not in ("trained", "surplus") for fate in groups.values())
+        groups = {sample["group"]: sample["status"] for sample in samples}
+        dropped = sum(status not in ("trained", "surplus") for status in groups.values())
         assert waiting + line["groups_sampled"] == 4 + line["groups_dropped"] + line["surplus"]
         assert dropped == line["groups_dropped"]
         assert line["groups_failed"] == dropped, "nothing else drops a group here"
-        assert sum(sample["fate"] == "trained" for sample in samples) == 4 * 3
+        assert sum(sample["status"] == "trained" for sample in samples) == 4 * 3
         causes = sum(count for name, count in line.items() if name.startswith("failures/"))
         assert causes == sum(sample["failure"] is not None for sample in samples)
         assert all(sample["failure"] for sample in samples if sample["score"] is None)
         waiting, failed = line["surplus"], failed + causes
-        fates.update(sample["sample_id"] for sample in samples if sample["fate"] != "surplus")
+        statuses.update(sample["sample_id"] for sample in samples if sample["status"] != "surplus")
     assert failed > 0
-    assert max(fates.values()) == 1, "a sample has one fate, and only once"
+    assert max(statuses.values()) == 1, "a sample has one status, and only once"

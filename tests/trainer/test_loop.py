@@ -380,8 +380,8 @@ def test_groups_with_a_response_at_its_limit_are_dropped_and_recorded(
     start(config, console)
     lines = [json.loads(line) for path in config.run_dir.glob("rollouts/*.jsonl") for line in path.open()]
     assert {line["ended"] for line in lines} == {"stop", "length"}
-    assert {line["ended"] for line in lines if line["fate"] == "trained"} == {"stop"}
-    assert {line["fate"] for line in lines if line["ended"] == "length"} == {"a response ended by length"}
+    assert {line["ended"] for line in lines if line["status"] == "trained"} == {"stop"}
+    assert {line["status"] for line in lines if line["ended"] == "length"} == {"a response ended by length"}
 
 
 def test_without_a_selection_by_log_probs_none_are_measured_before_an_update(

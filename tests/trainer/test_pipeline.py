@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution, Sampling, UpdateReport
+from rlprims.execution import Models, Sampling, UpdateReport
 from rlprims.execution.local import LocalExecution
 from rlprims.filters import SamplingExhausted
 from rlprims.trainer.config import Config
@@ -49,7 +49,7 @@ class Apart(LocalExecution):
         self.sampler.training.policy.module.load_state_dict(self.training.policy.module.state_dict())
 
 
-def steps_of(config: Config, console: Console, execution: Callable[..., Execution] | None = None) -> list[Step]:
+def steps_of(config: Config, console: Console, execution: Callable[..., Models] | None = None) -> list[Step]:
     parts = build(config, console)
     steps = list[Step]()
     made = parts.execution if execution is None else execution(parts)
@@ -80,7 +80,7 @@ def test_a_sampler_apart_gives_the_numbers_of_one_process(
 ) -> None:
     config = load(settings | {"algorithm": TIS, "staleness": 1, "steps": 4}, WHOLE)
 
-    def apart(parts: Any) -> Execution:
+    def apart(parts: Any) -> Models:
         return Apart(config.model, config.optimizer, algorithm=config.algorithm, tokenizer=parts.tokenizer,
                      temperature=1.0, updates=4)  # fmt: skip
 

@@ -34,7 +34,7 @@ print(json.dumps(told))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Each command's exit code, output and errors in a process that cannot import a package of the extra."""
     run = tmp_path_factory.mktemp("run")
-    row = {"step": 1, "group": 0, "prompt": "2+2", "response": "4", "score": 1.0, "fate": "trained"}
+    row = {"step": 1, "group": 0, "prompt": "2+2", "response": "4", "score": 1.0, "status": "trained"}
     (run / "rollouts").mkdir()
     (run / "rollouts" / "step_000001.jsonl").write_text(json.dumps(row) + "\n")
     commands = [text.replace("RUN", str(run)).split() for text in (*WORK, *NEED_MORE)]

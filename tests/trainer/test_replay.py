@@ -112,7 +112,7 @@ def test_recordings_may_be_compressed_and_of_some_steps(
     start(load(settings, f"run_dir={some}", "steps=2", "compress_rollouts=true", "record_rollouts_every=2"), console)
     assert [path.name for path in (some / "rollouts").iterdir()] == ["step_000002.jsonl.gz"]
     assert read_rollouts(some) == read_rollouts(whole, 2)
-    RunDirectory.open(some).forget_after(1)
+    RunDirectory.open(some).truncate_after(1)
     assert list((some / "rollouts").iterdir()) == []
 
 

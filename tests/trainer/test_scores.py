@@ -13,8 +13,8 @@ from rich.console import Console
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
-from rlprims.reports.examine import examine
-from rlprims.trainer.collect.rollout import join, score, split_groups
+from rlprims.reports.progress import print_samples
+from rlprims.trainer.collect.rollout import join_groups, score, split_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, evaluate_parts, start
@@ -284,10 +284,10 @@ def test_columns_that_only_some_rows_have() -> None:
     """Sources of different verifiers, in batches that have not all of them."""
     a = DataProto.from_dict(tensors={"scores": torch.ones(2), "em": torch.ones(2)})
     b = DataProto.from_dict(tensors={"scores": torch.zeros(1), "acc": torch.zeros(1)})
-    joined = join([a, b])
+    joined = join_groups([a, b])
     assert joined["em"].nan_to_num(-1).tolist() == [1, 1, -1]
     assert joined["acc"].nan_to_num(-1).tolist() == [-1, -1, 0]
-    assert join([a, a])["em"].tolist() == [1] * 4
+    assert join_groups([a, a])["em"].tolist() == [1] * 4
 
 
 class TestExamine:
@@ -306,14 +306,14 @@ class TestExamine:
             },
         )
         console = Console(file=io.StringIO(), width=80)
-        examine(console, "step 3", [rows[:1], rows[1:]], 2)
+        print_samples(console, "step 3", [rows[:1], rows[1:]], 2)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert shown.count("step 3 · sums") == 2
         assert shown.count("step 3 · names") == 1
         assert "[red]3[/red]" in shown
         assert "scores 0.5  acc 0" in shown
         assert "5+6=" not in shown
-        examine(console, "step 4", [rows[2:]], 1)
+        print_samples(console, "step 4", [rows[2:]], 1)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert "⟨U+001B⟩[2J" in shown
         assert "timeout: 3 s" in shown

@@ -13,7 +13,7 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_of
 from rlprims.reports.rollouts import read_rollouts
-from rlprims.trainer.collect.rollout import join
+from rlprims.trainer.collect.rollout import join_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer, train
 from rlprims.trainer.run_directory import RunDirectory
@@ -137,11 +137,11 @@ def test_a_group_without_sets_joins_those_with(steps: Callable[..., list[Any]]) 
     (step,) = steps("sampling.top_p=0.8", *FRESH, "steps=1")
     first, second = step.batch[:3], step.batch[3:6]
     plain = second.select(batch_keys=[name for name in dict(second.batch.items()) if not name.startswith("kept")])
-    both = join([plain, first])
+    both = join_groups([plain, first])
     assert not both[:3]["kept_counts"].any()
     assert torch.equal(both[3:]["kept_ids"].values(), first["kept_ids"].values())
     kept = kept_of(both)
     assert kept is not None
     assert kept.allowed(32)[: plain["responses"].numel()].all()
     assert torch.equal(kept.allowed(32)[plain["responses"].numel() :], kept_of(first).allowed(32))  # type: ignore[union-attr]
-    assert "kept_ids" not in join([plain])
+    assert "kept_ids" not in join_groups([plain])

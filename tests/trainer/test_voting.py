@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlprims.data_proto import DataProto
-from rlprims.trainer.evaluation import _describe
+from rlprims.trainer.evaluation import _metrics
 from rlprims.trainer.session import start
 from rlprims.trainer.voting import answer_of, majority_at
 
@@ -75,7 +75,7 @@ def test_an_evaluation_has_them_with_their_intervals() -> None:
     tensors["sample_id"] = torch.arange(6)
     names = {"response": texts, "data_source": ["x"] * 6}
     rows = DataProto.from_dict(tensors=tensors, non_tensors=names)
-    got = _describe(rows, 3, "number")
+    got = _metrics(rows, 3, "number")
     assert got["maj@3"] == 0.5
     assert got["maj@2"] == pytest.approx(1 / 3)  # of the three pairs one is 4 4, two are ties
     assert got["pass@2"] == pytest.approx(0.5)
@@ -83,7 +83,7 @@ def test_an_evaluation_has_them_with_their_intervals() -> None:
     assert (got["maj@3_low"], got["maj@3_high"]) == (max(0.0, 0.5 - margin), min(1.0, 0.5 + margin))
     assert {"pass@2_low", "pass@2_high", "maj@2_low"} <= got.keys()
     assert not any(
-        name.startswith("maj") for name in _describe(DataProto.from_dict(tensors=tensors, non_tensors=names), 3)
+        name.startswith("maj") for name in _metrics(DataProto.from_dict(tensors=tensors, non_tensors=names), 3)
     )
 
 

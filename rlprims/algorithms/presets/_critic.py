@@ -1,7 +1,7 @@
 """Presets with a critic, or with the batch as the baseline."""
 
 from rlprims import advantage, losses
-from rlprims.algorithms._adapters import solved
+from rlprims.algorithms._adapters import is_correct
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
 from rlprims.algorithms.presets._dialects import Dialect, in_dialect
@@ -33,7 +33,7 @@ def vapo(*, alpha: float = 0.05, imitation: float = 0.1, dialect: Dialect | None
     responses with a positive score, a mean over their tokens, however few they are. The critic's pretraining is a
     setting of the run, ``critic.warmup_steps``.
     """
-    imitated = LossTerm(coefficient=imitation, loss=use(losses.nll), tokens=use(solved), over="term")
+    imitated = LossTerm(coefficient=imitation, loss=use(losses.nll), tokens=use(is_correct), over="term")
     return in_dialect(
         Algorithm(
             name="vapo",

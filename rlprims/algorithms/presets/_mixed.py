@@ -61,7 +61,7 @@ def sft() -> Algorithm:
     """Supervised fine-tuning: the negative log-likelihood of every response, a mean over tokens.
 
     Advantages are estimated, as returns, and no loss reads them. On the policy's own samples that a filter or a
-    ``token_selection`` of ``algorithms.solved`` keeps it is rejection sampling. DFT (arXiv:2508.05629) is
+    ``token_selection`` of ``algorithms.is_correct`` keeps it is rejection sampling. DFT (arXiv:2508.05629) is
     ``replace(policy_loss=losses.dft)``.
     """
     return Algorithm(name="sft", advantage=use(advantage.discounted_returns), policy_loss=use(losses.nll))

@@ -89,7 +89,7 @@ def is_sum_of_token_losses(algorithm: Algorithm) -> bool:
     return algorithm.token_wise and linear and "topk_log_probs" not in algorithm.loss_needs
 
 
-def token_weights(part: Part, data: Mapping[str, Tensor]) -> Tensor:
+def aggregation_weights(part: Part, data: Mapping[str, Tensor]) -> Tensor:
     """(B, T): the weight of each token's loss in a part's mean, which is the gradient of a linear aggregation."""
     zero = torch.zeros(data["response_mask"].shape, device=data["response_mask"].device, requires_grad=True)
     (weights,) = torch.autograd.grad(part.mean(data, zero), zero)
@@ -154,7 +154,7 @@ def fused_objective(
     mask = torch.stack([part.mask(batch) for part in parts]).any(0)[attended]
     tokens[_POLICY_MASK] = tokens.pop("response_mask")
     for i, part in enumerate(parts):
-        tokens[f"{_WEIGHTS}.{i}"] = token_weights(part, batch)[attended]
+        tokens[f"{_WEIGHTS}.{i}"] = aggregation_weights(part, batch)[attended]
 
     @token_wise
     def losses(**data: Tensor) -> Tensor:

@@ -12,14 +12,13 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, Sampling
 from rlprims.execution._meter import WorkerReport, metered
 from rlprims.execution._profile import Profile
-from rlprims.execution._protocol import UpdateReport
+from rlprims.execution._protocol import UpdateReport, load_version, save_version
 from rlprims.execution._stream import BatchStream
-from rlprims.execution._version import load_version, save_version
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
 
 class LocalExecution:
-    """:class:`rlprims.execution.Execution` and :class:`rlprims.execution.Observable` in one process.
+    """:class:`rlprims.execution.Models` and :class:`rlprims.execution.Observable` in one process.
 
     It samples from the weights that are trained.
     """

@@ -18,8 +18,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
 from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
-from rlprims.execution._protocol import UpdateReport
-from rlprims.execution._version import load_version, save_version
+from rlprims.execution._protocol import UpdateReport, load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire

@@ -12,7 +12,7 @@ from rlprims.algorithms import (
     estimate_advantages,
     policy_objective,
     shape_scores,
-    weigh_tokens,
+    token_weights,
 )
 from rlprims.diagnostics import policy_update, token_mean
 from rlprims.interop._loss_data import LOSS_DATA
@@ -148,7 +148,7 @@ class Hooks:
         bounds = {name: self.algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
         self._log(policy_update(log_probs, old, data["advantages"], mask, **bounds))
         self._log({"entropy": token_mean(entropies.detach(), mask)})
-        return policy_objective(self.algorithm, data | weigh_tokens(self.algorithm, data))
+        return policy_objective(self.algorithm, data | token_weights(self.algorithm, data))
 
     def _totals(self, inputs: Mapping[str, Any], mask: Tensor) -> Totals:
         """Of one optimizer step, as TRL counts them: this process' share, as the gradients of processes are averaged.

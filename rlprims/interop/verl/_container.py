@@ -1,10 +1,11 @@
-"""What verl's DataProto has beyond ours, for code that was written for it.
+"""A subclass of this library's DataProto with the further methods of verl's, for code that was written for verl.
 
-``from rlprims.interop.verl import DataProto`` stands for ``from verl import DataProto``: a subclass of this library's.
+Write ``from rlprims.interop.verl import DataProto`` in place of ``from verl import DataProto``.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -14,24 +15,51 @@ from torch import Tensor
 
 from rlprims import data_proto
 from rlprims.data_proto import BatchError, MissingField
-from rlprims.data_proto._columns import Array, Columns, byte_count, object_array, take
-from rlprims.data_proto._errors import names
-from rlprims.data_proto._rows import row_range
-from rlprims.data_proto._text import bytes_text
+from rlprims.data_proto._columns import Array, Columns, byte_count, names, object_array, row_range, take
+from rlprims.data_proto._convert import bytes_text
 
 D = TypeVar("D", bound=data_proto.DataProto)
 
 
 class DataProto(data_proto.DataProto):
-    """:class:`rlprims.DataProto` with the methods of verl's that ours leaves out.
+    """:class:`rlprims.DataProto` with the further methods of verl's.
 
     >>> data = DataProto.from_dict({"ids": torch.arange(4)})
     >>> data.fold_batch_dim(2)["ids"].tolist()
     [[0, 1], [2, 3]]
     """
 
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, Tensor] | None = None,
+        non_tensors: Mapping[str, Any] | None = None,
+        meta_info: Mapping[Any, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
+    ) -> Self:
+        """As in the base class. ``num_batch_dims`` must be 1 and ``auto_padding`` False.
+
+        Raises:
+            BatchError: as in the base class, or another value of the last two arguments.
+        """
+        if num_batch_dims != 1:
+            raise BatchError(f"num_batch_dims is {num_batch_dims}, expected 1; for rows of rows use fold_batch_dim")
+        if auto_padding:
+            raise BatchError("auto_padding is True, expected False: it hides the added rows; use pad_to_divisor, unpad")
+        return super().from_dict(tensors, non_tensors, meta_info)
+
+    @classmethod
+    def from_single_dict(
+        cls, data: Mapping[str, Any], meta_info: Mapping[Any, Any] | None = None, auto_padding: bool = False
+    ) -> Self:
+        """As in the base class. ``auto_padding`` must be False, as in :meth:`from_dict`."""
+        if auto_padding:
+            return cls.from_dict(auto_padding=True)
+        return super().from_single_dict(data, meta_info)
+
     def sample_level_repeat(self, repeat_times: Sequence[int] | Array | Tensor) -> Self:
-        """Every row its own number of times, 0 included.
+        """Repeat row i ``repeat_times[i]`` times; 0 drops the row.
 
         Raises:
             BatchError: not one number per row, or a negative one.
@@ -43,10 +71,11 @@ class DataProto(data_proto.DataProto):
         try:
             times = torch.as_tensor(repeat_times, device="cpu")
         except (TypeError, ValueError, RuntimeError):
-            times = torch.empty(())  # no numbers at all: refused below
+            times = torch.empty(())  # not numbers: the shape is wrong
         if times.shape != (len(self),) or (times.numel() and (times.is_floating_point() or int(times.min()) < 0)):
             raise BatchError(
-                f"sample_level_repeat: got {repeat_times!r} for {len(self)} rows; give one integer per row, at least 0"
+                f"sample_level_repeat: got {repeat_times!r} for {len(self)} rows, "
+                "expected one integer per row, at least 0"
             )
         return self._gather(row_range(len(self)).repeat_interleave(times.long()))
 
@@ -63,11 +92,11 @@ class DataProto(data_proto.DataProto):
         rows = len(self)
         if padding_size < 0 or padding_candidate not in ("first", "last"):
             raise BatchError(
-                f"padding: got size {padding_size} and candidate {padding_candidate!r}; give a size of at "
-                "least 0, and 'first' or 'last'"
+                f"padding: got size {padding_size} and candidate {padding_candidate!r}, expected a size of at least 0 "
+                "and 'first' or 'last'"
             )
         if padding_size and not rows:
-            raise BatchError(f"padding: a batch without rows has none to copy {padding_size} times; {self._fields()}")
+            raise BatchError(f"padding: the batch has no rows, so there is none to copy; {self._fields()}")
         row = 0 if padding_candidate == "first" else rows - 1
         return self._extended(torch.full((padding_size,), row, device="cpu"))
 
@@ -78,16 +107,16 @@ class DataProto(data_proto.DataProto):
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """Mini-batches of several passes over the batch. With ``{"shuffle": True}`` each pass has an order of its own.
+        """Mini-batches of several passes over the batch. With ``{"shuffle": True}`` each pass has another order.
 
         Args:
-            mini_batch_size: rows per mini-batch; must divide the rows.
-            epochs: passes over all rows.
-            seed: of the random order; None counts as 0, so that the order never depends on what ran before.
-            dataloader_kwargs: only ``shuffle`` has a meaning here, since there is no loader.
+            mini_batch_size: rows per mini-batch; must divide the number of rows.
+            epochs: the number of passes over all rows.
+            seed: the seed of the random order; None means 0, so that the order never depends on what ran before.
+            dataloader_kwargs: only ``shuffle`` is supported, because no data loader is used.
 
         Raises:
-            BatchError: at the call, sizes that do not divide, a number below its least, or an unknown option.
+            BatchError: at the call, a size that does not divide the rows, a negative number, or an unknown option.
 
         >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)})
@@ -100,18 +129,16 @@ class DataProto(data_proto.DataProto):
             raise BatchError(f"make_iterator: unknown dataloader_kwargs {names(options)}; only shuffle is supported")
         if mini_batch_size < 1 or len(self) % mini_batch_size or epochs < 0:
             raise BatchError(
-                f"make_iterator: {len(self)} rows, mini_batch_size {mini_batch_size}, epochs {epochs}; the size must "
-                "divide the rows (pad_to_divisor, or select rows first) and epochs be at least 0"
+                f"make_iterator: got mini_batch_size {mini_batch_size} and epochs {epochs} for {len(self)} rows, "
+                "expected a size that divides the rows and epochs >= 0; use pad_to_divisor or select rows first"
             )
         generator = torch.Generator("cpu").manual_seed(seed or 0)
 
         def mini_batches() -> Iterator[Self]:
-            for _ in range(epochs):
+            for _ in range(epochs if len(self) else 0):
                 if in_random_order:
                     order = torch.randperm(len(self), generator=generator, device="cpu")
-                    yield from (
-                        self._gather(numbers) for numbers in torch.split(order, mini_batch_size) if numbers.numel()
-                    )
+                    yield from map(self._gather, torch.split(order, mini_batch_size))
                 else:
                     yield from self.split(mini_batch_size)
 
@@ -120,10 +147,10 @@ class DataProto(data_proto.DataProto):
     def fold_batch_dim(self, new_batch_size: int) -> Self:
         """Fewer, longer rows: a column (B, ...) becomes (new_batch_size, B / new_batch_size, ...).
 
-        So the G samples of a prompt, one after another, become one row that is moved as one. Views where memory allows.
+        The G consecutive samples of a prompt become one row, for example. The tensors are views if their memory allows.
 
         Raises:
-            BatchError: the rows do not divide, or a jagged field, whose rows have no common shape.
+            BatchError: the size does not divide the rows, or a field is jagged, so that its rows have no common shape.
 
         >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["a", "a", "b", "b"]})
@@ -133,65 +160,54 @@ class DataProto(data_proto.DataProto):
         >>> folded.unfold_batch_dim()["uid"].tolist()
         ['a', 'a', 'b', 'b']
         """
-        tensors, arrays, rows = self._columns()
-        if new_batch_size < 1 or (rows or 0) % new_batch_size:
+        columns, rows = self._columns(), len(self)
+        if new_batch_size < 1 or rows % new_batch_size:
             raise BatchError(
-                f"fold_batch_dim: {rows} rows do not make {new_batch_size} equal rows; use "
+                f"fold_batch_dim: {rows} rows cannot be folded into {new_batch_size} equal rows; use "
                 f"pad_to_divisor({new_batch_size}) first"
             )
-        inner = (rows or 0) // new_batch_size
+        size = new_batch_size, rows // new_batch_size
         return self._like(
-            Columns(
-                {
-                    n: _dense(n, t, "fold_batch_dim").reshape(new_batch_size, inner, *t.shape[1:])
-                    for n, t in tensors.items()
-                },
-                {name: array.reshape(new_batch_size, inner, *array.shape[1:]).copy() for name, array in arrays.items()},
-                None if rows is None else new_batch_size,
+            _dense(columns).map(
+                lambda x: x.reshape(*size, *x.shape[1:]), lambda x: x.reshape(*size, *x.shape[1:]).copy(), size[0]
             )
         )
 
     def unfold_batch_dim(self, batch_dims: int = 2) -> Self:
-        """Rows made of the first ``batch_dims`` dimensions of every column: the inverse of `fold_batch_dim`.
+        """Merge the first ``batch_dims`` dimensions of every column into rows: the inverse of `fold_batch_dim`.
 
         Raises:
-            BatchError: columns that do not share those dimensions.
+            BatchError: the columns do not have the same first dimensions.
 
         >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.zeros(2, 3, 4)}).unfold_batch_dim()["ids"].shape
         torch.Size([6, 4])
         """
-        tensors, arrays, rows = self._columns()
-        for name, tensor in tensors.items():
-            _dense(name, tensor, "unfold_batch_dim")
-        leading = {name: tuple(c.shape[:batch_dims]) for part in (tensors, arrays) for name, c in part.items()}
-        if (
-            batch_dims < 1
-            or len(set(leading.values())) > 1
-            or any(len(sizes) < batch_dims for sizes in leading.values())
-        ):
+        columns = _dense(self._columns())
+        leading = {name: tuple(column.shape[:batch_dims]) for name, column in columns.by_name().items()}
+        sizes = next(iter(leading.values()), (len(self),))
+        if batch_dims < 1 or {*leading.values()} - {sizes} or (leading and len(sizes) < batch_dims):
             raise BatchError(
-                f"unfold_batch_dim: columns need the same first {batch_dims} dimensions, got {leading}; "
+                f"unfold_batch_dim: expected columns with the same first {batch_dims} dimensions, got {leading}; "
                 f"{self._fields()}"
             )
-        sizes = next(iter(leading.values()), (rows or 0,))
-        merged_rows = torch.Size(sizes).numel()
+        rows = math.prod(sizes)
         return self._like(
-            Columns(
-                {name: tensor.reshape(merged_rows, *tensor.shape[batch_dims:]) for name, tensor in tensors.items()},
-                {name: array.reshape(merged_rows, *array.shape[batch_dims:]).copy() for name, array in arrays.items()},
-                None if rows is None else merged_rows,
+            columns.map(
+                lambda x: x.reshape(rows, *x.shape[batch_dims:]),
+                lambda x: x.reshape(rows, *x.shape[batch_dims:]).copy(),
+                rows,
             )
         )
 
     def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
-        """Rows cut into ``n_split`` rows: fields in ``split_keys`` along their second dimension, the others repeated.
+        """Cut each row into ``n_split`` rows. Fields in ``split_keys`` are cut along their second dimension.
 
-        An object column in ``split_keys`` is cut along its second dimension if it has one, else cell by cell.
+        All other fields are repeated. An object column without a second dimension is cut cell by cell.
 
         Raises:
-            MissingField: a split key that is no column.
-            BatchError: a second dimension that does not divide, or a jagged field to split.
+            MissingField: a split key that is not a column.
+            BatchError: ``n_split`` does not divide the second dimension, or a field to split is jagged.
 
         >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"pair": torch.tensor([[1, 2], [3, 4]])}, {"uid": ["a", "b"]})
@@ -203,15 +219,16 @@ class DataProto(data_proto.DataProto):
         keys = set(split_keys or ())
         for name in keys - tensors.keys() - arrays.keys():
             raise MissingField(f"no column {name!r}; {self._fields()}")
+        _dense(Columns({name: tensors[name] for name in keys & tensors.keys()}, {}, rows))
         if n_split < 1:
-            raise BatchError(f"unfold_column_chunks: n_split is {n_split}, it needs to be at least 1")
+            raise BatchError(f"unfold_column_chunks: n_split is {n_split}, expected at least 1")
         count = (rows or 0) * n_split
         numbers = row_range(rows or 0).repeat_interleave(n_split)
 
         def tensor_rows(name: str, tensor: Tensor) -> Tensor:
             if name not in keys:
                 return take(tensor, numbers)
-            width = _divided(name, _dense(name, tensor, "unfold_column_chunks").shape[1:], n_split)
+            width = _divided(name, tensor.shape[1:], n_split)
             return tensor.reshape(count, width, *tensor.shape[2:])
 
         def array_rows(name: str, array: Array) -> Array:
@@ -230,7 +247,7 @@ class DataProto(data_proto.DataProto):
         )
 
     def print_size(self, prefix: str = "") -> str:
-        """How large the parts are, as a text to print or to log.
+        """The sizes of the parts, as a text to print or to log.
 
         >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}, {"uid": ["a", "b", "c"]}).print_size("rollout")
@@ -274,16 +291,17 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     return data.unfold_batch_dim(batch_dims)
 
 
-def _dense(name: str, tensor: Tensor, what: str) -> Tensor:
-    if tensor.is_nested:
-        raise BatchError(f"{what}: {name} is jagged, its rows have no common shape; use to_padded_tensor on it first")
-    return tensor
+def _dense(columns: Columns) -> Columns:
+    for name, tensor in columns.tensors.items():
+        if tensor.is_nested:
+            raise BatchError(f"{name} is jagged, expected rows of one shape; use to_padded_tensor on it first")
+    return columns
 
 
 def _divided(name: str, row_shape: tuple[int, ...], n_split: int) -> int:
     if not row_shape or row_shape[0] % n_split:
         raise BatchError(
-            f"unfold_column_chunks: rows of {name} have shape {tuple(row_shape)}, their first dimension does not make "
+            f"unfold_column_chunks: rows of {name} have shape {tuple(row_shape)}, expected a first dimension of "
             f"{n_split} equal parts; leave {name} out of split_keys to repeat it"
         )
     return row_shape[0] // n_split

@@ -1,15 +1,15 @@
-"""Between this library's DataProto and verl's, in both directions.
+"""Conversion between this library's DataProto and verl's.
 
-Both functions leave their argument as it is. What the result shares with it, and what it does not:
+Both functions do not change their argument. What the result shares with it:
 
-- tensors are shared, whatever their layout or device: nothing is copied or moved, gradients flow through, and a write
-  into one is seen in the other;
-- numpy arrays are copied, the objects in their cells are shared;
+- tensors are shared, of any layout and device: nothing is copied or moved, gradients flow through, and a write into
+  one appears in the other;
+- numpy arrays are copied; the objects in their cells are shared;
 - ``meta_info`` is copied at every depth;
 - the TensorDict around the tensors is new, so a field that is added to one does not appear in the other.
 
-Parts that are absent stay absent, and zero rows stay zero rows. Jagged tensors go through, though many methods of
-verl's container refuse them.
+A part that is None stays None, and zero rows stay zero rows. Jagged tensors are converted too, although many methods
+of verl's container refuse them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _PARTS = ("batch", "non_tensor_batch", "meta_info")
 
 
 def to_verl(data: data_proto.DataProto) -> Any:
-    """The batch as a ``verl.DataProto`` over the same tensors. The first call imports verl, which brings Ray.
+    """The batch as a ``verl.DataProto`` with the same tensors. The first call imports verl, which imports Ray.
 
     Raises:
-        BatchError: a write into the parts has broken the batch.
-        ImportError: verl is not installed, or what it needs is not.
+        BatchError: a write into the parts has made the batch inconsistent.
+        ImportError: verl, or a package that it needs, is not installed.
     """
-    own = data.select()  # checked: a new TensorDict of the same tensors, own arrays and own metadata
+    own = data.select()  # checks the batch; a new TensorDict of the same tensors, copied arrays and metadata
     return _container()(batch=own.batch, non_tensor_batch=own.non_tensor_batch, meta_info=own.meta_info)
 
 
 def from_verl(data: Any) -> DataProto:
-    """A ``verl.DataProto``, or anything with its three parts, as a batch of this library that has
-    all the methods of verl's. verl need not be installed.
+    """A batch of this library, with verl's further methods, from a ``verl.DataProto`` or any object with its parts.
 
-    A part may be None. verl's flag for automatic padding is metadata like any other here: it stays, and pads nothing.
+    verl need not be installed. A part may be None. verl's flag for automatic padding stays in the metadata and has no
+    effect.
 
     Raises:
-        BatchError: (a ValueError) no such object, or parts that verl lets through and this container does not: columns
-            of different lengths, one name in two parts, a TensorDict with other than one batch dimension.
+        BatchError: (a ValueError) an object without the three parts, or parts that verl allows and this library does
+            not: columns of different lengths, one name in two parts, not exactly one batch dimension.
     """
     absent = [part for part in _PARTS if not hasattr(data, part)]
     if absent:
-        raise BatchError(f"from_verl: {type(data).__name__} has no {', '.join(absent)}; it needs a verl.DataProto")
+        raise BatchError(f"from_verl: {type(data).__name__} has no {', '.join(absent)}; expected a verl.DataProto")
     return DataProto(data.batch, data.non_tensor_batch, data.meta_info).select()
 
 

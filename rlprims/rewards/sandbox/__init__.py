@@ -1,10 +1,11 @@
-"""Model-written Python, run in isolation: a program by :func:`run`, on many inputs by :func:`run_cases`, tests of its
-functions by :func:`run_tests`.
+"""Isolated execution of Python programs that a model wrote.
 
-The isolation is by Linux namespaces (no network; no files except the system's libraries and Python, read-only; its own
-process tree, which is killed as a whole), resource limits, and an empty environment. If the kernel does not provide
-namespaces, nothing is run, unless ``allow_unisolated=True`` accepts the limits alone. It is not a virtual machine: a
-fault of the kernel is a fault of the isolation.
+:func:`run` runs a program once, :func:`run_cases` runs it on many inputs, and :func:`run_tests` tests its functions.
+
+The isolation consists of Linux namespaces (no network; no files except the system's libraries and Python, read-only;
+its own process tree, which is killed as a whole), resource limits, and an empty environment. If the kernel does not
+provide namespaces, programs are not run, unless ``allow_unisolated=True``: then only the limits hold. The sandbox is
+not a virtual machine: it does not protect against bugs of the kernel.
 """
 
 import contextlib
@@ -26,13 +27,13 @@ _UNTESTABLE = 97
 
 
 def run(program: str, *, stdin: str = "", limits: Limits | None = None, allow_unisolated: bool = False) -> Result:
-    """Run a Python program; whatever it does, this returns within the limits and nothing of it is left.
+    """Run a Python program within the limits, and remove its processes and files afterwards.
 
-    The program has the standard library, an empty writable directory, and no more. ``isolation`` of the result says
-    what it ran behind.
+    The program can use the standard library and an empty writable directory. ``isolation`` of the result is the kind of
+    isolation.
 
     Raises:
-        IsolationError: there is no isolation here, and ``allow_unisolated`` is not set.
+        IsolationError: this machine offers no isolation, and ``allow_unisolated`` is not set.
 
     >>> run("print(int(input()) ** 2)", stdin="12").stdout  # doctest: +SKIP
     '144\\n'
@@ -52,11 +53,11 @@ def run_tests(
     limits: Limits | None = None,
     allow_unisolated: bool = False,
 ) -> Result:
-    """Run tests against a program's functions; ``ok`` of the result if all of them ran to the end.
+    """Run tests against a program's functions; ``ok`` of the result is True if all tests ran to the end.
 
-    Program and tests are in two sandboxes. The tests are trusted code that only ever sees plain data from the program,
-    so that it cannot forge their verdict. Names that the tests use and do not define are the program's functions;
-    ``functions`` names those that ``setup``, code for the tests alone, defines too.
+    Program and tests run in two sandboxes. The tests are trusted code. They get only plain data from the program, so
+    that the program cannot forge the result. Names that the tests use and do not define are functions of the program.
+    ``setup`` is code for the tests; if it defines a function that is to be tested, name it in ``functions``.
 
     Raises:
         IsolationError: as for :func:`run`.
@@ -79,16 +80,16 @@ def run_tests(
     ):
         ours.close()
         theirs.close()
-        over = False
+        program_ended = False
         while True:
-            waiting = (asking,) if over else (asking, answering)
+            waiting = (asking,) if program_ended else (asking, answering)
             ready = wait_for(*waiting)
-            if not over:
-                over = answering.step(ready)
-                if over:
-                    answering.result()  # it ends now: the tests then see the end of the channel
+            if not program_ended:
+                program_ended = answering.step(ready)
+                if program_ended:
+                    answering.result()  # kills its processes, so that the tests read the end of the channel
                 if not answering.ready:
-                    asking.deadline = time.monotonic() + limits.seconds  # the tests' time begins when both are there
+                    asking.deadline = time.monotonic() + limits.seconds  # the tests' time starts when both are ready
             if asking.step(ready):
                 result = asking.result()
                 if result.status == "finished" and result.code == _UNTESTABLE:
@@ -97,14 +98,14 @@ def run_tests(
 
 
 class CaseResult(NamedTuple):
-    """How a program ended on one case."""
+    """The result of a program on one case."""
 
     status: str
-    """``finished``, ``signal``, ``timeout`` or ``output limit``"""
+    """``finished``, ``signal``, ``timeout`` or ``output limit``."""
     code: int | None
-    """exit code, or number of the signal"""
+    """The exit code, or the number of the signal."""
     output: Any
-    """the text that it printed, or the value that the function returned"""
+    """The text that it printed, or the value that the function returned."""
 
     @property
     def ok(self) -> bool:
@@ -121,19 +122,20 @@ def run_cases(
     total_seconds: float = 60.0,
     allow_unisolated: bool = False,
 ) -> Generator[CaseResult, None, None]:
-    """Run a program on each case, in one sandbox: a result for each, in their order; take no more, and it ends.
+    """Run a program on each case in one sandbox, and yield the results in order; closing the generator ends it.
 
-    A case is the text of its stdin; or, with the name of a ``function`` of the program (or of its class ``Solution``),
-    the arguments, plain data. The program is compiled once, and each case has a process that is forked for it: a case
-    that hangs or crashes costs itself. Files in its folder stay from case to case.
+    A case is the text of stdin. With ``function``, the name of a function of the program (or of a method of its class
+    ``Solution``), a case is the arguments as plain data. The program is compiled once, and a process is forked for each
+    case, so that a case that hangs or crashes does not affect the others. Files in the program's folder are kept
+    between cases.
 
     Args:
         program: the code.
         cases: texts, or sequences of arguments.
-        function: what is called.
+        function: the name of the function to call; None: the cases are texts of stdin.
         before: code to put before the program: imports, helpers.
-        limits: of each case; ``disk_mb``, ``files`` and ``processes`` of all together.
-        total_seconds: wall time of all; cases that are left then are ``timeout``.
+        limits: the limits of each case; ``disk_mb``, ``files`` and ``processes`` are limits of all cases together.
+        total_seconds: wall time of all cases; the remaining cases then have the status ``timeout``.
         allow_unisolated: see :func:`run`.
 
     Raises:
@@ -164,20 +166,20 @@ def _run_cases(
         "before.py": before,
         "program.py": program,
     }
-    of_all = replace(limits, seconds=total_seconds)
-    with ours, theirs, Guest(files, of_all, isolate=isolate, channel=theirs) as guest:
+    total_limits = replace(limits, seconds=total_seconds)
+    with ours, theirs, Guest(files, total_limits, isolate=isolate, channel=theirs) as guest:
         theirs.close()
         while not guest.ready:
             if guest.step(wait_for(guest)):
-                guest.result()  # raises where the sandbox did not start
+                guest.result()  # raises if the sandbox did not start
                 break
         replies = ours.makefile("rb")
-        gone: CaseResult | None = None
+        stopped: CaseResult | None = None  # the result of all further cases, once no more can run
         for case in cases:
             left = guest.deadline - time.monotonic()
-            if gone is None and left <= 0:
-                gone = CaseResult("timeout", None, None)
-            if gone is None:
+            if stopped is None and left <= 0:
+                stopped = CaseResult("timeout", None, None)
+            if stopped is None:
                 request: dict[str, Any] = {"seconds": min(limits.seconds, left), "output_bytes": limits.output_bytes}
                 request |= (
                     {"stdin": case}
@@ -189,10 +191,10 @@ def _run_cases(
                     ours.sendall(json.dumps(request).encode() + b"\n")
                     result = _reply(replies, limits, function)
                 except TimeoutError:
-                    gone = CaseResult("timeout", None, None)
-                except (OSError, ValueError, TypeError, RecursionError):  # it has ended what runs the cases
-                    gone = CaseResult("signal", None, None)
-            yield gone if gone is not None else result
+                    stopped = CaseResult("timeout", None, None)
+                except (OSError, ValueError, TypeError, RecursionError):  # the program has ended the process of cases
+                    stopped = CaseResult("signal", None, None)
+            yield stopped if stopped is not None else result
 
 
 def _reply(replies: Any, limits: Limits, function: str | None) -> CaseResult:
@@ -201,7 +203,7 @@ def _reply(replies: Any, limits: Limits, function: str | None) -> CaseResult:
         raise ValueError(f"{size} bytes")
     output = replies.read(size)
     if len(output) < size:
-        raise ValueError("the end")
+        raise ValueError("the channel ended")
     if how not in ("exit", "signal"):
         return CaseResult(str(how), None, None)
     status = "finished" if how == "exit" else "signal"
@@ -210,5 +212,5 @@ def _reply(replies: Any, limits: Limits, function: str | None) -> CaseResult:
     if status == "finished" and code == 0:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return CaseResult(status, 0, _values.loads(output))
-        return CaseResult(status, 1, None)  # it ended before the function returned
+        return CaseResult(status, 1, None)  # the program ended before the function returned
     return CaseResult(status, code, None)

@@ -1,7 +1,7 @@
-"""Inside one sandbox: runs a program on case after case, each in a process forked for it. The trainer compares.
+"""Runs inside the sandbox: runs the program on one case after the other, each in a forked process.
 
-Descriptor 3 brings a case as a line of JSON, and takes how it ended as a line of JSON and the bytes of its output. The
-expected outputs are not in here, so that there is nothing to forge.
+A case is read from descriptor 3 as a line of JSON. Its result is written there, as a line of JSON and the bytes of the
+output. The trainer compares the outputs: the expected outputs are not in the sandbox, so that they cannot be copied.
 """
 
 import importlib
@@ -31,17 +31,17 @@ def main() -> None:
         case = json.loads(line)
         ended: tuple[str, int | None, bytes] = ("exit", 1, b"")
         if codes is not None:
-            given = os.open(f".given-{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            stdin_fd = os.open(f".given-{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             os.unlink(f".given-{os.getpid()}")
-            with open(given, "wb", closefd=False) as stdin:
+            with open(stdin_fd, "wb", closefd=False) as stdin:
                 stdin.write(case.get("stdin", "").encode("utf-8", "replace"))
-            os.lseek(given, 0, os.SEEK_SET)
+            os.lseek(stdin_fd, 0, os.SEEK_SET)
             reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
-                answer(codes, case, values, given, writing)
+                answer(codes, case, values, stdin_fd, writing)
                 return
-            os.close(given)
+            os.close(stdin_fd)
             os.close(writing)
             ended = watch(child, reading, case["seconds"], case["output_bytes"])
             os.close(reading)
@@ -52,15 +52,15 @@ def main() -> None:
     os._exit(0)
 
 
-def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, given: int, writing: int) -> None:
-    """The program on one case; when this returns the interpreter ends as a program's does."""
+def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, stdin_fd: int, writing: int) -> None:
+    """Run the program on one case. After the return the interpreter exits as after an ordinary program."""
     os.setsid()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    most = int(case["seconds"]) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    cpu_seconds = int(case["seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     null = os.open(os.devnull, os.O_WRONLY)
     calls = "function" in case
-    for old, new in ((given, 0), (null if calls else writing, 1), (null, 2), (writing, 3)):
+    for old, new in ((stdin_fd, 0), (null if calls else writing, 1), (null, 2), (writing, 3)):
         os.dup2(old, new)
     os.closerange(4 if calls else 3, 64)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
@@ -83,8 +83,8 @@ def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, given
             text = text[os.write(3, text) :]
 
 
-def watch(child: int, reading: int, seconds: float, most: int) -> tuple[str, int | None, bytes]:
-    """How the child ended within its limits, and what it wrote."""
+def watch(child: int, reading: int, seconds: float, max_bytes: int) -> tuple[str, int | None, bytes]:
+    """Wait for the child within its limits: how it ended, its exit code or signal, and its output."""
     deadline = time.monotonic() + seconds
     ended = os.pidfd_open(child)
     os.set_blocking(reading, False)
@@ -92,10 +92,10 @@ def watch(child: int, reading: int, seconds: float, most: int) -> tuple[str, int
     while stopped is None:
         ready = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))[0]
         with suppress(BlockingIOError):
-            while len(output) <= most and (part := os.read(reading, 1 << 16)):
+            while len(output) <= max_bytes and (part := os.read(reading, 1 << 16)):
                 output += part
-            waiting = [ended]  # no output any more, or too much of it
-        if len(output) > most:
+            waiting = [ended]  # the output has ended, or exceeds the limit
+        if len(output) > max_bytes:
             stopped = "output limit"
         elif ended in ready:
             break
@@ -107,7 +107,7 @@ def watch(child: int, reading: int, seconds: float, most: int) -> tuple[str, int
             kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if stopped is not None:
-        return stopped, None, bytes(output[:most])
+        return stopped, None, bytes(output[:max_bytes])
     return ("exit" if status >= 0 else "signal"), abs(status), bytes(output)
 
 

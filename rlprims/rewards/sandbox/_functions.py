@@ -1,4 +1,4 @@
-"""Inside one sandbox: the tested program, whose functions answer calls that come through descriptor 3."""
+"""Runs inside a sandbox: loads the tested program and calls its functions for the tests, over descriptor 3."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ def main() -> None:
     values = importlib.import_module("_values")
     sys.setrecursionlimit(10_000)
     namespace: dict[str, Any] = {"__name__": "program"}
-    # This process is isolated, and no verdict is computed in it.
+    # This process is isolated, and the result of the tests is computed in another one.
     for file in ("before.py", "program.py"):
         exec(compile((here / file).read_text(encoding="utf-8"), file, "exec"), namespace)
     for line in os.fdopen(os.dup(3), "rb"):

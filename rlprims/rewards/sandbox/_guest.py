@@ -1,4 +1,4 @@
-"""The parent's end of one sandboxed program."""
+"""Starts one sandboxed program from the trainer's process, reads its output, and enforces its limits."""
 
 import contextlib
 import json
@@ -27,33 +27,33 @@ class IsolationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may take."""
+    """The limits of a program."""
 
     seconds: float = 5.0
-    """wall time; CPU time of each process too, to the next second"""
+    """Wall time; also the CPU time of each process, rounded up to a whole second."""
     memory_mb: int = 512
-    """address space of each process"""
+    """Address space of each process."""
     processes: int = 16
-    """at once, threads too"""
+    """Processes and threads at once."""
     disk_mb: int = 64
-    """of its temporary directory, which is memory"""
+    """Size of its temporary directory, which is in memory."""
     files: int = 1024
-    """in its temporary directory, folders too; without isolation not limited"""
+    """Files and folders in its temporary directory; not limited without isolation."""
     output_bytes: int = 2**20
-    """of stdout, and of stderr"""
+    """Size of stdout, and of stderr."""
 
 
 class Result(NamedTuple):
-    """How a program ended."""
+    """The result of a program."""
 
     status: str
-    """``finished``, ``signal``, ``timeout`` or ``output limit``"""
+    """``finished``, ``signal``, ``timeout`` or ``output limit``."""
     code: int | None
-    """exit code, or number of the signal"""
+    """The exit code, or the number of the signal."""
     stdout: str
     stderr: str
     isolation: str
-    """``namespaces`` or ``none``"""
+    """``namespaces`` or ``none``."""
 
     @property
     def ok(self) -> bool:
@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 @cache
 def isolation() -> str:
-    """What this machine offers: ``namespaces``, or ``none`` and why. Found out by starting one program."""
+    """The isolation on this machine: ``namespaces``, or ``none`` and the reason. It is tested with one program."""
     try:
         guest = Guest({"main.py": ""}, Limits(), isolate=True)
     except OSError as error:
@@ -72,24 +72,24 @@ def isolation() -> str:
             result = guest.wait()
         except IsolationError as error:
             return f"none: {error}"
-    # A Python that does not start inside would score every program 0.
+    # If Python did not start inside, every program would get the score 0.
     return "namespaces" if result.ok else f"none: Python does not start inside: {result.stderr.strip() or result.code}"
 
 
 def choose(allow_unisolated: bool) -> bool:
-    """Whether to isolate; what cannot be isolated is refused unless allowed."""
+    """Whether programs are isolated. Raises ``IsolationError`` if they cannot be, unless that is allowed."""
     found = isolation()
     if found != "namespaces" and not allow_unisolated:
         raise IsolationError(
-            f"model-written code is not run without isolation, and there is {found}. Allow user namespaces (Linux 5.14 "
-            "or later; in a container: seccomp and AppArmor profiles that let unshare and mount pass), use a "
-            "SandboxFusion server, or say allow_unisolated=True"
+            f"the isolation of this machine is {found}, expected namespaces, because a model wrote the code. Allow "
+            "user namespaces (Linux 5.14 or later; in a container: seccomp and AppArmor profiles that permit unshare "
+            "and mount), use a SandboxFusion server, or set allow_unisolated=True"
         )
     return found == "namespaces"
 
 
 class Guest:
-    """A program that runs. ``wait`` until it ends; leaving the context ends it, with all that it started."""
+    """A running program. ``wait`` returns when it ends; leaving the context kills it and all processes it started."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Guest:
         return self._open
 
     def step(self, ready: Sequence[int] | set[int]) -> bool:
-        """Read what is there; whether it has ended, or been stopped by a limit."""
+        """Read available output; returns whether the program has ended or exceeded a limit."""
         for fd in self._open & set(ready):
             part = os.read(fd, 1 << 16)
             self._texts[fd] += part
@@ -204,13 +204,13 @@ class Guest:
 
     def _end(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()  # it ends the tree, and then itself
+            self._process.terminate()  # it kills the process tree and exits
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL) if self._process.poll() is None else None
         self._process.wait()
-        for fd in list(self._open):  # what was written before the end
+        for fd in list(self._open):  # output that was written before the end
             os.set_blocking(fd, False)
             with contextlib.suppress(OSError):
                 while len(self._texts[fd]) <= self._limits.output_bytes and (part := os.read(fd, 1 << 16)):
@@ -231,14 +231,14 @@ class Guest:
 
 
 def wait_for(*guests: Guest) -> set[int]:
-    """The descriptors of the guests on which something can be read, waiting until the first deadline at most."""
+    """Wait until a descriptor of the guests is readable, or until their first deadline; returns the readable ones."""
     left = min(guest.deadline for guest in guests) - time.monotonic()
     return set(select.select([fd for guest in guests for fd in guest.files], [], [], max(0.0, left))[0])
 
 
 @cache
 def _readable() -> list[str]:
-    """The system's libraries, and Python."""
+    """The paths of the system's libraries and of Python."""
     paths = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache"]
     prefix = os.path.realpath(sys.base_prefix)
     return paths if prefix == "/usr" or prefix.startswith("/usr/") else [*paths, prefix]

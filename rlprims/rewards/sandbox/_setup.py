@@ -1,11 +1,11 @@
-"""Run by ``python -I -S`` in a process of its own: isolates itself, starts the program, and reports how it ended.
+"""Runs as a separate process by ``python -I -S``: isolates itself, starts the program, and reports how it ended.
 
 It reads a job (JSON) from stdin and writes lines to the descriptor ``job["status"]``: ``ready``, then ``exit N`` or
-``signal N``; or ``error ...``. The program inherits neither. Imports only the standard library.
+``signal N``; or ``error ...``. The program inherits neither descriptor. Only the standard library is imported.
 
-The isolation is by Linux namespaces: a user of its own (nobody, without rights outside), a root of its own (an empty
-tmpfs with the system's libraries and Python bound read-only), no network, and a process tree of its own that the kernel
-ends with its first process. It does not need root. A seccomp filter forbids the calls that would evade the limits.
+The isolation consists of Linux namespaces: a separate user (nobody, without rights outside), a separate root (an empty
+tmpfs with the system's libraries and Python bound read-only), no network, and a separate process tree, which the kernel
+kills when its first process ends. It does not need root. A seccomp filter forbids system calls that evade the limits.
 """
 
 import ctypes
@@ -28,12 +28,12 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_READ_ONLY, ATTR_NOSUID = 442, -100, 0x8000, 1, 2
 NOBODY = 65534
 FORBIDDEN = {
-    # number of the machine for seccomp, then: shmget, shmat, semget, msgget, mq_open, memfd_create, memfd_secret,
-    # io_uring_setup, add_key, keyctl, userfaultfd, bpf, perf_event_open
+    # The number of the architecture for seccomp, and the numbers of: shmget, shmat, semget, msgget, mq_open,
+    # memfd_create, memfd_secret, io_uring_setup, add_key, keyctl, userfaultfd, bpf, perf_event_open.
     "x86_64": (0xC000003E, (29, 30, 64, 68, 240, 319, 447, 425, 248, 250, 323, 321, 298)),
     "aarch64": (0xC00000B7, (194, 196, 190, 186, 180, 279, 447, 425, 217, 219, 282, 280, 241)),
 }
-"""System calls for memory that no limit counts, or that outlives the process."""
+"""System calls that allocate memory outside of the limits, or memory that outlives the process."""
 PRCTL = {"x86_64": 157, "aarch64": 167}
 SEALING, ADD_SEALS, ALL_SEALS = 2, 1033, 0xF
 
@@ -54,7 +54,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def separate() -> None:
-    """Enter the namespaces. A child started before writes the user maps: only a process outside may do so."""
+    """Enter the namespaces. A child that stays outside writes the user maps: only a process outside may do so."""
     uid, gid, me = os.geteuid(), os.getegid(), os.getpid()
     entered, enter = os.pipe()
     mapper = os.fork()
@@ -76,9 +76,9 @@ def separate() -> None:
 
 
 def write_maps(process: int, uid: int, gid: int) -> None:
-    """If root runs this: root inside for the mounts, and nobody for the program. Other users are nobody inside.
+    """Map the users. For root: root inside for the mounts, and nobody for the program. Other users become nobody.
 
-    The kernel does not limit the number of processes of the real root, so the program must be another user.
+    The kernel does not limit the number of processes of the real root, so the program must run as another user.
     """
 
     def write(name: str, text: str) -> None:
@@ -91,7 +91,7 @@ def write_maps(process: int, uid: int, gid: int) -> None:
             write("gid_map", f"0 0 1\n{NOBODY} {NOBODY} 1\n")
             return
         except OSError:
-            pass  # a container in which there is no nobody
+            pass  # a container without the user nobody
     write("setgroups", "deny")
     write("uid_map", f"{NOBODY} {uid} 1\n")
     write("gid_map", f"{NOBODY} {gid} 1\n")
@@ -128,7 +128,7 @@ def build_root(job: dict[str, Any]) -> None:
         NOSUID | NODEV,
         f"size={job['disk_mb']}m,nr_inodes={job['files_at_most'] + 1},mode=1777",
     )
-    # No namespaces inside: they would give the program capabilities of its own, and more of the kernel to try.
+    # Forbid namespaces inside: they would give the program capabilities and access to more parts of the kernel.
     with suppress(OSError), open("/.old/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
     check(libc.umount2(b"/.old", DETACH), "umount")
@@ -155,7 +155,7 @@ def write_files(job: dict[str, Any], folder: str) -> None:
 
 
 def execute(job: dict[str, Any], folder: str, writable: str) -> None:
-    """Set the limits and replace this process by the program; never returns."""
+    """Set the limits and replace this process by the program. It never returns."""
     os.setsid()
     limits = {
         resource.RLIMIT_AS: job["memory_mb"] * 2**20,
@@ -168,18 +168,18 @@ def execute(job: dict[str, Any], folder: str, writable: str) -> None:
     if os.geteuid() == 0 and job["isolate"]:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)  # all capabilities go with it
-    for limit, most in limits.items():
+        os.setresuid(NOBODY, NOBODY, NOBODY)  # this drops all capabilities
+    for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (most, most))
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
     libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-    given = os.memfd_create("stdin", SEALING)
-    with open(given, "wb", closefd=False) as file:
+    stdin = os.memfd_create("stdin", SEALING)
+    with open(stdin, "wb", closefd=False) as file:
         file.write(job["stdin"].encode("utf-8", "replace"))
-    os.lseek(given, 0, os.SEEK_SET)
-    fcntl.fcntl(given, ADD_SEALS, ALL_SEALS)  # it is memory that no limit counts: it stays as large as the input
-    os.dup2(given, 0)
+    os.lseek(stdin, 0, os.SEEK_SET)
+    fcntl.fcntl(stdin, ADD_SEALS, ALL_SEALS)  # no limit counts this memory; sealed, it cannot grow
+    os.dup2(stdin, 0)
     forbid_system_calls()
     first = 3
     if job["channel"] is not None:
@@ -189,18 +189,19 @@ def execute(job: dict[str, Any], folder: str, writable: str) -> None:
         first += 1
     os.closerange(first, 4096)
     for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # an interpreter that starts finds them as usual
+        signal.signal(number, signal.SIG_DFL)  # the defaults that a new interpreter expects
     os.chdir(writable)
     environment = {"PATH": "/usr/bin:/bin", "HOME": writable, "TMPDIR": writable, "LANG": "C.UTF-8"}
-    whose = f"trainer={job['parent']}"  # for whoever looks at the list of processes
-    arguments = ["python", "-I", "-S", "-B", "-X", whose, os.path.join(folder, job["main"])]
+    label = f"trainer={job['parent']}"  # shown in the list of processes
+    arguments = ["python", "-I", "-S", "-B", "-X", label, os.path.join(folder, job["main"])]
     os.execve(job["python"], arguments, environment)
 
 
 def forbid_system_calls() -> None:
-    """EPERM for :data:`FORBIDDEN`, and for outliving the parent; calls of another machine end the process.
+    """Install a seccomp filter: EPERM for :data:`FORBIDDEN` and for a change of PDEATHSIG, by which the program could
+    outlive its parent. System calls of another architecture kill the process.
 
-    A classic BPF program: each line is (code, jump if true, jump if false, value).
+    It is a classic BPF program: each line is (code, jump if true, jump if false, value).
     """
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     number, machine, first_argument = 0, 4, 16
@@ -222,10 +223,10 @@ def forbid_system_calls() -> None:
 
 
 def in_own_tree(job: dict[str, Any], folder: str, writable: str, watcher: int) -> None:
-    """The first process of the new tree: starts the program and waits for it; what remains ends with this one."""
+    """The first process of the new tree: starts the program and waits for it. Other processes end with this one."""
     if job["isolate"]:
-        libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the kernel ends the tree
-    else:  # this process ends it, if the one above is killed; a signal to the group of that one is not for this one
+        libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the kernel then kills the whole tree
+    else:  # If the watcher is killed, this process kills the tree, in its own session for signals to the watcher's group.
         os.setsid()
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, kill_children_and_exit)
@@ -288,15 +289,15 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     if not job["isolate"]:
-        libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # nobody else ends what the program has started
+        libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # so that this process kills what the program has started
         if os.getppid() != job["parent"]:
             end()
     os.waitpid(first, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not job["isolate"]:
         kill_children()
-        # The parent does so too, if it lives. That cannot be asked: while the threads of a killed process end one by
-        # one, it is still the parent of this one.
+        # The parent does so too if it lives. It cannot be tested whether it lives: the threads of a killed process end
+        # one by one, and until the last one ends it is still the parent of this process.
         shutil.rmtree(job["folder"], ignore_errors=True)
 
 
@@ -307,7 +308,7 @@ def kill_children_and_exit(*_: object) -> None:
 
 
 def kill_children() -> None:
-    """Without a tree of their own, processes that were left behind come to this one."""
+    """Kill all child processes. Without namespaces, orphaned processes become children of this process."""
     me = os.getpid()
     while True:
         with open(f"/proc/self/task/{me}/children") as file:
@@ -317,7 +318,7 @@ def kill_children() -> None:
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         for child in children:
-            with suppress(ChildProcessError):  # the loop that this interrupts may have waited for it
+            with suppress(ChildProcessError):  # the interrupted loop may have waited for it already
                 os.waitpid(int(child), 0)
 
 

@@ -1,7 +1,7 @@
-"""Inside another sandbox: the tests, which call the program's functions through descriptor 3. Exit code 0: passed.
+"""Runs inside a second sandbox: the tests, which call the program's functions over descriptor 3. Exit code 0: passed.
 
-Builtins swallow some exceptions: ``all(map(f, inputs))`` ends at a StopIteration as if the inputs were over. So an
-exception of the program fails the tests unless they say that they expect it, by an ``except`` clause or a ``with``.
+Builtins catch some exceptions: ``all(map(f, inputs))`` ends at a StopIteration as at the end of the inputs. Therefore
+an exception of the program fails the tests, unless an ``except`` clause or a ``with`` of the tests catches it.
 """
 
 import ast
@@ -21,7 +21,7 @@ _NOTE = "_expected_here"
 
 
 class _Mark(ast.NodeTransformer):
-    """Has the tests note each exception that an ``except`` clause catches, or that a ``with`` keeps to itself."""
+    """Adds code to the tests that notes each exception that an ``except`` clause catches or a ``with`` suppresses."""
 
     def __init__(self) -> None:
         self._withs = 0
@@ -42,7 +42,7 @@ class _Mark(ast.NodeTransformer):
 
 
 class _Expected:
-    """``open``: the exceptions of the program that no test has expected yet."""
+    """Notes of the exceptions. ``open`` has those of the program that no test has caught yet."""
 
     def __init__(self) -> None:
         self.open: list[BaseException] = []
@@ -78,7 +78,7 @@ def main() -> None:
     expected, called = _Expected(), set[str]()
 
     def remote(name: str) -> Callable[..., Any]:
-        """The program's function of this name, as far as plain data goes."""
+        """A function that calls the program's function of this name, with plain data as arguments and result."""
 
         def function(*arguments: Any, **named: Any) -> Any:
             try:
@@ -93,7 +93,7 @@ def main() -> None:
                     end(1, f"the program ended before a call of {name}")
             line = answers.readline(_LONGEST_ANSWER)
             if not line.endswith(b"\n"):
-                end(1, f"the program ended, or answered without end, in a call of {name}")
+                end(1, f"the program ended, or its answer was too long, in a call of {name}")
             try:
                 kind, *answer = values.loads(line)
                 if kind == "value":
@@ -102,7 +102,7 @@ def main() -> None:
                 kinds, text = answer
                 error = exception(kinds, str(text))
             except Exception as problem:
-                end(1, f"{name} answered what no function answers: {problem!r}"[:1000])
+                end(1, f"the answer of {name} cannot be read: {problem!r}"[:1000])
             expected.open.append(error)
             raise error
 
@@ -110,12 +110,12 @@ def main() -> None:
 
     names = (here / "names.txt").read_text(encoding="utf-8").split()
     namespace: dict[str, Any] = {"__name__": "tests"}
-    with contextlib.suppress(SyntaxError):  # code that only the response completes
+    with contextlib.suppress(SyntaxError):  # a prompt may be code that is complete only with the response
         exec(compile((here / "setup.py").read_text(encoding="utf-8"), "setup.py", "exec"), namespace)
     tree = ast.parse((here / "tests.py").read_text(encoding="utf-8"))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for name in {*names, *(used - set(namespace) - set(dir(builtins)))}:
-        namespace[name] = remote(name)  # what the tests define themselves is put over it
+        namespace[name] = remote(name)  # definitions of the tests replace it
     namespace[_NOTE] = expected
     exec(compile(ast.fix_missing_locations(_Mark().visit(tree)), "tests.py", "exec"), namespace)
     if expected.open:
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def exception(kinds: Sequence[str], text: str) -> Exception:
-    """The nearest exception that Python has; one that ends loops or the interpreter is a RuntimeError (PEP 479)."""
+    """The first of the classes that is a builtin exception; RuntimeError for StopIteration and the like (PEP 479)."""
     for name in kinds:
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception):
@@ -135,14 +135,14 @@ def exception(kinds: Sequence[str], text: str) -> Exception:
                 break
             try:
                 return kind(text)
-            except TypeError:  # UnicodeDecodeError, ExceptionGroup: they want more than a text
+            except TypeError:  # UnicodeDecodeError and ExceptionGroup need more arguments
                 break
     return RuntimeError(f"{kinds[0]}: {text}")
 
 
-def end(code: int, why: str) -> NoReturn:
-    """Here and now: nothing in the tests can catch it."""
-    os.write(2, why.encode("utf-8", "replace") + b"\n")
+def end(code: int, reason: str) -> NoReturn:
+    """Exit at once, so that the tests cannot catch an exception."""
+    os.write(2, reason.encode("utf-8", "replace") + b"\n")
     os._exit(code)
 
 

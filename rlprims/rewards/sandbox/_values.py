@@ -1,4 +1,4 @@
-"""Plain data as JSON and back, exactly; nothing else crosses between a tested program and its tests."""
+"""Exact conversion of plain data to JSON and back: the only data that a tested program and its tests exchange."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def pack(value: Any) -> Any:
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return {name: [pack(part) for part in kind.__iter__(value)]}
-    raise TypeError(f"a {type(value).__name__} cannot be given to the tests: only plain data can")
+    raise TypeError(f"got a {type(value).__name__}, expected plain data: only plain data can be given to the tests")
 
 
 def unpack(value: Any) -> Any:

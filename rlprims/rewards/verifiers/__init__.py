@@ -1,8 +1,9 @@
-"""Verifiers: (response, answer) to a score, or a dict with ``score`` and the columns that filters and logs may name.
+"""Verifiers: functions of a response and its answer that return a score, or a dict with ``score`` and other columns.
 
-A verifier is any function of a response and its answer. Columns of the data that it also wants, such as
-``data_source``, are parameters by their names; what follows ``*`` is an option. What a model writes is read and never
-run here: code goes to :mod:`rlprims.rewards.sandbox`, and what may not end belongs into :mod:`rlprims.rewards.pool`.
+Filters and logs can use the other columns by name. A verifier is any function of a response and its answer. If it needs
+further columns of the data, such as ``data_source``, it has parameters with their names; parameters after ``*`` are
+options. Verifiers never run text of the model: code runs in :mod:`rlprims.rewards.sandbox`. Call verifiers that may not
+end in a :mod:`rlprims.rewards.pool`.
 """
 
 from rlprims.rewards.verifiers._by_source import SOURCES, by_source, check_answer

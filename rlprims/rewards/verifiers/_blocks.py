@@ -1,4 +1,4 @@
-"""Fenced blocks of a text, and which of them is the program; in time linear in the text."""
+"""Fenced blocks of a text, and the choice of the block with the program. The time is linear in the text."""
 
 import re
 from typing import Literal, NamedTuple, TypeAlias
@@ -10,14 +10,14 @@ _FENCE = "```"
 
 class Block(NamedTuple):
     language: str
-    """lower case, or nothing"""
+    """In lower case; empty if the block has none."""
     body: str
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Every block between a line that ends with three backticks and a language, or none, and one with backticks alone.
+    """All blocks between a line that ends with three backticks and an optional language, and closing backticks.
 
-    A block that nothing closes is none. The closing backticks may stand at the end of the last line of code.
+    A block that is not closed is left out. The closing backticks may be at the end of the last line of code.
     """
     blocks: list[Block] = []
     language = ""
@@ -26,8 +26,8 @@ def fenced_blocks(text: str) -> list[Block]:
         before, mark, after = line.rpartition(_FENCE)
         if body is None:
             words = after.split(None, 1)
-            alone = not before.strip("`> \t*-0123456789.")
-            if mark and (alone or len(words) <= 1):
+            starts_line = not before.strip("`> \t*-0123456789.")
+            if mark and (starts_line or len(words) <= 1):
                 language, body = (words[0].lower() if words else ""), []
         elif mark and not after.strip():
             rest = before.rstrip("`")
@@ -39,23 +39,23 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def python_code(text: str, blocks: Blocks, name: str | None = None) -> str | None:
-    """The program in a response: its Python blocks joined, or the last of them, if it can be one that defines ``name``.
+    """The program in a response: its Python blocks joined, or the last of them, preferably one that defines ``name``.
 
-    Blocks that say Python go before those that say nothing, and these before those of another language.
+    If there are no Python blocks, blocks without a language are used, and otherwise blocks of any language.
     """
     found = fenced_blocks(text)
-    chosen = [block.body for block in found if _PYTHON.match(block.language)]
-    chosen = chosen or [block.body for block in found if not block.language]
-    chosen = chosen or [block.body for block in found]
-    if not chosen:
+    bodies = [block.body for block in found if _PYTHON.match(block.language)]
+    bodies = bodies or [block.body for block in found if not block.language]
+    bodies = bodies or [block.body for block in found]
+    if not bodies:
         return None
     if blocks == "joined":
-        return "\n".join(chosen)
-    return next((body for body in reversed(chosen) if name and defines(body, name)), chosen[-1])
+        return "\n".join(bodies)
+    return next((body for body in reversed(bodies) if name and defines(body, name)), bodies[-1])
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether a line of the code defines a function, or class, or variable of this name."""
+    """Whether a line of the code defines a function, class or variable with this name."""
     return (
         re.search(rf"^\s*(?:(?:async\s+)?def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", code, re.M)
         is not None

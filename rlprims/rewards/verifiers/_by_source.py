@@ -1,4 +1,4 @@
-"""The verifier that belongs to a row's ``data_source``."""
+"""The choice of a verifier by the ``data_source`` of a row."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -41,20 +41,20 @@ SOURCES: dict[str, Callable[..., Any] | str] = {
     "livecodebench*": code_stdin,
     "searchR1_*": _search,
 }
-"""``data_source`` to verifier: names of the hub, and the short ones that data sets are stored by. A name may have ``*``
-in it; a whole name goes first, then the order counts, then the same without regard to case."""
+"""``data_source`` to verifier: the data sets' names on the hub, and their common short names. A name may contain ``*``.
+An exact name is tried first, then patterns in this order, then patterns without regard to case."""
 
 
 def by_source(
     response: str, answer: Any, data_source: str, *, table: Mapping[str, Callable[..., Any] | str] | None = None
 ) -> Any:
-    """What the verifier of the row's ``data_source`` returns.
+    """The result of the verifier for the row's ``data_source``.
 
-    ``table`` goes before :data:`SOURCES`; its values are functions or their import paths, so a function of your own
-    needs no registration. Verifiers that want options are functions of your own, one line each.
+    ``table`` is searched before :data:`SOURCES`. Its values are functions or their import paths, so your functions need
+    no registration. To give options to a verifier, write a function that calls it.
 
     Raises:
-        ValueError: no verifier for the source; it lists names that are near.
+        ValueError: no verifier for the source; the message lists similar names.
 
     >>> by_source("#### 72", "72", "openai/gsm8k")["score"]
     1.0
@@ -67,7 +67,7 @@ def by_source(
 def check_answer(
     verifier: Callable[..., Any], answer: Any, data_source: str, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Whether the verifier could ever test the answer: to be asked when data are read, before anything is sampled.
+    """Check that the verifier can test the answer. Call it when data are read, before sampling starts.
 
     Raises:
         ValueError: no verifier for the data source; cases or tests that cannot be run.
@@ -92,18 +92,18 @@ def _verifier_of(source: str, table: Mapping[str, Callable[..., Any] | str] | No
         if fnmatchcase(source.lower(), pattern.lower()):
             return _load(verifier)
     raise ValueError(
-        f"no verifier for data_source={source!r}{_near(source, table)}: give table={{{source!r}: function}}"
+        f"no verifier for data_source={source!r}{_similar(source, table)}: give table={{{source!r}: function}}"
     )
 
 
-def _near(source: str, table: Mapping[str, Any] | None) -> str:
+def _similar(source: str, table: Mapping[str, Any] | None) -> str:
     names = {name.lower(): name for name in [*SOURCES, *(table or {})]}
     short = {name.rpartition("/")[2]: shown for name, shown in names.items()}
     found = get_close_matches(source.lower(), names, n=3) or get_close_matches(
         source.lower().rpartition("/")[2], short, n=3
     )
     shown = dict.fromkeys((names | short)[name] for name in found)
-    return f"; near it are {', '.join(map(repr, shown))}" if shown else "; verifiers.SOURCES lists all"
+    return f"; similar names are {', '.join(map(repr, shown))}" if shown else "; verifiers.SOURCES lists all"
 
 
 def _load(verifier: Callable[..., Any] | str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Programs against tests: standard input and output, calls of a function, and assertions."""
+"""Verifiers of programs: by standard input and output, by calls of a function, and by assertions."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -33,34 +33,35 @@ def code_stdin(
     """1 if the program gives the expected output for every input; it runs in :mod:`rlprims.rewards.sandbox`.
 
     The program is the last fenced block of Python (else of no language, else any), else the whole response. The answer
-    is ``{"inputs": [text, ...], "outputs": [text, ...]}``, or that as JSON (APPS, TACO, CodeContests). With ``fn_name``
-    in it an input is a list of arguments, or a text with one in JSON on each line (LiveCodeBench), and the output the
-    value that the function, or the method of a class ``Solution``, returns: tuples count as lists, and ``[x]`` is also
-    met by x, as those data sets wrap some. ``prompt``, if it is there, gives imports and helpers that stand before.
+    is ``{"inputs": [text, ...], "outputs": [text, ...]}``, or that as JSON (APPS, TACO, CodeContests). If it has
+    ``fn_name``, an input is a list of arguments, or a text with an argument in JSON on each line (LiveCodeBench). The
+    output is then the value that the function, or the method of a class ``Solution``, returns. Tuples equal lists, and
+    x is accepted for ``[x]``, because those data sets wrap some values. The imports and helpers of ``prompt``, if the
+    answer has it, are put before the program.
 
-    All cases run in one sandbox, each in a process forked for it. ``passed`` is the share of the cases that pass.
+    All cases run in one sandbox, each in a forked process. ``passed`` is the share of the cases that pass.
 
     Args:
-        response: what the model wrote.
+        response: the text of the model.
         answer: the cases.
         seconds: wall and CPU time of each case.
-        total_seconds: wall time of all; what does not run in it fails. Keep it below the pool's ``seconds``: a row that
+        total_seconds: wall time of all cases; the cases after it fail. Keep it below the pool's ``seconds``: a row that
             the pool ends has no score.
         memory_mb: address space of each process.
-        partial: the score is the share.
-        stop_early: end at the first failure; None: unless ``partial``.
-        max_cases: only the first cases.
-        compare: ``lines``: equal up to space at their ends and empty lines at the end; ``tokens``: equal words;
-            ``floats``: words that are numbers x, y need \\|x − y\\| <= tolerance max(1, \\|y\\|).
-        tolerance: of ``floats``.
-        checker: a function (input, output, expected) to bool, or its import path, which decides in place of
-            ``compare``. It must accept what is expected; where it raises on an output, that case fails.
-        blocks: ``last``, or ``joined``: all the Python blocks, one after the other.
-        server: URL of a SandboxFusion server's ``run_code``, to run there and not here.
+        partial: the score is the share of cases that pass.
+        stop_early: stop at the first failure; None: stop unless ``partial``.
+        max_cases: use only the first cases.
+        compare: ``lines``: equal except for space at the ends of lines and empty lines at the end; ``tokens``: equal
+            words; ``floats``: words that are numbers x, y need \\|x − y\\| <= tolerance max(1, \\|y\\|).
+        tolerance: the tolerance of ``floats``.
+        checker: a function (input, output, expected) to bool, or its import path, instead of ``compare``. It must
+            accept the expected output. If it raises on an output, that case fails.
+        blocks: ``last``, or ``joined``: all Python blocks, one after the other.
+        server: the URL of a SandboxFusion server's ``run_code``, to run the program there.
         allow_unisolated: see :func:`rlprims.rewards.sandbox.run`.
 
     Raises:
-        ValueError: the answer has no cases, or ones that cannot be tested; an option that does not fit.
+        ValueError: the answer has no cases, or cases that cannot be tested; a wrong option.
         IsolationError: the kernel offers no isolation, and ``allow_unisolated`` is not set.
     """
     check_choice("compare", compare, Compare)
@@ -70,7 +71,7 @@ def code_stdin(
     if max_cases is not None and max_cases < 1:
         raise ValueError(f"expected max_cases of 1 or more, got {max_cases}; use None for all")
     cases = read_cases(answer, max_cases)
-    right = _judge(cases, compare, tolerance, checker)
+    is_correct = _checker(cases, compare, tolerance, checker)
     code = python_code(response, blocks, cases.function)
     if server is not None:
         outputs = _on_server(server, cases, code or response, seconds, memory_mb)
@@ -89,10 +90,10 @@ def code_stdin(
         )
     passed = 0
     with closing(outputs):
-        for given, expected, result in zip(cases.inputs, cases.outputs, outputs, strict=False):
-            good = result.ok and right(given, result.output, expected)
-            passed += good
-            if not good and (not partial if stop_early is None else stop_early):
+        for case, expected, result in zip(cases.inputs, cases.outputs, outputs, strict=False):
+            passes = result.ok and is_correct(case, result.output, expected)
+            passed += passes
+            if not passes and (not partial if stop_early is None else stop_early):
                 break
     share = passed / len(cases.inputs)
     return {"score": share if partial else float(share == 1), "acc": float(share == 1), "passed": share}
@@ -110,23 +111,23 @@ def code_asserts(
     """1 if the tests pass on the functions that the response defines; both run in :mod:`rlprims.rewards.sandbox`.
 
     The code is the last fenced block of Python that defines the function, else the last one; without a block it is the
-    whole response. The answer is one of these, or it as JSON:
+    whole response. The answer is one of these, or one of these as JSON:
 
     - statements with asserts, as a text or a list;
     - ``{"test": statements, "prompt": code before the response, "entry_point": name}`` (HumanEval: its ``check`` is
-      called with the function of that name). The prompt's imports and helpers stand before a block too;
-    - a row of MBPP: ``test_list``, and if they are there ``test_imports``, ``test_setup_code``, and ``code``, the
-      solution, which tells what the function is called.
+      called with the function of that name). The prompt's imports and helpers are put before a block too;
+    - a row of MBPP: ``test_list``, and optionally ``test_imports``, ``test_setup_code``, and ``code``, the solution,
+      from which the name of the function is read.
 
-    The tests run in a process of their own, in another sandbox, and each call of a tested function crosses over as
-    plain data: None, bool, int, float, complex, text, bytes, list, tuple, set, dict. So nothing that the response does
-    (ending the process, printing "passed", objects equal to everything, patched builtins, exceptions that Python
-    swallows) can touch the verdict. The entry point must be defined and called. Functions that return other objects
-    cannot be tested so, and changes to an argument are not seen.
+    The tests run in a second sandbox. Arguments and results of the tested functions are exchanged as plain data: None,
+    bool, int, float, complex, text, bytes, list, tuple, set, dict. The response therefore cannot change the result of
+    the tests, for example by ending the process, printing "passed", objects equal to everything, patched builtins, or
+    exceptions that Python catches. The entry point must be defined and called. Functions that return other objects
+    cannot be tested, and changes to an argument have no effect on the tests.
 
     Raises:
-        ValueError: the answer has no test, or ones that are no Python, test nothing of the response, or give a function
-            what is no plain data.
+        ValueError: the answer has no test, or its tests are not Python, do not call a function of the response, or pass
+            arguments that are not plain data.
         IsolationError: the kernel offers no isolation, and ``allow_unisolated`` is not set.
     """
     check_choice("blocks", blocks, Blocks)
@@ -135,12 +136,12 @@ def code_asserts(
 
     name = tests.functions[0] if tests.functions else None
     code = python_code(response, blocks, name)
-    whole = code is not None and (name is None or defines(code, name))
-    # A completion goes on where the prompt ends; a block that defines the function comes after imports and helpers.
+    is_complete = code is not None and (name is None or defines(code, name))
+    # A completion continues the prompt. A block that defines the function needs only the prompt's imports and helpers.
     passed = sandbox.run_tests(
-        code if whole and code is not None else tests.prompt + (code or response),
+        code if is_complete and code is not None else tests.prompt + (code or response),
         tests.text,
-        before=imports_and_helpers(tests.prompt, name) if whole else "",
+        before=imports_and_helpers(tests.prompt, name) if is_complete else "",
         setup=tests.prompt,
         functions=tests.functions,
         limits=sandbox.Limits(seconds=seconds, memory_mb=memory_mb),
@@ -149,33 +150,34 @@ def code_asserts(
     return {"score": float(passed), "acc": float(passed)}
 
 
-def _judge(cases: Cases, compare: Compare, tolerance: float, checker: Checker | str | None) -> Checker:
+def _checker(cases: Cases, compare: Compare, tolerance: float, checker: Checker | str | None) -> Checker:
     if checker is None:
         same = same_text if cases.function is None else same_value
-        return lambda given, output, expected: same(output, expected, compare, tolerance)
+        return lambda case, output, expected: same(output, expected, compare, tolerance)
     function = imported(checker) if isinstance(checker, str) else checker
     if not function(cases.inputs[0], cases.outputs[0], cases.outputs[0]):
         raise ValueError(
-            "the checker refuses the first case's expected output; it is called with (input, output, expected)"
+            "the checker returns False for the first case's expected output, expected True: it is called with (input, "
+            "output, expected)"
         )
 
-    def right(given: Any, output: Any, expected: Any) -> bool:
+    def is_correct(case: Any, output: Any, expected: Any) -> bool:
         try:
-            return bool(function(given, output, expected))
-        except Exception:  # it reads what a model's program wrote
+            return bool(function(case, output, expected))
+        except Exception:  # the output comes from the model's program and may have any form
             return False
 
-    return right
+    return is_correct
 
 
 def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: int) -> Generator[Any, None, None]:
     from rlprims.rewards import sandbox, sandbox_fusion
 
     text = f"{cases.before}\n{program}" if cases.before else program
-    for given in cases.inputs:
+    for case in cases.inputs:
         if cases.function is not None:
             limits: dict[str, Any] = {"seconds": seconds, "memory_mb": memory_mb}
-            yield sandbox_fusion.call(url, text, cases.function, given, **limits)
+            yield sandbox_fusion.call(url, text, cases.function, case, **limits)
             continue
-        result = sandbox_fusion.run(url, text, stdin=given, seconds=seconds, memory_mb=memory_mb)
+        result = sandbox_fusion.run(url, text, stdin=case, seconds=seconds, memory_mb=memory_mb)
         yield sandbox.CaseResult(result.status, result.code, result.stdout)

@@ -1,4 +1,4 @@
-"""Tests of code as data sets have them, read before anything runs: what cannot be tested raises here."""
+"""Cases and tests of code in the forms of data sets, read before a program runs. Wrong data raise ``ValueError``."""
 
 import ast
 import builtins
@@ -10,7 +10,7 @@ from rlprims.rewards.verifiers._blocks import defines
 
 
 class Cases(NamedTuple):
-    """Inputs and expected outputs: texts, or with ``function`` its arguments and the value that it returns."""
+    """Inputs and expected outputs: texts, or with ``function`` its arguments and return values."""
 
     inputs: list[Any]
     outputs: list[Any]
@@ -24,19 +24,21 @@ class Tests(NamedTuple):
     text: str
     prompt: str
     functions: list[str]
-    """what the answer must define, as far as it is known"""
+    """The functions that the response must define, if they are known."""
 
 
-def read_cases(answer: Mapping[str, Any] | str, most: int | None) -> Cases:
-    """The form of APPS, TACO and CodeContests."""
+def read_cases(answer: Mapping[str, Any] | str, max_cases: int | None) -> Cases:
+    """The cases of an answer in the form of APPS, TACO and CodeContests."""
     found = _loads(answer) if isinstance(answer, str) else answer
     inputs, outputs = (found.get("inputs"), found.get("outputs")) if isinstance(found, Mapping) else (None, None)
     lists = all(isinstance(x, Sequence) and not isinstance(x, str) for x in (inputs, outputs))
     if not lists or not inputs or not outputs or len(inputs) != len(outputs):
-        raise ValueError("answer needs inputs and outputs, lists of one length, with at least one case")
+        raise ValueError(
+            "expected inputs and outputs in the answer: two lists of the same length, with at least one case"
+        )
     name = found.get("fn_name") or None
     before = imports_and_helpers(str(found.get("prompt") or ""), name)
-    pairs = list(zip(inputs, outputs, strict=True))[:most]
+    pairs = list(zip(inputs, outputs, strict=True))[:max_cases]
     if name is None:
         return Cases([_text(x, "inputs") for x, _ in pairs], [_text(y, "outputs") for _, y in pairs], None, before)
     if not isinstance(name, str) or not name.isidentifier():
@@ -45,7 +47,7 @@ def read_cases(answer: Mapping[str, Any] | str, most: int | None) -> Cases:
 
 
 def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
-    """HumanEval's and MBPP's forms, or statements alone."""
+    """The tests of an answer in HumanEval's or MBPP's form, or given as statements."""
     if isinstance(answer, str):
         answer = _loads(answer) if answer.lstrip().startswith(("{", '["')) else {"test": answer}
     if not isinstance(answer, Mapping):
@@ -59,11 +61,13 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
         text = answer.get("test") or ""
         text = text if isinstance(text, str) else "\n".join(text)
     if not text.strip():
-        raise ValueError("answer needs tests: statements with assert, or a mapping with 'test' or 'test_list'")
+        raise ValueError(
+            "expected tests in the answer: statements with assert, or a mapping with 'test' or 'test_list'"
+        )
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise ValueError(f"the answer's tests are no Python: {error}") from None
+        raise ValueError(f"the answer's tests are not Python: {error}") from None
     if name and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         return Tests(f"{text}\n\ncheck({name})\n", prompt, [name])
     if name:
@@ -74,21 +78,21 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
     functions = sorted(used & solution - own)
     if not functions and not used - own - _defined_in(prompt) - set(dir(builtins)):
         raise ValueError(
-            "the answer's tests call no function of a response; name the one that they test by entry_point, or give "
-            "the data set's solution as code"
+            "the answer's tests call no function of the response; give the name of the tested function as entry_point, "
+            "or the data set's solution as code"
         )
     return Tests(text, prompt, functions)
 
 
 def imports_and_helpers(prompt: str, name: str | None) -> str:
-    """The code of the prompt beside the requested function; nothing if the prompt is not Python."""
+    """The code of the prompt without the requested function; empty if the prompt is not Python."""
     for text in (prompt, _until(prompt, name)):
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        kept = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
-        return "\n".join(ast.unparse(node) for node in kept)
+        other = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
+        return "\n".join(ast.unparse(node) for node in other)
     return ""
 
 
@@ -115,7 +119,7 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _defined_in(code: str) -> set[str]:
-    """Functions and classes at the top of a program."""
+    """The functions and classes at the top level of a program."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -127,7 +131,7 @@ def _loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the answer is no JSON: {error}") from None
+        raise ValueError(f"the answer is not JSON: {error}") from None
 
 
 def _text(value: Any, name: str) -> str:
@@ -139,7 +143,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _arguments(value: Any) -> list[Any]:
-    """A list; or as LiveCodeBench writes it, a line of JSON for each."""
+    """The arguments as a list, from a list or from a text with a line of JSON for each (LiveCodeBench)."""
     if isinstance(value, str):
         return [_loads(line) for line in value.splitlines()]
     if not isinstance(value, Sequence):

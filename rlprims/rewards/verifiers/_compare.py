@@ -1,4 +1,4 @@
-"""Whether an output is the expected one."""
+"""Comparison of an output with the expected output, as texts or as values."""
 
 import math
 from typing import Any, Literal, TypeAlias
@@ -7,17 +7,20 @@ Compare: TypeAlias = Literal["lines", "tokens", "floats"]
 
 
 def same_text(output: str, expected: str, compare: Compare, tolerance: float) -> bool:
-    """Lines up to space at the end; or words; or words of which those that are numbers only need to be near."""
+    """Whether two texts are equal: in lines, up to space at their ends; in words; or in words, numbers within a
+    tolerance."""
     if compare == "lines":
         return _lines(output) == _lines(expected)
-    one, other = output.split(), expected.split()
-    if compare == "tokens" or len(one) != len(other):
-        return one == other
-    return all(a == b or _near(_number(a), _number(b), tolerance) for a, b in zip(one, other, strict=True))
+    words, expected_words = output.split(), expected.split()
+    if compare == "tokens" or len(words) != len(expected_words):
+        return words == expected_words
+    return all(
+        a == b or _is_close(_number(a), _number(b), tolerance) for a, b in zip(words, expected_words, strict=True)
+    )
 
 
 def same_value(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool:
-    """Equal as JSON has them: a tuple is a list there. APPS and TACO wrap some expected values into a list of one."""
+    """Whether two values are equal as JSON, where a tuple is a list. x equals [x]: APPS and TACO wrap some values."""
     value = _as_json(value)
     wrapped = isinstance(expected, list) and len(expected) == 1
     return _same(value, expected, compare, tolerance) or (wrapped and _same(value, expected[0], compare, tolerance))
@@ -36,7 +39,7 @@ def _same(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool
         return same_text(value, expected, compare, tolerance)
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (value, expected))
     if compare == "floats" and numbers:
-        return bool(value == expected) or _near(float(value), float(expected), tolerance)
+        return bool(value == expected) or _is_close(float(value), float(expected), tolerance)
     return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)
 
 
@@ -48,12 +51,12 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def _near(x: float, y: float, tolerance: float) -> bool:
+def _is_close(x: float, y: float, tolerance: float) -> bool:
     return math.isfinite(x) and math.isfinite(y) and abs(x - y) <= tolerance * max(1.0, abs(y))
 
 
 def _number(word: str) -> float:
-    """NaN for what is no number."""
+    """The word as a number; NaN if it is not one."""
     try:
         return math.nan if "_" in word else float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A response against the answer as text."""
+"""The exact match of a response and the answer as texts."""
 
 import re
 import string
@@ -15,16 +15,16 @@ def exact(
 ) -> dict[str, float]:
     """1 if the response is the answer, or one of several, up to surrounding space.
 
-    ``tag``: compare what the last ``<tag>...</tag>`` holds instead of the whole response. ``normalized``: without case,
-    punctuation, articles and repeated space, as SQuAD compares.
+    ``tag``: compare the text in the last ``<tag>...</tag>`` instead of the whole response. ``normalized``: ignore case,
+    punctuation, articles and repeated space, as SQuAD does.
 
     >>> exact("The Eiffel Tower!", "eiffel tower", normalized=True)["score"]
     1.0
     """
     found, golds = read(response, answer, tag)
     clean = normalize if normalized else str.strip
-    right = found is not None and clean(found) in {clean(gold) for gold in golds}
-    return {"score": float(right), "acc": float(right), "format": float(found is not None)}
+    is_correct = found is not None and clean(found) in {clean(gold) for gold in golds}
+    return {"score": float(is_correct), "acc": float(is_correct), "format": float(found is not None)}
 
 
 def normalize(text: str) -> str:
@@ -38,5 +38,5 @@ def read(response: str, answer: str | float | Sequence[str], tag: str | None) ->
         answer = str(answer)
     golds = [answer] if isinstance(answer, str) else list(answer) if isinstance(answer, Iterable) else []
     if not golds or not all(isinstance(gold, str) for gold in golds):
-        raise ValueError(f"answer={answer!r} must be a text or a list of texts, at least one")
+        raise ValueError(f"answer={answer!r}, expected a text or a list of at least one text")
     return (tagged(response, tag) if tag is not None else response), golds

@@ -1,4 +1,4 @@
-"""Expressions as people write them, before a parser sees them: spelling, words, units, hedges, claims of equality."""
+"""Preparation of written expressions for a parser: spelling, words, units, hedges, chains of equations."""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ _NAME = re.compile(
 
 
 def words_unwrapped(text: str) -> str:
-    """Words without the command that sets them as text."""
+    """The text without LaTeX commands around words, such as ``\\text``."""
     return _WORDS.sub(r"\1", text)
 
 
 def is_hedged(text: str) -> bool:
-    """Whether it takes back what it says: words such as maybe or not, ``(or``, or a number in a text after another."""
+    """Whether the text retracts its answer: words such as maybe or not, ``(or``, or a second number in words."""
     if _HEDGE.search(words_unwrapped(text)):
         return True
     return any(
@@ -35,27 +35,27 @@ def is_hedged(text: str) -> bool:
 
 
 def letters(text: str) -> set[str]:
-    """Variables by their letters: single ones that are neither in a text nor of a command, and not i and e."""
+    """The letters of variables: single letters outside of words and commands, except i and e."""
     return set(_LETTER.findall(_COMMAND.sub(" ", _WORDS.sub(" ", text)))) - {"i", "e"}
 
 
 def unit_letters(text: str) -> set[str]:
-    """Letters of units that are set as text."""
+    """The letters of units that are written as words."""
     return {character for words in _WORDS.findall(text) for character in words if character.isalpha()}
 
 
 def for_parser(text: str, units: bool) -> str:
-    """Rewrites what the parser misreads: 4.5e33, an E before a sign, the degree sign. Without ``units`` words go."""
+    """Rewrite what the parser misreads: 4.5e33, an E before a sign, the degree sign. Without ``units`` remove words."""
     for other, one in SAME[:4] + SAME[6:]:
         text = text.replace(other, one)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _ENERGY.sub(r"\\Xi ", text)
-    bare = _WORDS.sub(lambda words: words.group() if words.group(1).strip() in ("or", "and") else "", text)
-    return text if units or not bare.strip() else bare
+    without_words = _WORDS.sub(lambda words: words.group() if words.group(1).strip() in ("or", "and") else "", text)
+    return text if units or not without_words.strip() else without_words
 
 
 def split_outside(text: str, mark: str) -> list[str]:
-    """The parts between marks that no bracket encloses."""
+    """Split the text at marks that are not inside brackets."""
     parts, depth, start = [], 0, 0
     at = 0
     while at < len(text):
@@ -69,7 +69,7 @@ def split_outside(text: str, mark: str) -> list[str]:
 
 
 def sides(text: str) -> Iterator[str]:
-    """The sides of a chain of equations without a name that it defines: 5 and 2+3 of x = 5 = 2+3."""
+    """The sides of a chain of equations, without a name at its start or end: 5 and 2+3 for x = 5 = 2+3."""
     parts = split_outside(text, "=")
     if len(parts) > 1:
         named = next((at for at in (0, len(parts) - 1) if _NAME.fullmatch(parts[at])), None)
@@ -83,7 +83,7 @@ def is_name(text: str) -> bool:
 
 
 def name_defined(text: str) -> str | None:
-    """x of x = 5."""
+    """The name that an equation defines: x for x = 5."""
     parts = split_outside(text, "=")
     for part in (parts[0], parts[-1]) if len(parts) > 1 else ():
         if _NAME.fullmatch(part):
@@ -96,7 +96,7 @@ _ENCLOSED = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"))
 
 
 def final_phrase(text: str) -> str | None:
-    r"""What the last "the final answer is" says: up to the end of its formula, else of its sentence."""
+    r"""The text after the last "the final answer is", up to the end of its formula or of its sentence."""
     marks = [mark.end() for mark in _MARKED.finditer(text)]
     if not marks:
         return None

@@ -1,4 +1,4 @@
-"""The words of a response against the words of the answer (SQuAD)."""
+"""The F1 of the words of a response and of the answer (SQuAD)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from rlprims.rewards.verifiers._exact import normalize, read
 def f1(response: str, answer: str | float | Sequence[str], *, tag: str | None = "answer") -> dict[str, float]:
     """The best F1 of normalized words over the answers (SQuAD); ``em`` is the normalized exact match, and ``acc`` too.
 
-    Words count as often as they occur. ``tag``: only what the last ``<tag>...</tag>`` holds is read; without one the
-    score is 0. For Search-R1's reward, which is the exact match, use :func:`exact`.
+    Words count as often as they occur. ``tag``: only the text in the last ``<tag>...</tag>`` is used; without such a
+    tag the score is 0. For Search-R1's reward, which is the exact match, use :func:`exact`.
 
     >>> f1("<answer>the tower of Eiffel</answer>", ["Eiffel Tower", "Tour Eiffel"])
     {'score': 0.8, 'em': 0.0, 'acc': 0.0, 'format': 1.0}

@@ -1,4 +1,4 @@
-"""GSM8K: the final number of a response against the number after ``####``."""
+"""GSM8K: compares the final number of a response with the number after ``####``."""
 
 from decimal import Decimal
 from functools import lru_cache
@@ -7,34 +7,34 @@ from rlprims.rewards.verifiers._numbers import first_number, last_number
 
 
 def gsm8k(response: str, answer: str | float, *, strict: bool = False) -> dict[str, float]:
-    """1 if the response's final number equals the answer's, as numbers: 72, 72.0, 1,234 and $5 are read.
+    """1 if the response's final number equals the answer's as a number. It reads 72, 72.0, 1,234 and $5.
 
-    The final number follows the last ``####`` or ``A:``; without one it is the last number of the text, unless
-    ``strict``. The answer may be a number or a whole GSM8K solution. (verl compares strings: 72.0 is not 72 there, and
-    its strict form reads no ``#### $18``.)
+    The final number is the number after the last ``####`` or ``A:``; without such a mark it is the last number of the
+    text, unless ``strict``. The answer may be a number or a whole GSM8K solution. (verl compares strings: there 72.0 is
+    not 72, and its strict form cannot read ``#### $18``.)
 
     Raises:
-        ValueError: the answer holds no number.
+        ValueError: the answer contains no number.
 
     >>> gsm8k("So she has 1,234 left. #### 1,234.0", "work ... #### 1234")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
     gold, marked = _gold(str(answer)), _marked(response)
     number = last_number(response) if marked is None and not strict else first_number(marked or "")
-    right = float(number == gold)
-    return {"score": right, "acc": right, "format": float(marked is not None)}
+    score = float(number == gold)
+    return {"score": score, "acc": score, "format": float(marked is not None)}
 
 
-@lru_cache(maxsize=1024)  # a group has one
+@lru_cache(maxsize=1024)  # all responses of a group have the same answer
 def _gold(answer: str) -> Decimal:
     number = first_number(_marked(answer) or answer)
     if number is None:
-        raise ValueError(f"answer={answer!r} holds no number")
+        raise ValueError(f"answer={answer!r}, expected a text with a number")
     return number
 
 
 def _marked(text: str) -> str | None:
-    """What follows the last mark."""
+    """The text after the last mark, ``####`` or ``A:``; None without a mark."""
     hashes = text.rfind("####")
     letter = text.rfind("A:", max(hashes, 0))
     return text[letter + 2 :] if letter >= 0 else text[hashes + 4 :] if hashes >= 0 else None

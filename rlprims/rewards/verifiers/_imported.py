@@ -1,4 +1,4 @@
-"""Functions by their import paths."""
+"""Import of functions by their paths."""
 
 import importlib
 from collections.abc import Callable

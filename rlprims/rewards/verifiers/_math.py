@@ -1,4 +1,4 @@
-"""The final expression of a response against the answer, as mathematics."""
+"""Comparison of a response's final expression with the answer, as mathematics."""
 
 import re
 from dataclasses import replace
@@ -18,27 +18,28 @@ _RELATION = re.compile(r"[<>,;]|\b(?:or|and)\b|\\(?:leq?|geq?|lt|gt|neq?|in|cup|
 
 
 def math(response: str, answer: str | float | list[str], *, final_phrase: bool = False) -> dict[str, float]:
-    r"""1 if the response's final expression means what the answer's does: 1/2 and \frac12, sets, matrices.
+    r"""1 if the response's final expression is equivalent to the answer: 1/2 and \frac12, sets, matrices.
 
-    The final expression is what the last closed ``\boxed{...}`` holds, else the rest of the last ``Answer:`` line (the
-    form that DAPO asks for), else with ``final_phrase`` what "The final answer is ..." says (Minerva); without any the
+    The final expression is the content of the last closed ``\boxed{...}``, else the rest of the last ``Answer:`` line
+    (DAPO's form), else, with ``final_phrase``, the text after "The final answer is" (Minerva). Without any of these the
     score is 0. The answer is an expression, or a solution with a box.
 
-    Equal texts and equal numbers are decided here; all else by math-verify and sympy (extra ``rewards``), which know no
-    bound: ``10^{10^{10}}`` would be computed. An expression above 1,000 characters or 8 nested brackets that is not the
-    answer's text is wrong unread, and the rest belongs into :class:`rlprims.rewards.pool.Pool`, whose limits end it.
+    Equal texts and equal numbers are compared directly. All other expressions are compared by math-verify and sympy
+    (extra ``rewards``), which have no limits: they would compute ``10^{10^{10}}``. Therefore an expression of more than
+    1,000 characters or 8 nested brackets is wrong unless it is the answer's text. Call the verifier in a
+    :class:`rlprims.rewards.pool.Pool`, which limits its time and memory.
 
-    A letter outside a text is a variable and no unit, so that 6m is not 6 and ``6\\text{ m}`` is. Each side of what is
-    said to be equal must be the answer: ``6=5`` is not 5. ``a \\approx b`` is a if b rounds it, else nothing; and what
-    takes itself back, as ``5 \\text{ (or 6)}``, is wrong.
+    A letter outside of words is a variable, not a unit: 6m is not 6, but ``6\\text{ m}`` is. Each side of an equation
+    must equal the answer: ``6=5`` is not 5. ``a \\approx b`` is a if b is a rounded, else it is wrong. An expression
+    that retracts its answer, such as ``5 \\text{ (or 6)}``, is wrong.
 
     Args:
-        response: what the model wrote.
+        response: the text of the model.
         answer: an expression, or a solution with a box.
         final_phrase: also read "The final answer is ...".
 
     Raises:
-        ValueError: the answer cannot be read: a wrong gold must not score 0, nor 1.
+        ValueError: the answer cannot be parsed; neither 0 nor 1 would be a correct score.
 
     >>> math(r"so it is $\boxed{\frac{3}{4}}$.", r"\dfrac{3}{4}")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
@@ -55,13 +56,13 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
         raise ValueError(f"expected one expression as the answer, got {answer!r}; use a text")
     gold = str(answer)
     inner = boxed(gold)
-    right = _equal(inner if inner is not None else gold, candidate)
-    return {"score": float(right), "acc": float(right), "format": 1.0}
+    is_correct = _equal(inner if inner is not None else gold, candidate)
+    return {"score": float(is_correct), "acc": float(is_correct), "format": 1.0}
 
 
 def _equal(gold: str, candidate: str) -> bool:
     if not gold.strip():
-        raise ValueError("answer is empty")
+        raise ValueError("answer is empty, expected an expression")
     if gold == candidate:
         return True
     if len(candidate) > _LONGEST or depth(candidate) > _DEEPEST or not candidate.strip():
@@ -94,11 +95,11 @@ def _means(gold: str, candidate: str) -> bool:
         return not expected_numbers.isdisjoint(numbers)
     from math_verify import verify
 
-    # A letter of a unit that the other side sets as text is no variable.
+    # A letter of a unit that the other side writes as a word is not a variable.
     units = _expressions.letters(candidate) <= _expressions.unit_letters(gold)
     gold_units = not _expressions.letters(gold) - _expressions.unit_letters(candidate)
     expected, found = _parse_gold(gold, gold_units), _parse(candidate, units)
-    # The order matters: math-verify asks whether the second is an acceptable form of the first.
+    # The order matters: math-verify tests whether the second is an acceptable form of the first.
     return bool(verify(expected, found, timeout_seconds=None))
 
 
@@ -118,7 +119,7 @@ def _rounds(exact: str, rounded: str) -> bool:
     return any(abs(value - Fraction(number)) * 2 <= Fraction(10) ** -digits for value in values)
 
 
-@lru_cache(maxsize=1024)  # a group has one gold, and few answers
+@lru_cache(maxsize=1024)  # a group has one answer, and few different responses
 def _plain(text: str) -> str:
     for other, one in _expressions.SAME:
         text = text.replace(other, one)
@@ -127,32 +128,32 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _numbers(plain: str) -> frozenset[Fraction]:
-    """What a number or a fraction of integers can mean: 50% is 50 and 0.5, as datasets write either."""
-    bare = plain.removesuffix("%").removesuffix("\\")
-    if match := _POWER.fullmatch(bare.removesuffix(r"^\circ")):
+    """The values of a number or a fraction of integers: 50% is 50 and 0.5, because datasets have both."""
+    without_percent = plain.removesuffix("%").removesuffix("\\")
+    if match := _POWER.fullmatch(without_percent.removesuffix(r"^\circ")):
         factor_text, sign, *exponents = match.groups()
         factors = _numbers(factor_text) if factor_text is not None else frozenset({Fraction(-1 if sign == "-" else 1)})
         return frozenset(factor * Fraction(10) ** int(exponents[0] or exponents[1]) for factor in factors)
-    if match := _FRACTION.fullmatch(bare):
+    if match := _FRACTION.fullmatch(without_percent):
         sign, *parts = (part for part in match.groups() if part is not None)
-        above, below = map(int, parts)
-        return frozenset({Fraction(-above if sign == "-" else above, below)} if below else ())
-    number = plain_number(bare.removesuffix(r"^\circ"))
+        numerator, denominator = map(int, parts)
+        return frozenset({Fraction(-numerator if sign == "-" else numerator, denominator)} if denominator else ())
+    number = plain_number(without_percent.removesuffix(r"^\circ"))
     if number is None:
         return frozenset()
-    return frozenset({Fraction(number)} if bare == plain else {Fraction(number), Fraction(number) / 100})
+    return frozenset({Fraction(number)} if without_percent == plain else {Fraction(number), Fraction(number) / 100})
 
 
-@lru_cache(maxsize=1024)  # a group has one
+@lru_cache(maxsize=1024)  # all responses of a group have the same answer
 def _parse_gold(text: str, units: bool) -> Any:
     expected = _parse(text, units)
     if not expected:
-        raise ValueError(f"answer={text!r} cannot be read as mathematics")
+        raise ValueError(f"answer={text!r} cannot be parsed as mathematics")
     return expected
 
 
 def _parse(text: str, units: bool) -> Any:
-    """``units``: letters and words at the end are units, and are left out."""
+    """Parse an expression. ``units``: letters and words at its end are units and are removed."""
     import math_verify
 
     # Its own time limit is an alarm, which works in the main thread only and cannot end a long computation in C.

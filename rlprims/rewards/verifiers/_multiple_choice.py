@@ -1,4 +1,4 @@
-"""The letter that a response chooses."""
+"""Comparison of the letter that a response chooses with the answer."""
 
 import re
 import string
@@ -7,27 +7,26 @@ from rlprims.rewards.verifiers._tags import answer_line, boxed, tagged
 
 
 def multiple_choice(response: str, answer: str, *, choices: str = "ABCDE", tag: str = "answer") -> dict[str, float]:
-    r"""1 if the response's choice is the answer's letter.
+    r"""1 if the response chooses the letter of the answer.
 
-    The choice is the first letter that stands alone, as in ``(B)``, ``B.`` or ``**B**``, in the last
-    ``<tag>...</tag>``, else in the last ``\boxed{}``, else on the last ``Answer:`` line, else after the last "answer
-    is", else in a response that is one letter. Lower case counts only if it is in parentheses or
-    alone: "a" is a word.
+    The choice is the first single letter, as in ``(B)``, ``B.`` or ``**B**``, in the last ``<tag>...</tag>``, else in
+    the last ``\boxed{}``, else on the last ``Answer:`` line, else after the last "answer is", else in a response that
+    is one letter. A lower-case letter counts only in parentheses or if it is the whole text, because "a" is a word.
 
     Raises:
-        ValueError: the answer is none of the choices.
+        ValueError: the answer is not one of the choices.
 
     >>> multiple_choice("Heat rises, so the answer is (B).", "B")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
     gold = answer.strip().strip("().").upper()
     if len(gold) != 1 or gold not in choices:
-        raise ValueError(f"answer={answer!r} is none of the choices {choices!r}: give the letter, or choices=")
-    chosen = _choice(_place(response, tag), choices)
-    return {"score": float(chosen == gold), "acc": float(chosen == gold), "format": float(chosen is not None)}
+        raise ValueError(f"answer={answer!r}, expected one of the choices {choices!r}: give the letter, or choices=")
+    letter = _choice(_answer_text(response, tag), choices)
+    return {"score": float(letter == gold), "acc": float(letter == gold), "format": float(letter is not None)}
 
 
-def _place(response: str, tag: str) -> str:
+def _answer_text(response: str, tag: str) -> str:
     for found in (tagged(response, tag), boxed(response), answer_line(response)):
         if found is not None:
             return found
@@ -40,6 +39,6 @@ def _place(response: str, tag: str) -> str:
 def _choice(text: str, choices: str) -> str | None:
     either = re.escape(choices.upper() + choices.lower())
     upper = re.escape(choices.upper())
-    alone = re.fullmatch(rf"\W*(?:\\text\w*\{{)?\W*([{either}])\W*", text) if len(text) < 100 else None
-    match = alone or re.search(rf"\(([{either}])\)|(?<!\w)([{upper}])(?!['\w])", text)
+    whole_text = re.fullmatch(rf"\W*(?:\\text\w*\{{)?\W*([{either}])\W*", text) if len(text) < 100 else None
+    match = whole_text or re.search(rf"\(([{either}])\)|(?<!\w)([{upper}])(?!['\w])", text)
     return next(letter for letter in match.groups() if letter).upper() if match else None

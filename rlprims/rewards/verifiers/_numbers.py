@@ -1,4 +1,4 @@
-"""Numbers as people write them, read exactly, in time linear in the text."""
+"""Exact reading of written numbers, in time linear in the text."""
 
 import re
 from collections import deque
@@ -18,13 +18,13 @@ def first_number(text: str) -> Decimal | None:
 
 
 def last_number(text: str, *, scientific: bool = False) -> Decimal | None:
-    """The last one; ``scientific`` also reads 1.5e-3."""
+    """The last number of the text; ``scientific`` also reads 1.5e-3."""
     last = deque((_SCIENTIFIC if scientific else _NUMBER).finditer(text), maxlen=1)
     return _decimal(last[0].group()) if last else None
 
 
 def plain_number(text: str) -> Decimal | None:
-    """The number that the text is, if it is nothing else; 1,2 is none, and 1,200 is one."""
+    """The number if the whole text is one, else None; 1,200 is a number, 1,2 is not."""
     return _decimal(text) if len(text) <= _LONGEST and _PLAIN.fullmatch(text) else None
 
 

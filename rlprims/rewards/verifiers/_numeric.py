@@ -1,4 +1,4 @@
-"""The final number of a response against the answer, within a tolerance."""
+"""Comparison of a response's final number with the answer, within a tolerance."""
 
 from decimal import Decimal
 
@@ -9,24 +9,24 @@ from rlprims.rewards.verifiers._tags import boxed, tagged
 def numeric(
     response: str, answer: str | float, *, relative: float = 0.0, absolute: float = 0.0, tag: str | None = None
 ) -> dict[str, float]:
-    r"""1 if the response's final number x is near the answer's y: \|x − y\| <= max(absolute, relative \|y\|).
+    r"""1 if the response's final number x is close to the answer y: \|x − y\| <= max(absolute, relative \|y\|).
 
-    The final number is the last one in ``<tag>...</tag>`` if a tag is named, else in the last ``\boxed{}``, else in the
-    text. The bounds are 0 by default: equal as numbers.
+    The final number is the last number in ``<tag>...</tag>`` if ``tag`` is given, else in the last ``\boxed{}``, else
+    in the text. The bounds are 0 by default: the numbers must be equal.
 
     Raises:
-        ValueError: the answer is no number, or a bound is negative.
+        ValueError: the answer is not a number, or a bound is negative.
 
     >>> numeric("about 3.1416", "3.14159", relative=1e-3)["score"]
     1.0
     """
     if relative < 0 or absolute < 0:
-        raise ValueError(f"relative={relative} and absolute={absolute} must not be negative: they bound a distance")
+        raise ValueError(f"relative={relative} and absolute={absolute}, expected bounds of at least 0")
     gold = last_number(str(answer), scientific=True)
     if gold is None:
-        raise ValueError(f"answer={answer!r} is no number")
-    place = tagged(response, tag) if tag is not None else boxed(response)
-    number = last_number(place if place is not None else "" if tag else response, scientific=True)
+        raise ValueError(f"answer={answer!r}, expected a number")
+    text = tagged(response, tag) if tag is not None else boxed(response)
+    number = last_number(text if text is not None else "" if tag else response, scientific=True)
     bound = max(Decimal(absolute), Decimal(relative) * abs(gold))
-    right = number is not None and abs(number - gold) <= bound
-    return {"score": float(right), "acc": float(right), "format": float(number is not None)}
+    is_close = number is not None and abs(number - gold) <= bound
+    return {"score": float(is_close), "acc": float(is_close), "format": float(number is not None)}

@@ -1,14 +1,13 @@
-"""Whether a response has the form of a regular expression."""
+"""A test of the whole response by a regular expression."""
 
 from typing import Any
 
 
 def response_format(response: str, answer: Any = None, *, pattern: str, seconds: float = 1.0) -> dict[str, float]:
-    """1 if the whole response has the form of the regular expression; the answer is not read.
+    """1 if the regular expression matches the whole response; the answer is not used.
 
-    ``.`` matches line breaks too. The search stops after ``seconds``: patterns that try exponentially many ways are
-    easily written and a model easily finds the text. Needs the package ``regex`` (extra ``rewards``), whose syntax is
-    that of ``re`` and more.
+    ``.`` matches line breaks too. The search stops after ``seconds``, because some patterns take exponential time on
+    some texts. Needs the package ``regex`` (extra ``rewards``), whose syntax extends that of ``re``.
 
     Raises:
         TimeoutError: the search took longer.

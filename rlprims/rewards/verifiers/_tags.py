@@ -1,13 +1,13 @@
-"""Text between tags, boxes and marks: found in one pass."""
+"""Search for text in tags, boxes and after marks, in one pass over the text."""
 
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is no brace
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # the first alternative skips escaped braces
 
 
 def tagged(text: str, tag: str) -> str | None:
-    """What the last ``<tag>...</tag>`` holds."""
+    """The text in the last ``<tag>...</tag>``; None without such a tag."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
     start = text.rfind(opening, 0, end) if end >= 0 else -1
@@ -15,13 +15,13 @@ def tagged(text: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{...}`` or ``\fbox{...}`` that is closed holds, with the braces inside it."""
+    r"""The text in the last closed ``\boxed{...}`` or ``\fbox{...}``; None without a box."""
     end = len(text)
     for box in reversed(list(_BOX.finditer(text))):
         close = _closing(text, box.end(), end)
         if close is not None:
             return text[box.end() : close]
-        end = box.start()  # what follows is read: each character once
+        end = box.start()  # the text after it was searched already
     return None
 
 
@@ -35,7 +35,7 @@ def _closing(text: str, at: int, end: int) -> int | None:
 
 
 def answer_line(text: str, mark: str = "answer") -> str | None:
-    """The rest of the last line that has ``Answer:`` in it, as DAPO's prompt asks for."""
+    """The text after ``Answer:`` on the last line that contains it, the form that DAPO's prompt asks for."""
     for line in reversed(text.splitlines()):
         at = line.lower().rfind(mark)
         if at >= 0:
@@ -46,7 +46,7 @@ def answer_line(text: str, mark: str = "answer") -> str | None:
 
 
 def fenced(text: str) -> str | None:
-    """What the last block between lines of three backticks holds, without its language."""
+    """The text of the last block between lines of three backticks, without its language."""
     end = text.rfind("```")
     start = text.rfind("```", 0, end) if end >= 0 else -1
     if start < 0:
@@ -56,13 +56,13 @@ def fenced(text: str) -> str | None:
 
 
 def depth(text: str, brackets: str = "()[]{}") -> int:
-    """How deep brackets nest at most."""
+    """The largest nesting depth of brackets."""
     opening, closing = brackets[::2], brackets[1::2]
-    now = deepest = 0
+    current = deepest = 0
     for character in text:
         if character in opening:
-            now += 1
-            deepest = max(deepest, now)
+            current += 1
+            deepest = max(deepest, current)
         elif character in closing:
-            now -= 1
+            current -= 1
     return deepest

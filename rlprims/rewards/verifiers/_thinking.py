@@ -4,11 +4,11 @@ import re
 
 
 def without_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>", opened: bool = False) -> str:
-    r"""The text without the part between the tags, so that a verifier reads the answer alone.
+    r"""The text without the part between the tags, so that a verifier reads only the answer.
 
-    A thought that is not closed goes on to the end: a box in it is no answer. What is before a closing tag that
-    nothing opened is a thought too, as the prompt may have opened it; ``opened`` says that it has, so that a text
-    without a closing tag is all thought.
+    A thought that is not closed extends to the end of the text. The text before a closing tag without an opening tag is
+    a thought too, because the prompt may have opened it. ``opened``: the prompt has opened it, so that a text without a
+    closing tag is entirely a thought.
 
     Raises:
         ValueError: a tag is empty, or both are the same.
@@ -19,14 +19,14 @@ def without_thinking(text: str, *, opening: str = "<think>", closing: str = "</t
     if not opening or not closing or opening == closing:
         raise ValueError(f"expected two different tags, got opening={opening!r} and closing={closing!r}")
     kept: list[str] = []
-    thinks, start = opened, 0
+    in_thought, start = opened, 0
     for tag in re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text):
         if tag.group() == closing:
-            if not thinks:
+            if not in_thought:
                 kept.clear()
-            thinks = False
-        elif not thinks:
+            in_thought = False
+        elif not in_thought:
             kept.append(text[start : tag.start()])
-            thinks = True
+            in_thought = True
         start = tag.end()
-    return "".join(kept) + ("" if thinks else text[start:])
+    return "".join(kept) + ("" if in_thought else text[start:])

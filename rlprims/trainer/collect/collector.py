@@ -1,4 +1,4 @@
-"""The first half of a step: generate, score, filter and shape until a batch of groups is full."""
+"""The first half of a step: generate, score, shape and filter groups until a batch is full."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,11 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.environments import Episode
-from rlprims.execution import Execution
+from rlprims.execution import Models
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
 from rlprims.trainer.collect.episodes import Group, Player, first_rows
-from rlprims.trainer.collect.rewarding import causes
-from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline, with_texts
+from rlprims.trainer.collect.rewarding import failure_causes
+from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline_scores, with_texts
 from rlprims.trainer.collect.schedule import Schedule
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example, PromptOrder
@@ -36,9 +36,9 @@ class Collected:
 
 
 class Collector:
-    """Collects full batches, one after another. Its state is ``state_dict`` and the surplus groups."""
+    """Collects one full batch after another. Its state is ``state_dict`` and the surplus groups."""
 
-    def __init__(self, config: Config, execution: Execution, tokenizer: Any, examples: Sequence[Example]) -> None:
+    def __init__(self, config: Config, execution: Models, tokenizer: Any, examples: Sequence[Example]) -> None:
         self.config = config
         self.algorithm = config.algorithm
         self.execution = execution
@@ -60,10 +60,10 @@ class Collector:
         self.causes: Counter[str] = Counter()
 
     def collect(self) -> Collected:
-        """The next batch; if it fails, the state is as it was.
+        """The next batch. If it fails, the state is unchanged.
 
         Raises:
-            SamplingExhausted: the filter keeps too few.
+            SamplingExhausted: the filter keeps too few groups.
         """
         before, surplus = self.state_dict(), self.surplus
         try:
@@ -90,7 +90,7 @@ class Collector:
         return Collected(groups, dropped, surplus, metrics)
 
     def _sample(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
-        """One generation batch: its groups go to the accumulator, or to ``dropped`` with the reason."""
+        """Sample one generation batch, and add its groups to the batch or to ``dropped``."""
         size = self.algorithm.group_size
         examples = self._draw(self._limits()[0])
         groups = range(self.groups, self.groups + len(examples))
@@ -102,14 +102,17 @@ class Collector:
         if "baseline_scores" in self.algorithm.needs:
             greedy = self._scored(clock, examples, groups, copies=1, greedy=True)
             self.generated_tokens += int(greedy["response_mask"].sum())
-            rows = with_baseline(rows, greedy)
+            rows = with_baseline_scores(rows, greedy)
             dropped.append((greedy, "greedy baseline"))
         self._add(rows, dropped)
 
     def _stream(self, clock: Clock, dropped: list[tuple[DataProto, str]]) -> None:
-        """Sample groups independently: each is filtered when its last response or episode ends, and another one begins
-        if it is dropped. So the batch is full exactly when no group is being sampled, and there is no surplus; and
-        which groups it has does not depend on which of them end first."""
+        """Sample groups independently of each other, until the batch is full.
+
+        A group is filtered when its last response or episode ends, and another one begins if it is dropped. So the
+        batch is full when no group is being sampled, and there is no surplus. The groups of the batch do not depend on
+        the order in which they end.
+        """
         config, begun = self.config, 0
         at_once, batches = self._limits()
         schedule = Schedule(groups=max(1, config.prompts_per_step - len(self.surplus)), window=None)
@@ -131,13 +134,13 @@ class Collector:
             schedule.take()
             return begin()
 
-        self.sampling.max_generation_batches = None  # which would count every group
+        self.sampling.max_generation_batches = None  # each call of add would count as a batch
         if not self.sampling.full and self.player is not None:
             with clock("generate"):
                 self.player.stream(begin(), config.sampling, seed=config.seed, admit=admit)
         elif not self.sampling.full:
             self._stream_responses(begin(), clock, admit)
-        for _, rows in sorted(admitted, key=lambda each: each[0]):  # sums do not depend on who was ready first
+        for _, rows in sorted(admitted, key=lambda each: each[0]):  # so that sums do not depend on the order of ends
             self.count(rows)
         dropped.sort(key=lambda each: int(each[0]["group"][0]))
         self.sampling.surplus.sort(key=lambda rows: int(rows["group"][0]))
@@ -146,7 +149,7 @@ class Collector:
     def _stream_responses(
         self, first: Sequence[Group], clock: Clock, admit: Callable[[Group, DataProto], Sequence[Group]]
     ) -> None:
-        """Responses of groups; ``admit`` gets each with its scores, and returns the groups that begin next."""
+        """Sample responses. ``admit`` is called with each group and its scores; it returns the groups to begin next."""
         config, running = self.config, dict[int, Group]()
         with self.execution.stream(config.sampling, seed=config.seed, prompt_width=self.prompt_width) as stream:
 
@@ -166,23 +169,23 @@ class Collector:
         return prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
 
     def scored(self, answers: Mapping[int, DataProto]) -> dict[int, DataProto]:
-        """The groups of a stream, by the numbers of their parts, with the scores of their responses."""
+        """The groups of a stream with their scores, by the numbers of their parts."""
         rows = with_texts(self.tokenizer, DataProto.concat(list(answers.values())))
         rows = score(self.execution, self.config, rows)
         return dict(zip(answers, rows.split(self.algorithm.group_size), strict=True))
 
     def _limits(self) -> tuple[int, int | None]:
-        """Groups of a generation batch, and the most of such batches for a training batch; None: no limit."""
+        """The groups of a generation batch, and the limit of such batches for a training batch; None: no limit."""
         limits = self.algorithm.filter
         at_once = self.config.prompts_per_generation or self.config.prompts_per_step
         # Without a filter only groups with a score that is not a number are dropped.
         return at_once, limits.max_generation_batches if limits else 10
 
     def check_limit(self, groups: int) -> None:
-        """``groups`` were sampled for a batch that is not full.
+        """Raise an error if a batch is not full after ``groups`` groups, which are as many as the limit allows.
 
         Raises:
-            SamplingExhausted: these are as many as the limit allows.
+            SamplingExhausted: the limit is reached.
         """
         at_once, batches = self._limits()
         self.sampling.generation_batches, self.sampling.max_generation_batches = groups // at_once, batches
@@ -192,19 +195,19 @@ class Collector:
             raise SamplingExhausted(self._with_failures(str(error))) from None
 
     def begin_counts(self) -> None:
-        """Before a batch."""
+        """Set the counts of a batch to 0."""
         self.scores.clear()
         self.failures.clear()
         self.sampled_rows = self.unscored_rows = 0
         self.causes.clear()
 
     def count(self, rows: DataProto) -> None:
-        """Count sampled rows, for the metrics."""
+        """Add sampled rows to the counts for the metrics."""
         self.generated_tokens += int(rows["response_mask"].sum())
         config, sampled = self.config, first_rows(rows)
         failures = [failure for failure in sampled["failure"] if failure is not None]
         self.first_failure = self.first_failure if self.failures else next(iter(failures), "")
-        self.failures.update(cause for failure in failures for cause in causes(failure))
+        self.failures.update(cause for failure in failures for cause in failure_causes(failure))
         self.sampled_rows += len(sampled)
         self.unscored_rows += int((~sampled["scores"].isfinite()).sum())
         for name in {"scores", "turns", "tool_calls", *config.score_parts} & rows.batch.keys():
@@ -212,18 +215,18 @@ class Collector:
             self.scores[metric] += sampled[name][sampled[name].isfinite()].tolist()
 
     def _add(self, rows: DataProto, dropped: list[tuple[DataProto, str]]) -> list[str | None]:
-        """The groups go to the accumulator, or to ``dropped`` with the reason, which is returned, or None."""
+        """Add groups to the batch, or to ``dropped`` with the reason; returns for each the reason or None."""
         kept, reasons = self.split(rows)
         self.sampling.add(kept, reasons)
         dropped += [(group, reason) for group, reason in zip(kept, reasons, strict=True) if reason is not None]
         return reasons
 
     def split(self, rows: DataProto) -> tuple[list[DataProto], list[str | None]]:
-        """The groups with shaped scores, and for each the reason to drop it, or None."""
+        """The groups with shaped scores, and for each the reason to drop it or None."""
         return split_groups(self.algorithm, rows, leave_out=self.config.unscored == "leave_out")
 
     def begin_groups(self, numbers: Sequence[int]) -> list[tuple[Group, int]]:
-        """The next groups, which have these numbers, and for each the number of its example."""
+        """The next groups, with these numbers, each with the number of its example."""
         first, size = self.samples, self.algorithm.group_size
         examples = self._draw_numbers(len(numbers)) if numbers else []
         self.groups += len(numbers)
@@ -239,9 +242,9 @@ class Collector:
         return [self.examples[number] for number in self._draw_numbers(count)]
 
     def _draw_numbers(self, count: int) -> list[int]:
-        """The next prompts: of the epoch's order, or by the weights of their pools."""
+        """The next prompts, in the order of the epoch or drawn by the weights of their pools."""
         begun = self.order.position
-        taken = self.order.take(count)
+        drawn = self.order.take(count)
         if self.pools is not None:
             bits = np.random.Philox(key=np.array([self.config.seed, 2**61 + begun], dtype=np.uint64))
             generator = torch.Generator().manual_seed(int(bits.random_raw()) >> 1)
@@ -249,20 +252,20 @@ class Collector:
                 keys = self.pools.draw(list(self.by_key), count, generator=generator)
             except ValueError as error:
                 raise SamplingExhausted(f"data.pools: {error}. Give a pool more weight, or sample fewer") from None
-            taken = [self.by_key[key] for key in keys]
-        return taken
+            drawn = [self.by_key[key] for key in keys]
+        return drawn
 
     def observe(self, sampled: DataProto) -> None:
-        """Update the pools with the rate at which each prompt was solved: the mean of ``acc``, or of the score."""
+        """Update the pools with the solve rate of each prompt: the mean of ``acc``, or of the score."""
         if self.pools is None:
             return
-        right, keys = sampled["acc"] if "acc" in sampled else sampled["scores"], sampled["example"]
-        rates = {key: right[torch.tensor((keys == key).tolist())] for key in dict.fromkeys(keys.tolist())}
+        correct, keys = sampled["acc"] if "acc" in sampled else sampled["scores"], sampled["example"]
+        rates = {key: correct[torch.tensor((keys == key).tolist())] for key in dict.fromkeys(keys.tolist())}
         finite = {key: rate[rate.isfinite()] for key, rate in rates.items()}
         self.pools.observe({key: float(rate.mean()) for key, rate in finite.items() if len(rate)})
 
     def _with_failures(self, exhausted: str) -> str:
-        """The reason why there is no batch: failures of the verifier, if there were any."""
+        """The message with the failures of the verifier, if there were any."""
         if not self.failures:
             return exhausted
         counted = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
@@ -271,13 +274,13 @@ class Collector:
         scorers = ", ".join(reward.path for reward in self.config.verifiers())
         return (
             f"none of {self.sampled_rows} responses could be scored by {scorers}: {counted}; the first: "
-            f"{self.first_failure!r}. Mend the verifier, or what it calls, and try it by hand on one response"
+            f"{self.first_failure!r}. Repair the verifier, or what it calls, and call it on one response"
         )
 
     def _scored(
         self, clock: Clock, examples: list[Example], groups: range, *, copies: int, greedy: bool = False
     ) -> DataProto:
-        """Responses, or episodes, with their scores. Responses are scored together, episodes by their environment."""
+        """Responses or episodes with their scores. An environment scores its episodes."""
         config, first = self.config, self.samples
         sampling = config.sampling.greedy() if greedy else config.sampling
         self.samples += len(examples) * copies
@@ -298,7 +301,7 @@ class Collector:
             return score(self.execution, config, rows)
 
     def metrics(self, generated_before: int) -> dict[str, float]:
-        """Of the batch that is full: what was counted since :meth:`begin_counts`."""
+        """The metrics of the full batch, counted since :meth:`begin_counts`."""
         sampling, generated = self.sampling, self.generated_tokens - generated_before
         dropped = sum(sampling.dropped.values())
         metrics = {
@@ -320,11 +323,11 @@ class Collector:
 
     @property
     def surplus(self) -> list[DataProto]:
-        """Kept groups that wait, oldest first."""
+        """Kept groups that wait for a later batch, oldest first."""
         return list(self.sampling.surplus)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the surplus groups, as JSON values."""
+        """The state without the surplus groups, as JSON values."""
         pools = {"pools": self.pools.state_dict()} if self.pools else {}
         return {**{name: getattr(self, name) for name in _COUNTERS}, "prompt_position": self.order.position, **pools}
 

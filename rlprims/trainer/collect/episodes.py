@@ -1,4 +1,4 @@
-"""Episodes of an environment instead of responses: many at the same time, as rows of a batch."""
+"""Episodes of an environment, many at the same time, as rows of a batch."""
 
 import math
 import warnings
@@ -15,14 +15,14 @@ from rlprims.ended import Ended
 from rlprims.environments import ChatRenderer, Completion, Environment, Episode, Limits, Renderer, TextRenderer, rollout
 from rlprims.execution import Execution, Sampling
 from rlprims.grouping import dense_ids
-from rlprims.trainer.collect.rounds import Begun, Request, play_rounds
+from rlprims.trainer.collect.rounds import NewEpisodes, Request, play_rounds
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.turns import Turn, to_batch
 
 TURN = 2**40
-"""A turn's randomness is that of the sample with the number ``sample_id + turn * TURN``, so a function of
-(seed, sample, turn); a first turn is drawn as a response without an environment is."""
+"""A turn is drawn as the sample ``sample_id + turn * TURN``, so its randomness is a function of (seed, sample, turn).
+The first turn is drawn like a response without an environment."""
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
 
@@ -37,14 +37,14 @@ class Group(NamedTuple):
     def numbered(
         cls, examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int
     ) -> list["Group"]:
-        """One after another, ``copies`` samples each."""
+        """The groups of these examples, with ``copies`` samples each, numbered from ``first_sample``."""
         each = enumerate(zip(examples, groups, strict=True))
         starts = [(first_sample + i * copies, example, group) for i, (example, group) in each]
         return [cls(group, example, range(start, start + copies)) for start, example, group in starts]
 
 
-class _Made:
-    """An environment that is created from a row when its episode begins: in the episode's thread, within its time."""
+class _LazyEnvironment:
+    """An environment that is created from its row at the reset, in the thread and the time limit of the episode."""
 
     def __init__(self, make: Use, row: Mapping[str, Any]) -> None:
         self.make, self.row = make, row
@@ -64,7 +64,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class Player:
-    """Runs episodes with an execution: one call of ``generate`` samples the next turns of all active episodes."""
+    """Plays episodes. One call of ``generate`` samples the next turns of all active episodes."""
 
     environment: Use
     renderer: Renderer
@@ -72,9 +72,9 @@ class Player:
     execution: Execution
     tokenizer: Any
     names: tuple[str, ...] = ()
-    """Columns that the algorithm reads and the environment must return."""
+    """Columns that the algorithm reads, which the environment must return."""
     optional: str = ""
-    """One of them in the place of which there are scores."""
+    """The one of them that the scores can replace; empty: none."""
 
     @classmethod
     def of(cls, config: Config, execution: Execution, tokenizer: Any) -> "Player | None":
@@ -89,9 +89,9 @@ class Player:
         names = list(config.algorithm.components)
         if config.algorithm.filter is not None and "scores" in config.algorithm.filter.keep.needs:
             names.append(config.algorithm.filter.metric)
-        asked = tuple(name for name in names if name not in ("scores", "shaped_scores"))
-        optional = "acc" if "acc" in asked and "acc" not in config.algorithm.components else ""
-        return cls(data.environment, renderer, limits, execution, tokenizer, asked, optional)
+        columns = tuple(name for name in names if name not in ("scores", "shaped_scores"))
+        optional = "acc" if "acc" in columns and "acc" not in config.algorithm.components else ""
+        return cls(data.environment, renderer, limits, execution, tokenizer, columns, optional)
 
     def play(
         self,
@@ -103,16 +103,16 @@ class Player:
         first_sample: int,
         seed: int,
     ) -> tuple[DataProto, list[Episode]]:
-        """Each example's episodes, ``copies`` of them, side by side; samples are numbered from ``first_sample``."""
+        """``copies`` episodes of each example, in this order; samples are numbered from ``first_sample``."""
         first = Group.numbered(examples, groups, copies=copies, first_sample=first_sample)
-        found = dict[int, Episode]()
+        episodes_by_id = dict[int, Episode]()
 
-        def ended(episodes: list[Episode]) -> Begun:
-            found.update({episode.sample_id: episode for episode in episodes})
+        def ended(episodes: list[Episode]) -> NewEpisodes:
+            episodes_by_id.update({episode.sample_id: episode for episode in episodes})
             return ()
 
         self._play_rounds(first, sampling, seed, ended)
-        episodes = [found[first_sample + i] for i in range(len(found))]
+        episodes = [episodes_by_id[first_sample + i] for i in range(len(episodes_by_id))]
         return self._rows(first, episodes), episodes
 
     def stream(
@@ -123,11 +123,11 @@ class Player:
         seed: int,
         admit: Callable[["Group", DataProto, list[Episode]], Sequence["Group"]],
     ) -> None:
-        """Sample groups; ``admit`` gets each when its last episode ended, and returns the groups that begin next."""
+        """Play groups. ``admit`` is called with each group at its last episode's end, and returns new groups."""
         open_groups = list(first)
         parts = dict[int, list[Episode]]()
 
-        def ended(episodes: list[Episode]) -> Begun:
+        def ended(episodes: list[Episode]) -> NewEpisodes:
             begun = list[Group]()
             for episode in episodes:
                 group = next(group for group in open_groups if episode.sample_id in group.samples)
@@ -137,30 +137,30 @@ class Player:
                     own = sorted(parts.pop(group.number), key=lambda each: each.sample_id)
                     begun += admit(group, self._rows([group], own), own)
             open_groups.extend(begun)
-            return self._begun(begun)
+            return self._environments(begun)
 
         self._play_rounds(first, sampling, seed, ended)
 
     def _play_rounds(
-        self, first: Sequence["Group"], sampling: Sampling, seed: int, ended: Callable[[list[Episode]], Begun]
+        self, first: Sequence["Group"], sampling: Sampling, seed: int, ended: Callable[[list[Episode]], NewEpisodes]
     ) -> None:
         play_rounds(
-            self._begun(first),
+            self._environments(first),
             play=lambda environment, sample, sample_id: rollout(
                 environment, sample, self.renderer, self.limits, sample_id=sample_id
             ),
-            complete=lambda asked: self._complete(asked, sampling, seed),
+            complete=lambda requests: self._complete(requests, sampling, seed),
             ended=ended,
         )
 
-    def _begun(self, groups: Sequence["Group"]) -> Begun:
+    def _environments(self, groups: Sequence["Group"]) -> NewEpisodes:
         samples = [(group.example.fields, sample_id) for group in groups for sample_id in group.samples]
-        return [(_Made(self.environment, fields), sample_id) for fields, sample_id in samples]
+        return [(_LazyEnvironment(self.environment, fields), sample_id) for fields, sample_id in samples]
 
     def _rows(self, groups: Sequence["Group"], episodes: list[Episode]) -> DataProto:
-        names = self._given(episodes)
+        names = self._column_names(episodes)
         for episode in episodes:
-            _report(self.environment.path, episode)
+            _warn_once(self.environment.path, episode)
             if episode.is_done and (missing := sorted(set(names) - episode.columns.keys())):
                 raise ValueError(
                     f"{self.environment.path} gave no column {missing}, which the algorithm reads (filter.metric or "
@@ -177,53 +177,53 @@ class Player:
             names=names,
         )
 
-    def _given(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
-        """The columns of the episodes. Without ``acc`` the filter reads scores, as with a verifier."""
+    def _column_names(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
+        """The columns that the episodes must have. If none has ``acc``, the filter reads scores, as with a verifier."""
         done = [episode for episode in episodes if episode.is_done]
         if not done or not self.optional or any(self.optional in episode.columns for episode in done):
             return self.names
-        if (self.environment.path, self.optional) not in _REPORTED:
-            _REPORTED.add((self.environment.path, self.optional))
+        if (self.environment.path, self.optional) not in _WARNED:
+            _WARNED.add((self.environment.path, self.optional))
             warnings.warn(f"{self.environment.path} gives no column acc: the filter looks at scores", stacklevel=3)
         return tuple(name for name in self.names if name != self.optional)
 
-    def _complete(self, asked: list[Request], sampling: Sampling, seed: int) -> list[Completion]:
-        """One call of the execution, and one more for each smaller token limit that a nearly full window sets."""
+    def _complete(self, requests: list[Request], sampling: Sampling, seed: int) -> list[Completion]:
+        """Sample turns, in one call for each token limit. A nearly full window lowers the limit of a turn."""
         window, most = self.limits.tokens, sampling.max_new_tokens
-        allowed = [most if window is None else min(most, window - len(each.prompt_ids)) for each in asked]
+        allowed = [most if window is None else min(most, window - len(each.prompt_ids)) for each in requests]
         completions = dict[int, Completion]()
         for tokens in sorted(set(allowed), reverse=True):
             these = [i for i, own in enumerate(allowed) if own == tokens]
             prompts = DataProto.from_dict(
-                tensors={"sample_id": torch.tensor([asked[i].sample_id + TURN * asked[i].turn for i in these])},
-                non_tensors={"prompt_ids": [list(asked[i].prompt_ids) for i in these]},
+                tensors={"sample_id": torch.tensor([requests[i].sample_id + TURN * requests[i].turn for i in these])},
+                non_tensors={"prompt_ids": [list(requests[i].prompt_ids) for i in these]},
             )
-            width = max(len(asked[i].prompt_ids) for i in these)
+            width = max(len(requests[i].prompt_ids) for i in these)
             how = sampling.model_copy(update={"max_new_tokens": tokens})
             rows = self.execution.generate(prompts, how, seed=seed, prompt_width=width)
             completions |= zip(these, _completions(rows), strict=True)
-        return [completions[i] for i in range(len(asked))]
+        return [completions[i] for i in range(len(requests))]
 
 
-_REPORTED: set[tuple[str, str]] = set()
+_WARNED: set[tuple[str, str]] = set()
 
 
-def _report(path: str, episode: Episode) -> None:
-    """Warn of the first failure of each cause."""
+def _warn_once(path: str, episode: Episode) -> None:
+    """Warn once of each cause of failure."""
     cause = next(reversed(episode.causes), "")
-    if episode.failure is not None and (path, cause) not in _REPORTED:
-        _REPORTED.add((path, cause))
+    if episode.failure is not None and (path, cause) not in _WARNED:
+        _WARNED.add((path, cause))
         warnings.warn(f"{path}: {episode.failure}. Such episodes have no score; later ones are counted", stacklevel=3)
 
 
 def _completions(rows: DataProto) -> list[Completion]:
-    found, kept = list[Completion](), None
+    completions, kept = list[Completion](), None
     for i in range(len(rows)):
         mask = rows["response_mask"][i]
         if "kept_ids" in rows:
             parts = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
             kept = [part.tolist() or None for part in parts]
-        found.append(
+        completions.append(
             Completion(
                 rows["responses"][i][mask].tolist(),
                 rows["rollout_log_probs"][i][mask].tolist(),
@@ -232,7 +232,7 @@ def _completions(rows: DataProto) -> list[Completion]:
                 kept=kept,
             )
         )
-    return found
+    return completions
 
 
 def episode_rows(
@@ -245,12 +245,12 @@ def episode_rows(
     version: int,
     names: Sequence[str] = (),
 ) -> DataProto:
-    """The rows of the episodes, neighbours if an episode has several; one without a token where nothing was sampled.
+    """The rows of the episodes, in order. An episode in which nothing was sampled has one row without tokens.
 
-    Beside the columns of :func:`rlprims.turns.to_batch`: ``scores``, ``turns``, ``tool_calls`` and the environment's
-    own numbers (B,), ``state_ids`` (B, T), and ``turn_rewards`` (B, T), of all turns but the one that ended the
-    episode: its reward is the outcome, which the estimators get by the score. A number that an episode did not give,
-    such as ``acc`` of one that a limit ended, is 0, and NaN if its environment failed. ``names`` are always there.
+    They have the columns of :func:`rlprims.turns.to_batch`; ``scores``, ``turns``, ``tool_calls`` and the numbers that
+    the environment returned, (B,); ``state_ids`` (B, T); and ``turn_rewards`` (B, T), the rewards of all turns except
+    the one that ended the episode, whose reward is part of the score. A number that an episode did not return, such as
+    ``acc`` if a limit ended it, is 0, or NaN if the environment failed. The columns ``names`` always exist.
     """
     numbers: dict[Hashable, int] = {}
     rollouts = [replace(e, turns=_with_states(e, numbers, pad_token_id)).rows() for e in episodes]
@@ -258,19 +258,19 @@ def episode_rows(
     which: list[int] = batch["trajectory_ids"].tolist()
     columns = {name: column for name, column in batch.batch.items() if name not in ("trajectory_ids", "group_ids")}
     columns["turn_rewards"] = columns.pop("rewards")
-    columns.setdefault("state_ids", torch.zeros_like(columns["turn_ids"]))  # nothing was sampled at all
+    columns.setdefault("state_ids", torch.zeros_like(columns["turn_ids"]))  # if nothing was sampled
     if batch["responses"].shape[1] == 0:
         columns = widened(columns, prompts=0, responses=1, pad_token_id=pad_token_id)
-    given = dict.fromkeys([*names, *(name for episode in episodes for name in episode.columns)])
-    if taken := sorted(given.keys() & {*columns, *_NAMES}):
-        raise ValueError(f"Step.columns has {taken}, which are the trainer's own names: give them other names")
+    returned = dict.fromkeys([*names, *(name for episode in episodes for name in episode.columns)])
+    if reserved := sorted(returned.keys() & {*columns, *_NAMES}):
+        raise ValueError(f"Step.columns has {reserved}, which are the trainer's own names: give them other names")
     of_episodes = {
         "scores": [episode.score for episode in episodes],
         "turns": [float(len(episode.turns)) for episode in episodes],
         "tool_calls": [float(episode.tool_calls) for episode in episodes],
         **{
             name: [episode.columns.get(name, math.nan if episode.failure else 0.0) for episode in episodes]
-            for name in given
+            for name in returned
         },
     }
     columns |= {name: torch.tensor(values)[which] for name, values in of_episodes.items()}
@@ -298,7 +298,7 @@ def episode_rows(
 
 
 def _with_states(episode: Episode, numbers: dict[Hashable, int], pad_token_id: int) -> list[Turn]:
-    """The turns with a number for the state that each answers, on its tokens, and without the outcome's reward."""
+    """The turns with ``state_ids``, the number of the state that each turn answers, and without the last reward."""
     turns = [
         replace(
             turn, extras={**turn.extras, "state_ids": [numbers.setdefault(state, len(numbers))] * len(turn.sampled_ids)}
@@ -311,7 +311,7 @@ def _with_states(episode: Episode, numbers: dict[Hashable, int], pad_token_id: i
 
 
 def first_rows(rows: DataProto) -> DataProto:
-    """One row of each sample; of several, which are neighbours, the first."""
+    """The first row of each sample. Rows of one sample are consecutive."""
     sample_id = rows["sample_id"]
     changes = torch.ones(len(rows), dtype=torch.bool)
     changes[1:] = sample_id[1:] != sample_id[:-1]
@@ -320,13 +320,13 @@ def first_rows(rows: DataProto) -> DataProto:
 
 
 def rollout_ids(rows: DataProto) -> dict[str, Tensor]:
-    """``group_ids``, and ``trajectory_ids`` of episodes, whose rows may be several."""
+    """``group_ids``; for episodes, which may have several rows, also ``trajectory_ids``."""
     ids = {"group_ids": dense_ids(rows["group"])}
     return {**ids, "trajectory_ids": dense_ids(rows["sample_id"])} if "turn_rewards" in rows else ids
 
 
 def outcome_scores(shaped_scores: Tensor, turn_rewards: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """(B,): the scores minus the rewards of their turns; shaping terms stay in."""
+    """(B,): the scores minus the rewards of their turns. Shaping terms are still included."""
     earned = torch.zeros_like(shaped_scores).index_add(0, trajectory_ids, turn_rewards.sum(-1))
     return shaped_scores - earned[trajectory_ids]
 

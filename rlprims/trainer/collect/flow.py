@@ -1,4 +1,4 @@
-"""Batches of groups that are sampled on through updates: the sampler never waits for the trainer."""
+"""Batches of groups whose sampling continues during updates, so that the sampler never waits for the trainer."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from rlprims.trainer.measures import Clock
 
 
 class Flow:
-    """Hands out batches as :class:`Pipeline` does, for ``staleness`` k of 2 and more.
+    """Provides batches as :class:`Pipeline` does, for ``staleness`` k of 2 and more.
 
-    Its stream stays open over updates. A batch takes the groups that are complete, and at most P others overtake one
-    that is not; so a group's first token is at most k updates old when it is trained on. Which groups are complete
-    depends on the time that they take, so two runs are not alike, unless the execution samples whole batches.
+    Its stream stays open during updates. A batch takes the groups that are complete. At most P groups overtake one that
+    is not complete, so a group's first token is at most k updates old when it is trained on. Which groups are complete
+    depends on time, so two runs differ, unless the execution samples whole batches.
     """
 
     def __init__(self, collector: Collector, *, staleness: int) -> None:
@@ -24,11 +24,11 @@ class Flow:
         self.schedule = Schedule(groups=groups, ahead=staleness - 1, window=groups + 1)
         self._stream: Stream | None = None
         self._running: dict[int, tuple[Group, int]] = {}
-        """By the number of its part: a group, and the number of its example."""
+        """Groups that are being sampled, with the number of their example, by the number of their part."""
         self._begun: list[tuple[Group, int]] = []
-        """Groups that are to be submitted."""
+        """Groups that will be submitted next."""
         self._complete: dict[int, tuple[DataProto, str | None]] = {}
-        """Groups that no batch has looked at, with the reason to drop them."""
+        """Groups that are complete and that no batch has taken or dropped, with the reason to drop them or None."""
 
     def take(self) -> Collected:
         """The next batch.
@@ -39,20 +39,20 @@ class Flow:
         clock, dropped = Clock(), list[tuple[DataProto, str]]()
         collector = self.collector
         collector.begin_counts()
-        generated, looked_at = collector.generated_tokens, 0
-        self.begin_next()
+        generated, passed = collector.generated_tokens, 0
+        self.prefetch()
         while self.schedule.take() is None:
-            looked_at += self._look(dropped)
-            collector.check_limit(looked_at)
-            self.begin_next()
-            self._gather(clock)
-        looked_at += self._look(dropped)
-        collector.check_limit(looked_at)  # which counts generation batches
+            passed += self._add_passed(dropped)
+            collector.check_limit(passed)
+            self.prefetch()
+            self._score_completed(clock)
+        passed += self._add_passed(dropped)
+        collector.check_limit(passed)  # also sets the number of generation batches
         groups = sorted(collector.sampling.take(), key=lambda rows: int(rows["group"][0]))
         return Collected(groups, dropped, [], collector.metrics(generated) | clock.seconds())
 
-    def begin_next(self) -> None:
-        """Begin as many groups as the schedule allows; an update follows, and they are sampled beside it."""
+    def prefetch(self) -> None:
+        """Begin as many groups as the schedule allows. They are sampled during the update that follows."""
         numbers = self.schedule.begin()
         self._begun += self.collector.begin_groups(numbers)
         if self._stream is None:
@@ -65,19 +65,19 @@ class Flow:
         self._begun = []
 
     def wait(self) -> None:
-        """The update is done. Nothing is waited for: what runs goes on with the new weights."""
+        """Record that the update is done. It waits for nothing: running groups continue with the new weights."""
         self.schedule.updated()
 
     def close(self) -> None:
-        """After the last step: what is being sampled is abandoned. It begins again if the run is given more steps."""
+        """Stop sampling after the last step. The groups begin again if the run gets more steps."""
         self._begun = [*self._running.values(), *self._begun]
         self._running.clear()
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
             self._stream = None
 
-    def _gather(self, clock: Clock) -> None:
-        """Wait for a group, and score and filter all that are complete."""
+    def _score_completed(self, clock: Clock) -> None:
+        """Wait for a group; score and filter all groups that are complete."""
         assert self._stream is not None
         with clock("generate"):
             answers = self._stream.take()
@@ -89,8 +89,11 @@ class Flow:
                 self._complete[group.number] = rows, reason
                 self.schedule.finish(group.number, kept=reason is None)
 
-    def _look(self, dropped: list[tuple[DataProto, str]]) -> int:
-        """Count the groups that the schedule has looked at since the last call; those that it kept are the batch's."""
+    def _add_passed(self, dropped: list[tuple[DataProto, str]]) -> int:
+        """Add the groups that the schedule has passed since the last call to the batch or to ``dropped``.
+
+        Returns their number.
+        """
         numbers = [number for number in self._complete if number not in self.schedule.waiting]
         for number in sorted(numbers):
             rows, reason = self._complete.pop(number)
@@ -109,7 +112,7 @@ class Flow:
         rows = [rows for rows, _ in self._complete.values()]
         return {"collector": self.collector.state_dict(), "flow": flow}, {"complete": rows}
 
-    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
         if "flow" not in state:
             raise ValueError("a run of staleness 0 or 1 cannot be resumed with more: start a new run from its weights")
         flow = state["flow"]
@@ -118,5 +121,5 @@ class Flow:
         self._begun = [
             (self.collector.group(number, example, first), example) for number, example, first in sorted(flow["begun"])
         ]
-        complete = zip(flow["complete"], held.get("complete", []), strict=True)
+        complete = zip(flow["complete"], groups.get("complete", []), strict=True)
         self._complete = {number: (rows, reason) for (number, reason), rows in complete}

@@ -9,61 +9,61 @@ from rlprims.trainer.collect.collector import Collected, Collector
 
 
 class Pipeline:
-    """Hands out batches. With ``staleness`` 1 the next one is begun when one was taken, and has the weights of then.
+    """Provides batches. With ``staleness=1`` the next batch is sampled from the weights before the update.
 
-    Where sampler and trainer are apart (``overlaps``) that is done beside the training, else at once: the batch is the
-    same. Between two steps nothing is under way: there is one batch more to save, and that is all.
+    If sampler and trainer have separate weights (``overlaps``), it is sampled during the training, otherwise before;
+    the batch is the same. Between two steps nothing runs, and the state has at most one batch more.
     """
 
     def __init__(self, collector: Collector, *, staleness: int, overlaps: bool) -> None:
         self.collector = collector
         self.staleness = staleness
-        self._start = ThreadPoolExecutor(1, "sampling").submit if overlaps else _at_once
-        self._ahead: Future[Collected] | None = None
+        self._start = ThreadPoolExecutor(1, "sampling").submit if overlaps else _completed
+        self._prefetched: Future[Collected] | None = None
 
     def take(self) -> Collected:
-        """The next batch, or what ended its sampling."""
-        ahead, self._ahead = self._ahead, None
+        """The next batch, or the error in its sampling."""
+        ahead, self._prefetched = self._prefetched, None
         return self.collector.collect() if ahead is None else ahead.result()
 
-    def begin_next(self) -> None:
-        """Begin the batch after the one that was taken, if it may be older than the weights that it will train."""
+    def prefetch(self) -> None:
+        """Begin to sample the batch after the one that was taken, unless ``staleness`` is 0."""
         if self.staleness:
-            self._ahead = self._start(self.collector.collect)
+            self._prefetched = self._start(self.collector.collect)
 
     def wait(self) -> None:
-        """Until nothing is sampled any more. An error is kept for :meth:`take`, as the step in between can end well."""
-        if self._ahead is not None:
-            wait([self._ahead])
+        """Wait until nothing is sampled. :meth:`take` raises an error of the sampling, so that this step can finish."""
+        if self._prefetched is not None:
+            wait([self._prefetched])
 
     def close(self) -> None:
-        """After the last step nothing is being sampled."""
+        """Does nothing: no batch is begun after the last step."""
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
         """JSON values, and groups by name; call it between two steps."""
-        state, held = {"collector": self.collector.state_dict()}, {"surplus": self.collector.surplus}
-        if self._ahead is not None and self._ahead.exception() is None:
-            ahead = self._ahead.result()
-            first_surplus = len(held["surplus"]) - len(ahead.surplus)
+        state, groups = {"collector": self.collector.state_dict()}, {"surplus": self.collector.surplus}
+        if self._prefetched is not None and self._prefetched.exception() is None:
+            ahead = self._prefetched.result()
+            first_surplus = len(groups["surplus"]) - len(ahead.surplus)
             reasons = [reason for _, reason in ahead.dropped]
             state["ahead"] = {"metrics": ahead.metrics, "reasons": reasons, "first_surplus": first_surplus}
-            held |= {"ahead": ahead.groups, "ahead_dropped": [rows for rows, _ in ahead.dropped]}
-        return state, held
+            groups |= {"ahead": ahead.groups, "ahead_dropped": [rows for rows, _ in ahead.dropped]}
+        return state, groups
 
-    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
         if "flow" in state:
             raise ValueError(
                 "a run of staleness 2 or more cannot be resumed with less: start a new run from its weights"
             )
-        surplus, ahead = held.get("surplus", []), state.get("ahead")
+        surplus, ahead = groups.get("surplus", []), state.get("ahead")
         self.collector.load_state_dict(state["collector"], surplus)
         if ahead is not None:
-            dropped = list(zip(held.get("ahead_dropped", []), ahead["reasons"], strict=True))
-            kept = Collected(held["ahead"], dropped, surplus[ahead["first_surplus"] :], ahead["metrics"])
-            self._ahead = _at_once(lambda: kept)
+            dropped = list(zip(groups.get("ahead_dropped", []), ahead["reasons"], strict=True))
+            kept = Collected(groups["ahead"], dropped, surplus[ahead["first_surplus"] :], ahead["metrics"])
+            self._prefetched = _completed(lambda: kept)
 
 
-def _at_once(collect: Callable[[], Collected]) -> Future[Collected]:
+def _completed(collect: Callable[[], Collected]) -> Future[Collected]:
     future: Future[Collected] = Future()
     try:
         future.set_result(collect())

@@ -1,4 +1,4 @@
-"""Recorded rollouts instead of a sampler, to try an algorithm on the same samples."""
+"""Recorded rollouts in place of a sampler, to try an algorithm on the same samples."""
 
 import json
 import math
@@ -13,24 +13,24 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import BatchStream, Execution, Sampling, Stream, UpdateReport, kept_columns
+from rlprims.execution import BatchStream, Models, Sampling, Stream, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
 
 class Replay:
-    """An execution whose ``generate`` returns recorded samples for the run's own seed; the rest is passed on.
+    """An execution whose ``generate`` returns recorded samples for the run's seed; all other calls are passed on.
 
-    Samples are found by their ids, so the run must ask in the recorded order: same data, seed and group size.
-    Evaluation has another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
+    Samples are found by their ids, so the run needs the data, seed and group size of the recorded one. Evaluation has
+    another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
 
-    Of episodes each turn is a sample: the environment runs again, reads the recorded messages, and must answer as it
-    did. A recording does not say why a turn ended; ``tokenizer`` and ``end_ids`` do.
+    Each turn of an episode is a sample: the environment runs again on the recorded messages and must answer as before.
+    A recording does not have the reason why a turn ended; ``tokenizer`` and ``end_ids`` are used to find it.
     """
 
     def __init__(
         self,
-        execution: Execution,
+        execution: Models,
         run: Path,
         *,
         seed: int,
@@ -91,7 +91,7 @@ class Replay:
                 "attention_mask": attention,
                 "response_mask": attention[:, prompt_width:].clone(),
                 "rollout_log_probs": log_probs,
-                "ended": torch.tensor([self._end(row, sampling) for row in rows], dtype=torch.int8),
+                "ended": torch.tensor([self._end_reason(row, sampling) for row in rows], dtype=torch.int8),
                 "weights_version": torch.tensor(
                     [int(row.get("weights_version", self.weights_version)) for row in rows]
                 ),
@@ -152,11 +152,11 @@ class Replay:
                 "size, batch sizes, filter and limits that were recorded"
             )
         if row["prompt_ids"] != prompt_ids:
-            mend = "an environment must answer as it did" if turn else "use the same data and seed"
-            raise ValueError(f"{self.run}: {name} answers another prompt: {mend}")
+            remedy = "an environment must answer as before" if turn else "use the same data and seed"
+            raise ValueError(f"{self.run}: {name} answers another prompt: {remedy}")
         return row
 
-    def _end(self, row: dict[str, Any], sampling: Sampling) -> Ended:
+    def _end_reason(self, row: dict[str, Any], sampling: Sampling) -> Ended:
         if "ended" in row:
             return Ended.of(row["ended"])
         ids: list[int] = row["response_ids"]
@@ -166,7 +166,7 @@ class Replay:
 
 
 def _score(row: dict[str, Any]) -> float:
-    """NaN where none is recorded."""
+    """The recorded score; NaN if there is none."""
     score = row.get("score")
     return math.nan if score is None else float(score)
 
@@ -193,7 +193,7 @@ def _read(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each turn of a row of an episode as a sample of its own, by its number: what it read, and what it sampled."""
+    """The turns of an episode's row as samples, by number, each with its prompt and its sampled tokens."""
     ids, turns = row["response_ids"], row["turn_ids"]
     places: dict[int, list[int]] = {}
     for place, (turn, observed) in enumerate(zip(turns, row["observation"], strict=True)):

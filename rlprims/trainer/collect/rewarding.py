@@ -1,4 +1,4 @@
-"""The verifier and the listed rewards of a config, asked together about the rows of a batch."""
+"""Scores from the verifier and the rewards of a config, for the rows of a batch."""
 
 import os
 import warnings
@@ -22,8 +22,8 @@ _REPORTED: set[tuple[str, str]] = set()
 _POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
 
 
-def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig) -> Several:
-    """The scores of each reward for every row. A row that fails has no score; the first of each cause is a warning."""
+def call_rewards(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig) -> Several:
+    """The scores of each reward for every row. A row that fails has no score; each cause is warned of once."""
     columns = data_columns(rows)
     responses = rows["response"].tolist()
     if scoring.thinking is not None:
@@ -35,7 +35,7 @@ def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig
     scored = several([_reward(reward, scoring) for reward in rewards], responses, answers, columns, group_ids=group_ids)
     for name, part in scored.parts.items():
         for cause, example in part.causes.items():
-            if (name, cause) not in _REPORTED and (name, cause) not in _silent(rewards):
+            if (name, cause) not in _REPORTED and (name, cause) not in _without_warning(rewards):
                 _REPORTED.add((name, cause))
                 text = rows["response"][example.first][:200]
                 path = next(reward.path for reward in rewards if reward.column == name)
@@ -43,12 +43,12 @@ def ask(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig
     return scored
 
 
-def _silent(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
+def _without_warning(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
     return {(reward.column, "returned None") for reward in rewards if reward.skips}
 
 
 def data_columns(rows: DataProto) -> dict[str, list[Any]]:
-    """The columns for a verifier: the data's own fields, None in rows without one, and the trainer's texts."""
+    """The columns for a verifier: the fields of the data, None in rows without the field, and the trainer's texts."""
     fields = rows["fields"].tolist() if "fields" in rows else [{}] * len(rows)
     names = dict.fromkeys(name for row in fields for name in row)
     columns = {name: [row.get(name) for row in fields] for name in names}
@@ -56,18 +56,18 @@ def data_columns(rows: DataProto) -> dict[str, list[Any]]:
     return columns | own
 
 
-def lines(failures: Sequence[Any]) -> str | None:
-    """The failures of a row, one in a line, or None; see :func:`causes`."""
+def failure_text(failures: Sequence[Any]) -> str | None:
+    """The failures of a row, one per line; None if there are none."""
     return "\n".join(" ".join(str(failure).split()) for failure in failures) or None
 
 
-def causes(failure: str | None) -> list[str]:
-    """The causes to count of a row's failure."""
+def failure_causes(failure: str | None) -> list[str]:
+    """The causes in the text of a row's failures."""
     return [line.partition(": ")[0] for line in (failure or "").splitlines()]
 
 
-def checks(config: Config) -> Callable[[Any, str, Mapping[str, Any]], None]:
-    """Of an answer, its source and its row: a ValueError if a verifier could never score it, or lacks a column."""
+def answer_check(config: Config) -> Callable[[Any, str, Mapping[str, Any]], None]:
+    """A function of an answer, its source and its row: it raises a ValueError if a verifier could never score it."""
     verifiers = [(r.fn, wants(r.fn.fn)) for r in config.verifiers() if r.fn is not None]
 
     def check(answer: Any, source: str, fields: Mapping[str, Any]) -> None:
@@ -79,12 +79,12 @@ def checks(config: Config) -> Callable[[Any, str, Mapping[str, Any]], None]:
 
 
 def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
-    weighed: dict[str, Any] = {"weight": reward.weight, "name": reward.column, "skips": reward.skips}
+    common: dict[str, Any] = {"weight": reward.weight, "name": reward.column, "skips": reward.skips}
     if reward.url is not None:
-        return Reward(_server(reward, reward.url), per="scores", **weighed)
+        return Reward(_server(reward, reward.url), per="scores", **common)
     assert reward.fn is not None
     if reward.workers:
-        return Reward(_pool(reward, scoring), per="scores", **weighed)
+        return Reward(_pool(reward, scoring), per="scores", **common)
     return Reward(
         reward.fn.fn,
         per=reward.per,
@@ -93,7 +93,7 @@ def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
         seconds=reward.seconds,
         requests_per_minute=reward.requests_per_minute,
         tokens_per_minute=reward.tokens_per_minute,
-        **weighed,
+        **common,
     )
 
 
@@ -118,7 +118,7 @@ def _server(reward: RewardConfig, url: str) -> Callable[..., Any]:
 
 
 def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
-    """One pool for each function and its limits, kept for the life of the process: a start takes seconds."""
+    """The pool of a function with its limits. It is kept for the life of the process, as its start takes seconds."""
     assert reward.fn is not None
     scoring = scoring.model_copy(update={"workers": reward.workers})
     key = (reward.fn.model_dump_json(), scoring)
@@ -128,10 +128,10 @@ def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
     return _POOLS[key]
 
 
-def as_columns(scored: Several, *, flat: str | None) -> dict[str, Tensor]:
-    """The columns of a batch: those of the function ``flat`` go by their own names, without its name before them."""
+def as_columns(scored: Several, *, unprefixed: str | None) -> dict[str, Tensor]:
+    """The columns of a batch; those of the function ``unprefixed`` have no prefix with its name."""
     columns = dict(scored.columns)
-    if flat is not None and flat in scored.parts:
-        prefix = f"{flat}/"
+    if unprefixed is not None and unprefixed in scored.parts:
+        prefix = f"{unprefixed}/"
         columns = {name.removeprefix(prefix): column for name, column in columns.items()}
     return {name: column.to(torch.float32) for name, column in columns.items()}

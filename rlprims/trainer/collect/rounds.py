@@ -1,4 +1,4 @@
-"""Rounds of episodes: a round samples the next turn of every active episode. New ones may begin when some end."""
+"""Rounds of episodes. A round samples the next turn of every active episode; new episodes may begin between rounds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,35 +18,35 @@ class Request(NamedTuple):
     future: "asyncio.Future[Completion]"
 
 
-Begun: TypeAlias = Sequence[tuple[Environment, int]]
-"""Environments, and the numbers of their samples."""
+NewEpisodes: TypeAlias = Sequence[tuple[Environment, int]]
+"""Environments of episodes that begin, and the numbers of their samples."""
 
 
 def play_rounds(
-    first: Begun,
+    first: NewEpisodes,
     *,
     play: Callable[[Environment, Sample, int], Awaitable[Episode]],
     complete: Callable[[list[Request]], list[Completion]],
-    ended: Callable[[list[Episode]], Begun],
+    ended: Callable[[list[Episode]], NewEpisodes],
 ) -> None:
     """Run rounds until no episode is active. Environments run in the event loop of a thread; this thread samples.
 
-    A round is begun when every episode waits for its next turn or has ended. So what is sampled together, and which
-    episodes are ``ended`` together, depends on the number of their turns and not on the order of the answers. Episodes
-    that ``ended`` returns begin at once, and their first turns are in the same round.
+    A round begins when every episode waits for its next turn or has ended. So the turns that are sampled together, and
+    the episodes that ``ended`` is called with, do not depend on the time that environments take. Episodes that
+    ``ended`` returns begin at once; their first turns are in the same round.
 
     Raises:
-        Exception: what ``complete`` or ``ended`` raised, or an episode; the others are ended.
+        Exception: ``complete``, ``ended`` or an episode raised it. The other episodes are cancelled.
     """
-    loop, live, waiting, over = event_loop("environments"), 0, list[Request](), list[Episode | BaseException]()
+    loop, active, waiting, finished = event_loop("environments"), 0, list[Request](), list[Episode | BaseException]()
     rounds: SimpleQueue[tuple[list[Request], list[Episode | BaseException]]] = SimpleQueue()
     tasks = set[asyncio.Task[None]]()
 
     def send_if_all_wait() -> None:
-        if len(waiting) == live and (waiting or over):
-            rounds.put((sorted(waiting, key=lambda request: request.sample_id), over.copy()))
+        if len(waiting) == active and (waiting or finished):
+            rounds.put((sorted(waiting, key=lambda request: request.sample_id), finished.copy()))
             waiting.clear()
-            over.clear()
+            finished.clear()
 
     async def sample(prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
         waiting.append(Request(sample_id, turn, prompt_ids, loop.create_future()))
@@ -54,26 +54,26 @@ def play_rounds(
         send_if_all_wait()
         return await answer
 
-    async def one(environment: Environment, sample_id: int) -> None:
-        nonlocal live
+    async def play_one(environment: Environment, sample_id: int) -> None:
+        nonlocal active
         try:
-            over.append(await play(environment, sample, sample_id))
+            finished.append(await play(environment, sample, sample_id))
         except BaseException as error:
-            over.append(error)
+            finished.append(error)
         finally:
-            live -= 1
+            active -= 1
             send_if_all_wait()
 
-    def begin(begun: Begun, asked: list[Request]) -> None:
-        nonlocal live
-        waiting.extend(asked)
-        live += len(begun)
-        for environment, sample_id in begun:
-            task = loop.create_task(one(environment, sample_id))
+    def begin(new: NewEpisodes, requests: list[Request]) -> None:
+        nonlocal active
+        waiting.extend(requests)
+        active += len(new)
+        for environment, sample_id in new:
+            task = loop.create_task(play_one(environment, sample_id))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    def end_all() -> None:
+    def cancel_all() -> None:
         for task in tasks:
             task.cancel()
 
@@ -83,30 +83,30 @@ def play_rounds(
     loop.call_soon_threadsafe(begin, first, [])
     try:
         while True:
-            asked, done = rounds.get()
+            requests, done = rounds.get()
             errors = [each for each in done if isinstance(each, BaseException)]
             if failure is None and errors:
                 raise errors[0]
             if failure is None:
                 episodes = sorted((e for e in done if isinstance(e, Episode)), key=lambda e: e.sample_id)
-                if episodes and (begun := ended(episodes)):
-                    loop.call_soon_threadsafe(begin, begun, asked)
+                if episodes and (new := ended(episodes)):
+                    loop.call_soon_threadsafe(begin, new, requests)
                     continue
-            if not asked:
+            if not requests:
                 break
             try:
-                answers: list[Completion] | Exception = failure or complete(asked)
-            except Exception as error:  # the execution's: every episode ends with it
+                answers: list[Completion] | Exception = failure or complete(requests)
+            except Exception as error:  # of the execution: it ends every episode
                 failure = answers = error
-            loop.call_soon_threadsafe(_give, asked, answers)
+            loop.call_soon_threadsafe(_answer, requests, answers)
         if failure is not None:
             raise failure
     finally:
-        loop.call_soon_threadsafe(end_all)
+        loop.call_soon_threadsafe(cancel_all)
 
 
-def _give(asked: list[Request], answers: list[Completion] | Exception) -> None:
-    for i, request in enumerate(asked):
+def _answer(requests: list[Request], answers: list[Completion] | Exception) -> None:
+    for i, request in enumerate(requests):
         if request.future.done():
             continue
         if isinstance(answers, Exception):

@@ -1,13 +1,12 @@
-"""Which groups are sampled and trained on, and when: a state machine of numbers, without a clock.
+"""A state machine that decides which groups are sampled and trained on, and when. It has no clock.
 
-Groups are numbered as they begin. A batch takes P of them. Two numbers are the whole policy:
+Groups are numbered in the order in which they begin. A batch takes P of them. Two numbers define the schedule:
 
 - ``ahead``, S: a group may begin while at most S batches wait before its own: begun − dropped ≤ (batches + S + 1) · P.
-  That is pacing. Nothing is thrown away for its age, so the lengths that are trained on are the lengths that were
-  sampled; discarding late groups would keep the short ones.
-- ``window``, W: a batch takes finished groups of the W numbers from the oldest untaken one on. 1: in order, and the
-  batches do not depend on who finishes first. None: whoever is ready first. Between them: a slow group is overtaken by
-  W − 1 others at most.
+  This limits the age of groups by pacing. No group is discarded for its age, because that would keep short responses.
+- ``window``, W: a batch takes finished groups among the W numbers that begin with the oldest untaken one. 1: in order,
+  and the batches do not depend on the time that groups take. None: groups that finish first. Between them: at most
+  W − 1 others overtake a slow group.
 
 The weights that a group began with are at most S + ⌈(W − 1) / P⌉ updates old when it is trained on, and 0 with S = 0;
 without a window there is no bound. Windowed FIFO is that of MiniMax as others describe it (arXiv:2605.26494, section
@@ -23,8 +22,8 @@ class Schedule:
 
     Args:
         groups: P, groups of a batch.
-        ahead: S, batches that may wait beside the one that is filled.
-        window: W, how many numbers, from the oldest untaken group on, a batch may choose from; None: all.
+        ahead: S, batches that may wait in addition to the one that is being filled.
+        window: W, the numbers, from the oldest untaken group on, that a batch may take; None: all.
 
     >>> schedule = Schedule(groups=2, ahead=0, window=1)
     >>> schedule.begin()
@@ -45,23 +44,23 @@ class Schedule:
             )
         self.groups, self.ahead, self.window = groups, ahead, window
         self.batches = 0
-        """That were trained on: the number of updates before the newest weights."""
+        """Batches that were trained on: the number of updates before the newest weights."""
         self.is_training = False
-        """Whether a batch was taken, and its update is not done."""
+        """Whether a batch was taken and its update is not done."""
         self.begun = 0
         self.dropped = 0
         self.waiting: dict[int, bool | None] = {}
-        """Groups that began and were not chosen, oldest first: kept or dropped; None: not finished. ``finish`` order is
-        in ``finished``."""
+        """Groups that began and were not taken, oldest first: whether each is kept, or None if it is not finished."""
         self.finished: list[int] = []
+        """The finished ones among them, in the order in which they finished."""
         self.chosen: list[int] = []
-        """Of the batch that is filled."""
+        """The groups of the batch that is being filled."""
 
     @property
     def bound(self) -> int | None:
-        """Largest number of updates between the weights that a group began with and its own; None: there is none."""
+        """The largest number of updates between a group's first weights and its own update; None: no bound."""
         if self.ahead == 0:
-            return 0  # a batch is all that began
+            return 0  # the batch has all groups that began
         if self.window is None:
             return None
         return self.ahead + -(-(self.window - 1) // self.groups)
@@ -75,10 +74,10 @@ class Schedule:
         return numbers
 
     def finish(self, group: int, *, kept: bool = True) -> None:
-        """A group is complete: it is to be trained on, or a filter drops it.
+        """Record that a group is complete, and whether a filter keeps it.
 
         Raises:
-            ValueError: it did not begin, or has finished before.
+            ValueError: the group did not begin, or has already finished.
         """
         if self.waiting.get(group, False) is not None:
             raise ValueError(f"group {group} is not under way; those are {self.under_way}")
@@ -86,10 +85,11 @@ class Schedule:
         self.finished.append(group)
 
     def take(self) -> list[int] | None:
-        """The next batch in the order in which it was chosen; None until enough have finished, and during an update.
+        """The next batch, in the order in which its groups were taken.
 
-        A group that was dropped is looked at when it is its turn, like the others: so in order, what begins in its
-        place begins with the same weights whatever the timing. Call :meth:`begin` after each call, before an update.
+        None during an update, and until enough groups have finished. A dropped group is passed in its turn, like the
+        others. So with ``window=1`` the group that replaces it begins with the same weights whatever the timing. Call
+        :meth:`begin` after each call, before an update.
         """
         if self.is_training:
             return None
@@ -107,7 +107,7 @@ class Schedule:
         return batch
 
     def updated(self) -> None:
-        """The weights are those after the batch that was taken."""
+        """Record that the update on the batch that was taken is done."""
         if not self.is_training:
             raise ValueError("no batch was taken since the last update: take one")
         self.batches, self.is_training = self.batches + 1, False

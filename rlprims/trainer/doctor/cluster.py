@@ -1,4 +1,4 @@
-"""The cluster of a run on trial: ranks, sampling, an update and a sync of the real model, with bytes and seconds."""
+"""A test of a run's cluster: ranks, sampling, an update and a sync of the real model, with bytes and seconds."""
 
 import time
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from rlprims.trainer.plan.memory import shape_of
 from rlprims.trainer.session import Parts, build
 
 _ALL_REDUCE = 64 << 20
-"""Bytes that the ranks add."""
+"""Bytes that the ranks sum."""
 
-_OF_THE_BARE_ENGINE = 0.8
-"""Least share of the bare engine's tokens per second that is no finding."""
+_LEAST_SHARE_OF_BARE_ENGINE = 0.8
+"""The least acceptable share of the bare engine's tokens per second."""
 
 
 def try_cluster(config: Config, console: Any) -> Iterator[Finding]:
-    """Start what a run of this config would start, use each part once, and say what was measured. Nothing is saved.
+    """Start the processes of a run with this config, use each part once, and yield the measurements. Saves nothing.
 
-    The first batch of prompts is sampled. One update with advantages of +1 and -1 changes the weights, so that a sync
-    that does not arrive is seen: the engines' log-probs would differ from those of the ranks.
+    It samples the first batch of prompts. An update with advantages of +1 and -1 changes the weights, so that a failed
+    sync is found: the log-probs of the engines then differ from those of the ranks.
 
     Raises:
         ValueError: the config has ``execution: local`` or an environment, or the cluster does not start.
@@ -37,7 +37,7 @@ def try_cluster(config: Config, console: Any) -> Iterator[Finding]:
         raise ValueError("doctor --cluster tries the cluster of a config with execution: ray: add execution=ray")
     if config.data.environment is not None:
         raise ValueError(
-            "doctor --cluster samples prompts, and data.environment has none: name a file of prompts, "
+            "doctor --cluster samples prompts, and data.environment has none: use a file of prompts, "
             "data.environment=null data.train=FILE.jsonl"
         )
     config = config.model_copy(update={"replay": None})
@@ -60,10 +60,10 @@ def _ranks(config: Config, parts: Parts) -> Iterator[Finding]:
     if ranks == 1:
         yield Finding("sum over ranks", True, "one rank: nothing to send", "")
         return
-    backend, seconds, right = parts.execution.time_all_reduce(_ALL_REDUCE)  # type: ignore[attr-defined]
+    backend, seconds, is_right = parts.execution.time_all_reduce(_ALL_REDUCE)  # type: ignore[attr-defined]
     rate = 2 * (ranks - 1) / ranks * _ALL_REDUCE / seconds
     found = f"{_size(_ALL_REDUCE)} in {1e3 * seconds:.0f} ms, {_size(rate)}/s in each direction ({backend})"
-    yield Finding(f"sum over {ranks} ranks", right, found, "the sum is wrong: try another network interface")
+    yield Finding(f"sum over {ranks} ranks", is_right, found, "the sum is wrong: try another network interface")
 
 
 def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
@@ -79,10 +79,10 @@ def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
         return batch, time.perf_counter() - begun
 
     def agreement(batch: DataProto, when: str) -> Finding:
-        apart = (execution.log_probs(batch) - batch["rollout_log_probs"])[batch["response_mask"]].abs()
-        found = f"{_number(apart.max())} nats apart at most, {_number(apart.mean())} on average"
-        right = bool(apart.mean() <= execution.tolerance)
-        return Finding(f"log-probs of engines and ranks {when}", right, found, "one of them has other weights")
+        difference = (execution.log_probs(batch) - batch["rollout_log_probs"])[batch["response_mask"]].abs()
+        found = f"{_number(difference.max())} nats apart at most, {_number(difference.mean())} on average"
+        is_right = bool(difference.mean() <= execution.tolerance)
+        return Finding(f"log-probs of engines and ranks {when}", is_right, found, "one of them has other weights")
 
     sample(0)  # engines compile, or capture graphs, for the first batch
     batch, seconds = sample(len(rows))
@@ -90,9 +90,9 @@ def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
     found = f"{len(batch)} responses, {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.0f} tokens/s"
     bare = execution.time_plain_sampling(batch)
     share = 1.0 if bare is None else bare / seconds
-    said = "" if bare is None else f", {share:.2f} of the bare engine's on the same prompts and lengths"
-    mend = "profile: {} in the config shows where the time goes"
-    yield Finding("sampling", share >= _OF_THE_BARE_ENGINE, found + said, mend)
+    comparison = "" if bare is None else f", {share:.2f} of the bare engine's on the same prompts and lengths"
+    remedy = "profile: {} in the config shows where the time goes"
+    yield Finding("sampling", share >= _LEAST_SHARE_OF_BARE_ENGINE, found + comparison, remedy)
     yield agreement(batch, "at the start")
 
     execution.reports()
@@ -113,10 +113,10 @@ def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
 
 
 def _bytes_of_a_sync(config: Config) -> float:
-    shape, whole = shape_of(config.model), config.model.engine_lora is None
+    shape, is_whole = shape_of(config.model), config.model.engine_lora is None
     cast = config.ray.mixed_precision if config.ray.engine == "vllm" else None
-    dtype = getattr(torch, cast or config.model.dtype) if whole else torch.float32
-    return float((shape.parameters if whole else shape.trained) * dtype.itemsize)
+    dtype = getattr(torch, cast or config.model.dtype) if is_whole else torch.float32
+    return float((shape.parameters if is_whole else shape.trained) * dtype.itemsize)
 
 
 def _with_advantages(batch: DataProto) -> DataProto:
@@ -139,7 +139,7 @@ def _number(x: Tensor) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes, in the largest unit of which there is one."""
+    """Bytes in the largest unit in which the number is at least 1."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

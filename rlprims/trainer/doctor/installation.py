@@ -1,4 +1,4 @@
-"""What is installed, what works here, and the command that repairs what does not."""
+"""What is installed, what works on this machine, and the command that repairs the rest."""
 
 import importlib
 import importlib.util
@@ -11,12 +11,12 @@ from rlprims.reports.terminal import make_table
 
 
 class Finding(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     what: str
     ok: bool
     found: str
-    mend: str
+    remedy: str
 
 
 _TRAIN = hint("train")
@@ -41,16 +41,16 @@ _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """vLLM's CPU build installs them. They are linked against CUDA, so transformers cannot be imported."""
 
 
-def examine(model: str | None = None) -> list[Finding]:
-    """Run every check; with a model's folder also the checks of its files.
+def run_checks(model: str | None = None) -> list[Finding]:
+    """Run every check; with a model also the check of its end tokens.
 
     Raises:
         ValueError: there is no such model.
     """
     checks: list[Callable[[], Finding]] = [
         *(
-            lambda name=name, purpose=purpose, mend=mend: _package(name, purpose, mend)
-            for name, purpose, mend in _PACKAGES
+            lambda name=name, purpose=purpose, remedy=remedy: _package(name, purpose, remedy)
+            for name, purpose, remedy in _PACKAGES
         ),
         _accelerator,
         _foreign_packages,
@@ -58,22 +58,22 @@ def examine(model: str | None = None) -> list[Finding]:
         _sleep,
         _memory,
     ]
-    return [check() for check in checks] + ([] if model is None else [ends(model)])
+    return [check() for check in checks] + ([] if model is None else [check_end_tokens(model)])
 
 
 def table(findings: list[Finding], title: str = "rlprims doctor") -> Any:
-    """For a terminal."""
-    rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.mend) for f in findings]
+    """The findings as a table for the terminal."""
+    rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.remedy) for f in findings]
     styles = {"ok": "green", "no": "yellow"}
-    return make_table(("", "what", "found", "to mend it"), rows, title=title, styles=styles)
+    return make_table(("", "what", "found", "to repair it"), rows, title=title, styles=styles)
 
 
 def kernel_table() -> Any:
-    """Each kernel beside its formula on this machine: whether the numbers agree, the speed, and whether it is on."""
+    """Each kernel and its formula on this machine: the difference of their results, their times, and the switch."""
     import torch
 
     import rlprims.logprobs
-    import rlprims.scan  # noqa: F401  (both name the formulas that have kernels)
+    import rlprims.scan  # noqa: F401  (both register formulas that have kernels)
     from rlprims.kernels import ACCELERATED, check, is_enabled
 
     columns = ("", "formula", "kernel", "device", "difference", "formula ms", "kernel ms", "now", "to change it")
@@ -102,26 +102,26 @@ def kernel_table() -> Any:
     return make_table(columns, rows, title="rlprims doctor --kernels", styles=styles)
 
 
-def _package(name: str, purpose: str, mend: str) -> Finding:
+def _package(name: str, purpose: str, remedy: str) -> Finding:
     what = f"{name} ({purpose})"
     if importlib.util.find_spec(name) is None:
-        return Finding(what, False, "not installed", mend)
+        return Finding(what, False, "not installed", remedy)
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # whatever its own imports raise
-        return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", mend)
-    return Finding(what, True, str(getattr(module, "__version__", "installed")), mend)
+    except Exception as error:  # its imports may raise any error
+        return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", remedy)
+    return Finding(what, True, str(getattr(module, "__version__", "installed")), remedy)
 
 
-def ends(model: str) -> Finding:
-    """Whether tokenizer, chat template and generation config of a model use the same end token."""
-    from rlprims.trainer.doctor.ends import disagreement, ends_of
+def check_end_tokens(model: str) -> Finding:
+    """Check whether tokenizer, chat template and generation config of a model use the same end token."""
+    from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
 
-    tokenizer, ids = ends_of(model)
-    wrong = disagreement(tokenizer, ids)
+    tokenizer, ids = load_end_tokens(model)
+    wrong = end_token_mismatch(tokenizer, ids)
     agreed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(ids)))
-    mend = "set eos_token in tokenizer_config.json and eos_token_id in generation_config.json to what ends a message"
-    return Finding(f"{model}: the end of a response", wrong is None, wrong or agreed, mend)
+    remedy = "set eos_token in tokenizer_config.json and eos_token_id in generation_config.json to what ends a message"
+    return Finding(f"{model}: the end of a response", wrong is None, wrong or agreed, remedy)
 
 
 def _accelerator() -> Finding:

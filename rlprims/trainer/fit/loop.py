@@ -68,7 +68,7 @@ class Fitting:
         state = {"step_number": self.step_number, "position": self.order.position, "rows": self.digest}
         return state, {}
 
-    def load_state_dict(self, state: dict[str, Any], held: dict[str, list[DataProto]]) -> None:
+    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
         if state["rows"] != self.digest:
             raise ValueError(
                 f"{self.config.data.train}: expected the rows that the run began with, got others: put the file and "

@@ -11,7 +11,7 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
 from rlprims.trainer.data import read_rows
-from rlprims.trainer.doctor.ends import closing_ids
+from rlprims.trainer.end_tokens import closing_tokens
 from rlprims.trainer.fit.config import FitDataConfig
 
 
@@ -61,7 +61,7 @@ class Reader:
             raise ValueError("nothing ends a response: set eos_token_id in the model's generation_config.json")
         own = tokenizer.eos_token_id
         self.end = own if own in self.end_ids else self.end_ids[0]
-        closing = [token for token in closing_ids(tokenizer) if token in self.end_ids]
+        closing = [token for token in closing_tokens(tokenizer) if token in self.end_ids]
         self.end_of_message = closing[0] if closing else self.end
 
     def read(self, path: Path) -> StoredRows:

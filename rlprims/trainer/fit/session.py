@@ -13,7 +13,7 @@ from rlprims.reports.curves import draw_curves, read_metrics
 from rlprims.reports.terminal import make_table
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import newest_checkpoint
-from rlprims.trainer.doctor.ends import disagreement, ends_of
+from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.fit.loop import (
     Fitting,
@@ -49,10 +49,10 @@ def _build(config: FitConfig, console: Console) -> _Parts:
     logging.set_verbosity_error()
     path = config.model.path
     try:
-        tokenizer, ends = ends_of(path)
+        tokenizer, ends = load_end_tokens(path)
     except ValueError as error:
         raise ValueError(f"model.path: {error}") from None
-    if (wrong := disagreement(tokenizer, ends)) is not None:
+    if (wrong := end_token_mismatch(tokenizer, ends)) is not None:
         console.print(f"warning: {path}: {wrong}", style="yellow", highlight=False, soft_wrap=True)
     window = int(getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", 2**31))
     ends = ends or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
@@ -140,7 +140,7 @@ class _FitSession(Running):
         )
         self.write("eval", self.stepper.step_number, metrics)
         text = ", ".join(f"{name.removeprefix('pairs/')} {value:.3f}" for name, value in metrics.items())
-        self.console.print(f"step {self.stepper.step_number}: held out: {text}", highlight=False, soft_wrap=True)
+        self.console.print(f"step {self.stepper.step_number}: groups out: {text}", highlight=False, soft_wrap=True)
 
     def finish(self, seconds: float) -> None:
         run, rows = self.run_directory, self.parts.rows
@@ -168,7 +168,7 @@ class _FitSession(Running):
         shown = [name for name in ("nll", "pairs/loss", "pairs/accuracy", "pairs/margin") if name in train[-1]]
         table = [
             (kind, name, *(f"{line[name]:.4g}" if line.get(name) is not None else "–" for line in (of[0], of[-1])))
-            for kind, of in (("training", train), ("held out", held_out))
+            for kind, of in (("training", train), ("groups out", held_out))
             if of
             for name in shown
         ]

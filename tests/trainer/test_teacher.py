@@ -11,7 +11,7 @@ from rich.console import Console
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Step, Trainer, train
 from rlprims.trainer.session import build
-from rlprims.trainer.teaching import lessons
+from rlprims.trainer.teacher import teacher_columns
 from tests import tiny
 
 
@@ -64,11 +64,11 @@ def test_a_sibling_that_was_right_is_shown_and_else_nothing_is_learned(
         others = (scores >= 1).sum(1, keepdim=True) - (scores >= 1).long()
         taught = step.batch["teacher_mask"].any(-1).view(-1, 3)
         assert torch.equal(taught, (others > 0) & step.batch["response_mask"].any(-1).view(-1, 3))
-        assert step.metrics["taught"] == pytest.approx(float(taught.float().mean()))
+        assert step.metrics["teacher_rows"] == pytest.approx(float(taught.float().mean()))
         assert step.batch["topk_ids"].shape[-1] == 5
-    assert any(0 < step.metrics["taught"] < 1 for step in steps)
+    assert any(0 < step.metrics["teacher_rows"] < 1 for step in steps)
     with pytest.raises(KeyError):
-        lessons(trainer.execution, trainer.config, trainer.tokenizer, steps[0].batch)["teacher_log_probs"]
+        teacher_columns(trainer.execution, trainer.config, trainer.tokenizer, steps[0].batch)["teacher_log_probs"]
 
 
 def test_each_row_has_its_own_teacher(

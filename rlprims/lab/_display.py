@@ -1,5 +1,6 @@
-"""Tables and pages of text: plain in a terminal, HTML in a notebook."""
+"""What a notebook shows: tables, pages of text, and figures. Tables and pages are plain text in a terminal."""
 
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -74,16 +75,19 @@ class Table:
         notes = ", ".join(f"{name} {_text(value)}" for name, value in self.notes.items())
         return " · ".join(filter(None, [visible(self.title), visible(notes)]))
 
+    @property
+    def _more(self) -> str:
+        return f"… {len(self) - _SHOWN} more rows" if len(self) > _SHOWN else ""
+
     def __repr__(self) -> str:
         cells = [[name, *map(_text, column[:_SHOWN])] for name, column in self.columns.items()]
         widths = [max(map(len, column)) for column in cells]
         aligned = ([cell.rjust(width) for cell in column] for column, width in zip(cells, widths, strict=True))
         lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
-        left = [f"… {len(self) - _SHOWN} more rows"] if len(self) > _SHOWN else []
-        return "\n".join([*filter(None, [self._caption]), *lines, *left])
+        return "\n".join(filter(None, [self._caption, *lines, self._more]))
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th style='text-align:right'>{escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th style='text-align:right'>{escape(name)}</th>" for name in self.columns)
         largest = {name: max(map(abs, self[name]), default=0.0) for name in self.coloured}
         body = []
         for row in list(self.rows())[:_SHOWN]:
@@ -92,10 +96,10 @@ class Table:
                 for name, value in row.items()
             )
             body.append(f"<tr>{''.join(cells)}</tr>")
-        left = f"<p>… {len(self) - _SHOWN} more rows</p>" if len(self) > _SHOWN else ""
         caption = f"<caption>{escape(self._caption)}</caption>" if self._caption else ""
-        head = f"<thead><tr>{heads}</tr></thead>"
-        return f"{_STYLE}<table class='rlprims-table'>{caption}{head}<tbody>{''.join(body)}</tbody></table>{left}"
+        more = f"<p>{self._more}</p>" if self._more else ""
+        inner = f"{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+        return f"{_STYLE}<table class='rlprims-table'>{inner}</table>{more}"
 
 
 class Page(str):
@@ -108,6 +112,28 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         return f"<pre style='white-space:pre-wrap'>{escape(self)}</pre>"
+
+
+def figure(width: float = 8.0, height: float = 3.4) -> Any:
+    """An empty matplotlib Figure, in inches, that any notebook shows as the value of a cell.
+
+    A notebook shows a plain ``matplotlib.figure.Figure`` only after ``%matplotlib inline`` or an import of pyplot;
+    otherwise it prints text. This figure has its own PNG representation. Needs the extra ``lab``.
+
+    >>> picture = figure(4, 3)
+    >>> axis = picture.subplots()
+    >>> picture._repr_png_()[:4]
+    b'\\x89PNG'
+    """
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            png = io.BytesIO()
+            self.savefig(png, format="png", dpi=90, metadata={"Software": None})
+            return png.getvalue()
+
+    return Picture(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def _text(value: Any) -> str:

@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
-from rlprims.execution import Execution
+from rlprims.execution import Models
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import filled_prompt
 
-TAUGHT = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
-"""The columns that a teacher computes."""
+TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
+"""The columns that depend on a teacher."""
 
 
-def lessons(execution: Execution, config: Config, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
+def teacher_columns(execution: Models, config: Config, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
     """The columns of a teacher that the algorithm reads.
 
-    ``teacher_log_probs`` (B, T) of the sampled tokens; ``topk_ids`` and ``teacher_topk_log_probs`` (B, T, K); and
-    ``teacher_mask`` (B, T), the response tokens of the rows for which the teacher has a prompt.
+    These are ``teacher_log_probs`` (B, T) of the sampled tokens; ``topk_ids`` and ``teacher_topk_log_probs`` (B, T, K);
+    and ``teacher_mask`` (B, T), the response tokens of the rows for which the teacher has a prompt.
     """
     needs, support, columns = config.algorithm.needs, config.algorithm.support, dict[str, Tensor]()
     rows = batch[:]
     if config.data.teacher is not None:
         rows.non_tensor_batch["teacher"] = _column([str(fields[config.data.teacher]) for fields in batch["fields"]])
-    shown = torch.ones(len(batch), dtype=torch.bool)
+    has_prompt = torch.ones(len(batch), dtype=torch.bool)
     if config.data.teacher_template is not None:
-        shown = _show(rows, config, tokenizer, execution)
+        has_prompt = _give_teacher_prompts(rows, config, tokenizer, execution)
     if "teacher_log_probs" in needs:
         columns["teacher_log_probs"] = execution.teacher_log_probs(rows)
     if "teacher_topk_log_probs" in needs:
@@ -37,21 +37,21 @@ def lessons(execution: Execution, config: Config, tokenizer: Any, batch: DataPro
             rows["topk_ids"] = execution.top_tokens(batch, support.size)
         columns |= dict(execution.teacher_top(rows, support.size).batch.items())
     if "teacher_mask" in needs:
-        columns["teacher_mask"] = batch["response_mask"] & shown[:, None]
+        columns["teacher_mask"] = batch["response_mask"] & has_prompt[:, None]
     return columns
 
 
-def _show(rows: DataProto, config: Config, tokenizer: Any, execution: Execution) -> Tensor:
-    """Give the rows the teacher's prompts, in place, before the same responses; bool (B,), which have one of these.
+def _give_teacher_prompts(rows: DataProto, config: Config, tokenizer: Any, execution: Models) -> Tensor:
+    """Replace the rows' prompts by the teacher's, in place; returns bool (B,), the rows that have a teacher's prompt.
 
-    A row keeps its own prompt if the template has {sibling} and no other response of its group was good enough, or if
-    prompt and response are longer than the window.
+    A row keeps its own prompt if the template has {sibling} and no other response of its group has a high enough score,
+    or if prompt and response are longer than the window.
     """
     template, width = str(config.data.teacher_template), rows["prompts"].shape[1]
     attention = rows["attention_mask"].bool()
     lengths = attention[:, width:].sum(-1).tolist()
     siblings = _siblings(rows, config.data.teacher_success) if "{sibling}" in template else [None] * len(rows)
-    prompts, shown = list[list[int]](), list[bool]()
+    prompts, has_prompt = list[list[int]](), list[bool]()
     for i, sibling in enumerate(siblings):
         own = rows["prompts"][i][attention[i, :width]].tolist()
         values = {**rows["fields"][i], "question": rows["question"][i]}
@@ -63,7 +63,7 @@ def _show(rows: DataProto, config: Config, tokenizer: Any, execution: Execution)
             )
         fits = len(ids) + lengths[i] <= execution.context_window
         prompts.append(ids if fits else own)
-        shown.append(prompts[-1] is not own)
+        has_prompt.append(prompts[-1] is not own)
     widest = max(map(len, prompts))
     padded = torch.full((len(prompts), widest), execution.pad_token_id)
     read = torch.zeros(len(prompts), widest, dtype=attention.dtype)
@@ -72,11 +72,11 @@ def _show(rows: DataProto, config: Config, tokenizer: Any, execution: Execution)
         read[i, widest - len(ids) :] = True
     rows.batch["attention_mask"] = torch.cat([read, attention[:, width:]], 1)
     rows.batch["prompts"] = padded
-    return torch.tensor(shown, dtype=torch.bool)
+    return torch.tensor(has_prompt, dtype=torch.bool)
 
 
 def _siblings(rows: DataProto, success: float) -> list[str | None]:
-    """For each row the first other response of its group with at least this score."""
+    """For each row the first other response of its group whose score is at least ``success``; None if none is."""
     groups, scores, texts = rows["group"].tolist(), rows["scores"].tolist(), rows["response"]
     good: dict[int, list[int]] = {}
     for i, (group, score) in enumerate(zip(groups, scores, strict=True)):
@@ -87,7 +87,7 @@ def _siblings(rows: DataProto, success: float) -> list[str | None]:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with values for the names in braces that it knows, in one substitution: a value may have braces.
+    """The template with the values in place of their names in braces. Braces in a value are not replaced.
 
     >>> fill("{question} Hint: {hint} {x}", {"question": "1+{hint}=?", "hint": 2})
     '1+{hint}=? Hint: 2 {x}'

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlprims.trainer.cli import main
 from rlprims.trainer.config import Config
-from rlprims.trainer.doctor.installation import ends
+from rlprims.trainer.doctor.installation import check_end_tokens
 from rlprims.trainer.session import build
 from tests import tiny
 
@@ -30,14 +30,14 @@ def rewrite(file: Path, **values: Any) -> None:
 
 
 def test_a_model_that_agrees_with_itself_is_ok(folder: Path) -> None:
-    finding = ends(str(folder))
+    finding = check_end_tokens(str(folder))
     assert (finding.ok, finding.found) == (True, tiny.EOS)
 
 
 def test_a_tokenizer_with_another_end_is_named_with_both(folder: Path) -> None:
     # What transformers 5.10 says of SmolLM2 in the GGUF format: the tokenizer's end is where a message begins.
     rewrite(folder / "tokenizer_config.json", eos_token="<answer>")
-    finding = ends(str(folder))
+    finding = check_end_tokens(str(folder))
     assert not finding.ok
     assert finding.found == (
         "the tokenizer says that <answer> (3) ends a sequence, and the generation config that <eos> (1) does"
@@ -49,15 +49,15 @@ def test_a_template_that_closes_a_message_by_another_token_is_found(folder: Path
     tokenizer.add_special_tokens({"additional_special_tokens": ["</answer>"]})
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)
-    found = ends(str(folder)).found
+    found = check_end_tokens(str(folder)).found
     assert found == "the chat template closes a message with </answer> (4), and responses end at <eos> (1)"
     rewrite(folder / "generation_config.json", eos_token_id=[1, 4])
-    assert ends(str(folder)).ok
+    assert check_end_tokens(str(folder)).ok
 
 
 def test_several_ends_agree_if_the_tokenizers_is_one_of_them(folder: Path) -> None:
     rewrite(folder / "generation_config.json", eos_token_id=[5, 1])
-    assert ends(str(folder)).ok
+    assert check_end_tokens(str(folder)).ok
 
 
 def test_a_run_warns_before_it_loads_the_model(

@@ -2,13 +2,12 @@
 
 import io
 import re
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from rlprims.trainer.progress import ProgressHook
+from rlprims.reports.progress import ProgressLine
 
 METRICS = {
     "score": 0.95,
@@ -22,9 +21,9 @@ METRICS = {
 
 def shown(console: Console, *, steps: int, at: list[int]) -> list[str]:
     """What is written, without the terminal's control sequences; a line each time that it is drawn."""
-    with ProgressHook(console, steps=steps, done=0) as hook:
+    with ProgressLine(console, steps=steps, done=0) as line:
         for number in at:
-            hook(cast(Any, None), cast(Any, SimpleNamespace(number=number, metrics=METRICS)))
+            line.show(number, METRICS)
     text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", cast(io.StringIO, console.file).getvalue())
     return [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 

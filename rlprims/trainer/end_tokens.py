@@ -1,13 +1,13 @@
-"""Whether the files of a model's folder agree about the tokens that end a response."""
+"""The tokens that end a response, and whether the files of a model agree about them."""
 
 from typing import Any
 
 
-def ends_of(model: str) -> tuple[Any, list[int]]:
-    """The tokenizer of a model's folder, and the tokens that end a response according to its generation config.
+def load_end_tokens(model: str) -> tuple[Any, list[int]]:
+    """The tokenizer of a model, and the tokens that end a response according to its generation config.
 
     Raises:
-        ValueError: there is no such folder, or nothing in it ends a response.
+        ValueError: there is no such model.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -18,18 +18,18 @@ def ends_of(model: str) -> tuple[Any, list[int]]:
         raise ValueError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from None
     try:
         settings = GenerationConfig.from_pretrained(model)
-    except OSError:  # a folder without the file: transformers makes one of the model's config
+    except OSError:  # without the file, transformers uses the model's config
         settings = GenerationConfig.from_model_config(config)
     ends = settings.eos_token_id
     return tokenizer, [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
 
 
-def disagreement(tokenizer: Any, ends: list[int]) -> str | None:
-    """How the tokenizer and the tokens that end a response disagree; None if they agree.
+def end_token_mismatch(tokenizer: Any, ends: list[int]) -> str | None:
+    """How the tokenizer and the tokens that end a response differ; None if they agree.
 
-    Responses end by the generation config. Code that asks the tokenizer, as many trainers and data scripts do, then
-    never sees an end, or ends elsewhere; and a chat template that closes a message by another token than those that end
-    a response makes every response as long as it may be.
+    Responses end according to the generation config. If the tokenizer has another end token, code that uses the
+    tokenizer, such as many trainers and data scripts, does not find the end. If the chat template closes a message with
+    another token, that token does not end the response, and every response reaches the length limit.
     """
     if not ends:
         return "nothing ends a response: set eos_token_id in generation_config.json"
@@ -42,14 +42,14 @@ def disagreement(tokenizer: Any, ends: list[int]) -> str | None:
     if tokenizer.eos_token_id not in ends:
         message = f"the tokenizer says that {name([tokenizer.eos_token_id])} ends a sequence, and the generation config"
         return f"{message} that {name(ends)} does"
-    closing = closing_ids(tokenizer)
+    closing = closing_tokens(tokenizer)
     if closing and not set(closing) & set(ends):
         return f"the chat template closes a message with {name(closing)}, and responses end at {name(ends)}"
     return None
 
 
-def closing_ids(tokenizer: Any) -> list[int]:
-    """The special tokens that the chat template writes after what an assistant says; none without a template."""
+def closing_tokens(tokenizer: Any) -> list[int]:
+    """The special tokens that the chat template writes after a message of the assistant; none without a template."""
     if not tokenizer.chat_template:
         return []
     answer = "ANSWER"
