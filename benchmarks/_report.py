@@ -29,18 +29,23 @@ SUMMARY = ("case", "ms", "fastest peer", "ms", "ratio", "verl ms", "ratio", "flo
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench`; the numbers are in `{json}`. Do not edit: this page is written from it.
+Made by `make bench`; do not edit. The page is written from the numbers in `{json}`.
 
-CPU milliseconds of one thread: median of rounds in which all functions of a case take turns in one process.
-**ratio** is a peer's time over ours, the median of the per-round ratios: above 1 we are faster.
-**error** is max |result − oracle| / max |oracle| against float64, ours and the fastest peer's, in the same run (for the
-filter and the rewards: the share of wrong rows; for batching: by how much the work or the parts exceed the least there
-can be, as a share). **floor** is a copy of as many bytes as the case must read and write, between buffers that exist;
-with a head, the products of matrices alone. A case with "plain" is the formula without its kernel
-(`RLPRIMS_KERNELS=0`); one with "compiled" is the same lines under `torch.compile`.
+Times are CPU milliseconds of one thread: the median of rounds in which all functions of a case run in turn in
+one process.
+
+- **ratio**: a peer's time over that of rlprims, the median of the ratios of the rounds. Above 1 rlprims is
+  faster.
+- **error**: max |result − oracle| / max |oracle| against float64, for rlprims and the fastest peer, in the same
+  run. For the filter and the rewards it is the share of wrong rows; for batching the work or the number of
+  parts beyond the minimum, as a share.
+- **floor**: a copy of as many bytes as the case must read and write, between existing buffers; with a head,
+  only the matrix products.
+- A case with "formulas" runs without kernels (`RLPRIMS_KERNELS=0`); a case with "compiled" runs the same lines
+  under `torch.compile`.
 
 [Every row, with quartiles and peak memory]({all})
-· [speed and memory, asked and measured](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
+· [speed and memory: targets and measurements](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
 · [a step on SmolLM2-135M beside TRL's](smollm_step.md) · [ranks beside one process](ranks.md)
 · [engines of a cluster](execution.md)
 
@@ -53,8 +58,8 @@ One thread of this machine at its best: {rates}.
 ROWS = """\
 # Every row of the benchmarks
 
-Made by `make bench` from `{json}`; [the report](README.md) says what the columns mean. **peak** is how far resident
-memory rose, good to about one array.
+Made by `make bench` from `{json}`; do not edit. [The report](README.md) explains the columns. **peak** is the
+increase of resident memory, exact to about one array.
 """
 
 

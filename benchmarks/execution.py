@@ -43,16 +43,17 @@ MODES = {
     "`staleness: 4`, `stream: true`": ("staleness=4", "stream=true"),
 }
 PAGE = """\
-# Engines of a cluster
+# Engines of a cluster: sampling, weight syncs, schedules
 
-Made by `python -m benchmarks.execution`; do not edit. Ranks, engine and driver share {cores} CPU cores; no GPU.
+Made by `python -m benchmarks.execution`; do not edit. Ranks, engine and driver share {cores} CPU cores, without
+a GPU.
 
 ## Sampling, and a weight sync
 
 **Share** is the tokens per second of `Execution.generate` over those of vLLM's own `generate` for the same prompts and
-lengths: the median of {repeats} pairs, and the range. For the first column vLLM is asked for the same seeds and
-log-probs, for the second it is asked for neither. **Peak** is what a process holds more during a sync than before it.
-The largest group is the largest part that is on the wire at once.
+lengths: the median of {repeats} pairs, and the range. For the first column vLLM computes the same seeds and log-probs,
+for the second neither. **Peak** is the additional memory of a process during a sync, as a multiple of the largest layer
+group. This group is the largest part that is sent at once.
 
 | model | share | share without seeds, log-probs | sync | largest group | peak of rank 0 | peak of the engine |
 |---|---|---|---|---:|---:|---:|
@@ -60,8 +61,9 @@ The largest group is the largest part that is on the wire at once.
 
 ## Responses of very different lengths
 
-{prompts} prompts a step, 4 responses each; those to one prompt have {long} tokens, the others {short}. The model has
-the size of the words example. Mean seconds of {steps} steps after {warm_up}.
+Each step has {prompts} prompts with 4 responses each. The responses to one prompt have {long} tokens, the
+others {short}. The model has the size of the words example. The seconds are means of {steps} steps, after
+{warm_up} steps that are not counted.
 
 | schedule | s/step | of the time in turn | largest staleness |
 |---|---:|---:|---:|

@@ -40,16 +40,16 @@ GRPO = algorithms.grpo()
 PAGE = """\
 # Ranks beside one process
 
-Made by `python -m benchmarks.ranks`; do not edit. A Qwen2 of two layers, width {width}, vocabulary {vocabulary},
-untied, in float32; {tokens} response tokens on each rank. Each rank is a process with one thread, and all talk by gloo
-on one machine, which they share: seconds are CPU seconds of rank 0. Peak is what rank 0 holds beyond what it held
-before. The logits of {tokens} tokens are {logits:.0f} MiB.
+Made by `python -m benchmarks.ranks`; do not edit. The model is a Qwen2 of two layers, width {width}, vocabulary
+{vocabulary}, untied, in float32, with {tokens} response tokens on each rank. Each rank is a process with one
+thread. All ranks run on one machine and communicate by gloo, so seconds are CPU seconds of rank 0. Peak is the
+additional memory of rank 0. The logits of {tokens} tokens are {logits:.0f} MiB.
 
 ## An update of FSDP2 ranks
 
-GRPO with a KL to the reference. **Moved** is what a rank receives, per response token; **least** is the least that
-sharded weights allow: the parts of the other ranks, of each weight once and of each gradient once. A layer is gathered
-once more in backward.
+The update is GRPO with a KL to the reference. **Moved** is the bytes that a rank receives, per response token.
+**Least** is the minimum for sharded weights: the parts of the other ranks, once of each weight and once of each
+gradient. A layer is gathered a second time in the backward pass.
 
 | ranks | head | peak MiB | CPU s | moved, B | least, B |
 |---:|---|---:|---:|---:|---:|
@@ -57,11 +57,12 @@ once more in backward.
 
 ## The head, its vocabulary in shards
 
-`logprobs.from_hidden` with `vocab=`, and the gradients of hidden states and head; a rank has {vocabulary} / ranks
-rows of the head, and all tokens. **Exchanged** is what a rank gives to the sums and maxima in forward, per token;
-**least** is a number for each of log Z, the token's logit and the entropy. In backward the gradient of hidden states
-is summed: {hidden} B. Gathering the logits would be {gather} B. One rank without `vocab=` is the kernel, which holds a
-tile of the logits; with shards those of the shard are held.
+The case is `logprobs.from_hidden` with `vocab=`, and the gradients of hidden states and head. A rank has
+{vocabulary} / ranks rows of the head, and all tokens. **Exchanged** is the bytes that a rank passes to the sums
+and maxima in the forward pass, per token. **Least** is one number each for log Z, the token's logit and the
+entropy. In the backward pass the gradient of hidden states is summed: {hidden} B. Gathering the logits would be
+{gather} B. One rank without `vocab=` uses the kernel, which holds a tile of the logits; with shards a rank
+holds the logits of its shard.
 
 | ranks | | peak MiB | CPU s | exchanged, B | least, B |
 |---:|---|---:|---:|---:|---:|

@@ -30,7 +30,8 @@ RESULTS = Path("docs/benchmarks/smollm_step.json")
 PAGE = """\
 # A step on SmolLM2-135M beside TRL's GRPOTrainer
 
-Made by `python -m benchmarks.smollm_step`; do not edit. The job of `make demo-llm`: SmolLM2-135M-Instruct (134.5 M
+Made by `python -m benchmarks.smollm_step`; do not edit. The job is that of `make demo-llm`:
+SmolLM2-135M-Instruct (134.5 M
 parameters, 30 layers, a vocabulary of 49152) in float32 with adapters of rank 16 on all linear layers, GRPO without KL,
 8 prompts x 8 samples of at most 10 tokens, two updates of 32 responses each, AdamW, one thread. Each library runs in
 {rounds} processes of its own, in turns; CPU seconds are medians over the steps of all its processes, the first step of
@@ -41,8 +42,8 @@ each left out. Peak memory is the largest resident set of a process, model and l
 {rows}
 | **ratio** | {ratio:.2f} | {sampling_ratio:.2f} | {rate_ratio:.2f} | {memory_ratio:.2f} |
 
-The ratio of seconds is TRL's over ours (above 1 we are faster), of tokens per second ours over TRL's, of memory ours
-over TRL's (below 1 we need less).
+The ratio of seconds is TRL's over those of rlprims (above 1 rlprims is faster). The ratios of tokens per second
+and of memory are those of rlprims over TRL's (below 1 rlprims needs less memory).
 
 {machine} · {versions} · {date}
 """

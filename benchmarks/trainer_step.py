@@ -34,22 +34,24 @@ RESULTS = Path("docs/benchmarks/trainer_step.json")
 PAGE = """\
 # A step of the local trainer beside TRL's GRPOTrainer
 
-Made by `python -m benchmarks.trainer_step`; do not edit. A Qwen2 of two layers, width 128, float32, one thread; GRPO
-with two epochs over 64 prompts x 8 samples of 64 tokens, prompts of 16, KL 0.04, unless the setting says otherwise
-(length: 8 prompts; vocabulary: 2; shared heads: 4 heads read the same keys). In one process each of TRL's steps is
-followed by one of ours. CPU seconds, medians; **ratio** is the median of the rounds' own: above 1 we are faster.
-**loss gap**: our loss and TRL's of the same rollouts and weights, over the mean |advantage|. Both call the same torch;
-on AMD's processors with AVX-512 ours multiplies by its oneDNN, which is twice as fast there as its MKL.
+Made by `python -m benchmarks.trainer_step`; do not edit. The model is a Qwen2 of two layers, width 128, in
+float32, with one thread. The job is GRPO with two epochs over 64 prompts of 16 tokens x 8 samples of 64 tokens,
+with KL 0.04, unless the setting has other values (length: 8 prompts; vocabulary: 2; shared heads: 4 heads read
+the same keys). In one process each step of TRL is followed by one of rlprims. Seconds are medians of CPU
+seconds. **ratio** is the median of the ratios of the rounds: above 1 rlprims is faster. **loss gap** is the
+difference of the two losses for the same rollouts and weights, over the mean |advantage|. Both call the same
+torch; on AMD's processors with AVX-512 rlprims used oneDNN for matrix products, which is twice as fast there as
+MKL.
 
-A step of a real language model, with its sampling: [SmolLM2-135M](smollm_step.md).
+[SmolLM2-135M](smollm_step.md) has a step of a real language model, with its sampling.
 
 {table}
 {picture}
-## Where our step goes
+## The seconds of a step by stage
 
-CPU seconds of the same steps by stage, and what torch's profiler says of one more: products of matrices, attention,
-and the rest, which is norms, activations, softmax and what Python takes. The sampler captures the old log-probs, so
-that the reference's alone are computed.
+The table has the CPU seconds of the same steps by stage, and the parts that torch's profiler measured in one
+more step: matrix products, attention, and the rest (norms, activations, softmax and Python). The old log-probs
+are those of the sampler, so only the reference's log-probs are computed.
 
 {stages}
 

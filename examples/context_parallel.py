@@ -1,10 +1,9 @@
-"""Sequences cut over ranks: GAE, GSPO, and the gradients of the model are those of one process.
+"""Sequences split over ranks: GAE, GSPO, and the gradients of the model are those of one process.
 
     torchrun --standalone --nproc-per-node 2 examples/context_parallel.py
 
-Each rank has a part of every sequence. Which part is the trainer's choice: attention has zigzag parts in most of them,
-and the recurrences of GAE go from part to part where these follow each other. It is a template for your own trainer:
-see docs/parallel.md.
+Each rank has a part of every sequence. The trainer chooses the parts: most trainers use zigzag parts for attention, and
+the recurrence of GAE needs parts that follow each other. It is a template for your own trainer: see docs/parallel.md.
 """
 
 import copy
@@ -25,7 +24,7 @@ def main() -> None:
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
     torch.manual_seed(0)
-    # In the place of a model, whose attention between the parts (ring or all-to-all) is the trainer's.
+    # A stand-in for the model. In a real one the trainer computes the attention between the parts (ring or all-to-all).
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)).to(device)
     alone = copy.deepcopy(model)
     lengths = torch.tensor([13, 8, 1], device=device)
@@ -36,7 +35,7 @@ def main() -> None:
     rewards, values = torch.randn(2, count, device=device)
     old_log_probs = -2.4 + 0.1 * torch.randn(count, device=device)
 
-    # Advantages: parts that follow each other. Two numbers of each sequence go from rank to rank, and no tokens.
+    # Advantages: parts that follow each other. For each sequence the ranks exchange two numbers, and no tokens.
     parts = layout.shards(lengths, ranks, "contiguous")
     here = parts[rank]
     shard = SequenceShard(part=rank, all_gather=all_gather)
@@ -45,7 +44,7 @@ def main() -> None:
     whole_advantages = advantage.gae(rewards, values, response_mask, cu_seqlens, gamma=0.99, lam=0.95)
     torch.testing.assert_close(advantages, layout.scatter(whole_advantages, parts)[rank])
 
-    # The loss: any parts, here zigzag.
+    # The loss: any parts are possible, here zigzag.
     parts = layout.shards(lengths, ranks, "zigzag")
     names = ("token_ids", "advantages", "old_log_probs", "response_mask")
     whole = dict(zip(names, (token_ids, whole_advantages, old_log_probs, response_mask), strict=True))
@@ -67,12 +66,12 @@ def main() -> None:
         torch.testing.assert_close(found.grad, parameter.grad)
     if rank == 0:
         print(f"context parallel: advantages, loss and gradients of {ranks} ranks are those of one process")
-    dist.barrier()  # a rank that leaves while another is still talking may hang it
+    dist.barrier()  # if a rank ends while another still communicates, that one may hang
     dist.destroy_process_group()
 
 
 def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals, *, sharded: bool) -> Tensor:
-    """GSPO, as its paper aggregates it: these tokens' share of it."""
+    """GSPO with its paper's aggregation: the share of these tokens."""
     mask, cu_seqlens = batch["response_mask"], batch["cu_seqlens"]
     all_reduce_rows = all_reduce if sharded else None
     log_probs = logprobs.from_logits(model(batch["token_ids"]), batch["token_ids"])
@@ -83,7 +82,7 @@ def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals, *, sha
 
 
 def all_reduce(x: Tensor) -> Tensor:
-    """The sum over the ranks; where there are more dimensions than one, over the context-parallel group."""
+    """The sum over the ranks. If there are other dimensions, sum over the context-parallel group only."""
     x = x.clone()
     dist.all_reduce(x)
     return x

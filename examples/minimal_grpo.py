@@ -64,7 +64,7 @@ def step(
     rows: list[dict[str, str]],
     options: argparse.Namespace,
 ) -> dict[str, float]:
-    """One step of GRPO on these prompts; the metrics of it."""
+    """One step of GRPO on these prompts. Returns its metrics."""
     # Sample: the responses to one prompt are neighbours, and each has the id of its prompt.
     prompts = tokenizer([row["question"] for row in rows], return_tensors="pt", padding=True).to(model.device)
     with torch.no_grad():
@@ -93,19 +93,19 @@ def step(
         device=model.device,
     )
 
-    # Compare: a group whose responses all score the same teaches nothing.
+    # Compare: a group whose responses all have the same score has no gradient, so it is dropped.
     token_rewards = rewards.at_last_token(scores, response_mask)
     advantages = advantage.grpo(token_rewards, group_ids, response_mask)
     kept = filters.nonzero_range(scores, group_ids).nonzero().flatten()
 
-    # Learn: the micro-batches' losses sum to the loss of the whole step, because all of them divide by its totals.
+    # Update: the losses of the micro-batches sum to the loss of the step, because all of them divide by its totals.
     model.train()
     totals = losses.count_totals(response_mask[kept])
     metrics = []
     for i in kept.split(options.micro_batch):
         logits = model(input_ids[i], attention_mask=attention_mask[i]).logits[:, prompt_length - 1 : -1]
         log_probs = logprobs.from_logits(logits, responses[i])
-        old_log_probs = log_probs.detach()  # one update for each batch: the policy that sampled is the one that learns
+        old_log_probs = log_probs.detach()  # one update per batch: the policy is still the one that sampled
         token_losses = losses.clipped_surrogate(
             log_probs, old_log_probs, advantages[i], response_mask[i], clip_low=0.2, clip_high=0.28
         )
@@ -125,7 +125,7 @@ def step(
 
 
 def before_end(responses: Tensor, end_id: int) -> Tensor:
-    """True on each token up to the first end token, which counts, as the policy chose it."""
+    """True on each token up to and including the first end token, which the policy also sampled."""
     ended = (responses == end_id).long().cumsum(-1)
     return (ended == 0) | ((ended == 1) & (responses == end_id))
 

@@ -1,4 +1,4 @@
-"""Real model answers to four GSM8K questions: where the score, the penalty and the advantage land.
+"""Real model answers to four GSM8K questions: the score, the penalty and the advantage of each.
 
 ``python examples/real_answers.py [FILE] [GROUPS]``, or cell by cell in a notebook. FILE is GSM8K's own
 example_model_solutions.jsonl; the default is an excerpt of it. A word stands for a token here.
@@ -34,7 +34,7 @@ penalty = rewards.overlong_penalty(response_mask, max_length=MAX_LENGTH, buffer_
 token_rewards = rewards.at_last_token(scored.scores + penalty, response_mask)
 advantages = advantage.grpo(token_rewards, group_ids, response_mask)
 
-# %% The filter reads the raw score: on the shaped one it would keep groups that are wrong throughout
+# %% The filter reads the raw score. On the shaped score it would keep groups in which all answers are wrong
 kept = filters.nonzero_range(scored.scores, group_ids)
 trapped = filters.nonzero_range(scored.scores + penalty, group_ids)
 

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/several_ranks.py                 # DistributedDataParallel
     torchrun --standalone --nproc-per-node 2 examples/several_ranks.py --wrap fsdp2    # fully_shard
 
-Every rank has other responses, of other lengths. It is a template for your own trainer: see docs/parallel.md.
+Every rank has different responses, of different lengths. It is a template for your own trainer: see docs/parallel.md.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     batch = responses(rank, device)
     totals = over_ranks(losses.count_totals(batch["response_mask"]))
     loss = step_loss(model, batch, totals)
-    # The wrapper averages the gradients over the ranks, and the shares must be summed: so times the number of ranks.
+    # The wrapper averages the gradients over the ranks, but the shares must be summed: multiply by the number of ranks.
     (loss * ranks).backward()
     if isinstance(model, FSDPModule):
         got = [gathered(parameter.grad) for parameter in model.parameters()]
@@ -53,12 +53,12 @@ def main() -> None:
         torch.testing.assert_close(found, parameter.grad)
     if rank == 0:
         print(f"{wrap}: the gradients of {ranks} ranks are those of one process, {int(totals.tokens)} tokens in all")
-    dist.barrier()  # a rank that leaves while another is still talking may hang it
+    dist.barrier()  # if a rank ends while another still communicates, that one may hang
     dist.destroy_process_group()
 
 
 def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals) -> Tensor:
-    """The token mean of the clipped surrogate over the whole step: these rows' share of it."""
+    """The share of these rows in the token mean of the clipped surrogate over the whole step."""
     token_ids = batch["token_ids"]
     log_probs = logprobs.from_logits(model(token_ids.flatten()), token_ids.flatten()).view_as(token_ids)
     per_token = losses.clipped_surrogate(log_probs, log_probs.detach(), batch["advantages"], batch["response_mask"])
@@ -74,13 +74,13 @@ def over_ranks(totals: Totals) -> Totals:
 
 
 def gathered(gradient: Tensor | None) -> Tensor:
-    """A gradient that lies in shards, whole."""
+    """The whole gradient of a sharded parameter."""
     assert isinstance(gradient, DTensor)
     return gradient.full_tensor()
 
 
 def responses(rank: int, device: torch.device) -> dict[str, Tensor]:
-    """A rank's rows: the higher the rank, the longer they are."""
+    """The rows of a rank; a higher rank has longer rows."""
     generator = torch.Generator().manual_seed(rank)
     lengths = torch.randint(1, 4 + 4 * rank, (3, 1), generator=generator)
     batch = {

@@ -1,4 +1,4 @@
-"""An LM head whose rows are spread over ranks: the loss, and all gradients, are those of one process.
+"""An LM head whose rows are divided over ranks: the loss, and all gradients, are those of one process.
 
     torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py
 
@@ -36,8 +36,8 @@ def main() -> None:
     rows = head.detach()[borders[rank] : borders[rank + 1]].clone().requires_grad_()
     vocab = VocabShard(start=borders[rank], size=VOCABULARY, all_reduce=all_reduce, all_reduce_max=all_reduce_max)
 
-    # The loss is the same number on all ranks. The gradient of rows is that of these rows; that of the layers below is
-    # whole on each rank, because the gradient of the hidden states is summed over the ranks.
+    # The loss is the same number on all ranks. Each rank gets the gradient of its own rows of the head, and the whole
+    # gradient of the layers below, because the gradient of the hidden states is summed over the ranks.
     loss = step_loss(body(token_ids), rows, token_ids, advantages, response_mask, vocab)
     loss.backward()
 
@@ -49,7 +49,7 @@ def main() -> None:
         torch.testing.assert_close(found.grad, parameter.grad)
     if rank == 0:
         print(f"tensor parallel: the loss and gradients of {ranks} ranks are those of one process")
-    dist.barrier()  # a rank that leaves while another is still talking may hang it
+    dist.barrier()  # if a rank ends while another still communicates, that one may hang
     dist.destroy_process_group()
 
 

@@ -20,12 +20,13 @@ SOURCES = re.compile(
     r"\bpapers?\b|disagree|\bpeers?\b|authors|differs from|\bTRL|\bverl\b|OpenRLHF|NeMo|SkyRL|slime|ROLL"
 )
 
-HEAD = """# Papers
+HEAD = """# Papers: the sources of presets and primitives
 
-Each preset with its paper, what it is made of, and where it leaves the paper; then the primitives, with what their
-sources disagree about. Generated from the docstrings by `python -m tests.paper_pages`; a test fails when it is stale.
-The formulas are in the reference of each name, other libraries' numbers in [dialects](algorithms.md#dialects), and what
-is held to whose numbers in [coverage](coverage.md).
+The first part has each preset with its paper, its parts, and its differences from the paper. The second part
+has the primitives, with the points on which their sources disagree. The page is generated from the docstrings
+by `python -m tests.paper_pages`; a test fails if it is stale. The reference of each name has the formulas,
+[dialects](algorithms.md#dialects) has the numbers of other libraries, and [coverage](coverage.md) the tests
+against recorded numbers.
 """
 
 

@@ -1,4 +1,4 @@
-"""The environment of the agent task: a story, a calculator, and a price for each call of it."""
+"""The environment of the agent task: a story, a calculator, and a price for each call of the calculator."""
 
 from rlprims.environments import Message, Start, Step, answer_calls, tool
 from rlprims.rewards.verifiers import tagged_answer
@@ -19,7 +19,7 @@ def calculate(formula: str) -> str:
 
 
 class Stories:
-    """One story. The model calls, reads the result in its tags, and in the end answers; a call costs a little.
+    """One story. The model may call the calculator, at a cost of `price`. At the end it answers in tags.
 
     The arguments before the star are the fields of a row, and those after it are settings.
     """

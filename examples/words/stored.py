@@ -1,12 +1,12 @@
-"""Rows for `rlprims fit` out of what a run has recorded: right answers, and pairs of a right and a wrong one.
+"""Rows for `rlprims fit` from the samples that a run has recorded: right answers, and pairs of a right and a wrong one.
 
-    rlprims train examples/words/samples.yaml                  # the base model writes; nothing is learned
+    rlprims train examples/words/samples.yaml                  # samples of the base model; it hardly learns
     python examples/words/stored.py runs/words-samples         # solved.jsonl and pairs.jsonl, beside its rollouts
     rlprims fit examples/words/sft.yaml
     rlprims fit examples/words/dpo.yaml
 
-Both runs then learn from the base model's own writings. `rlprims eval examples/words/grpo.yaml model.path=...` with the
-model that each names at its end says how often it is right.
+Both runs learn from the base model's own samples. Each prints the path of its model at the end;
+`rlprims eval examples/words/grpo.yaml model.path=...` measures the accuracy of that model.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def groups(run: Path) -> list[list[dict[str, Any]]]:
-    """The recorded samples, those of one question together."""
+    """The recorded samples, grouped by question."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for file in sorted((run / "rollouts").glob("step_*.jsonl")):
         for sample in map(json.loads, file.read_text().splitlines()):
@@ -32,7 +32,7 @@ def solved(group: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def pairs(group: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """As many right and wrong responses as there are of both."""
+    """Pairs of a right and a wrong response, as many as there are of both."""
     right = [s for s in group if s["score"] == 1 and s["ended"] == "stop"]
     wrong = [s for s in group if s["score"] == 0]
     return [

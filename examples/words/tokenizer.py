@@ -2,10 +2,10 @@
 
 One token is a word with the space before it, a single digit, a tag, or any other single character of the task. The
 tokens are exactly the pieces of the text, so decoding puts the same text back together, character for character.
-Numbers are spelled digit by digit: that is what lets a tiny model learn to add.
+Numbers are spelled digit by digit, so that a tiny model can learn to add.
 
 The tags are ordinary vocabulary entries, not special tokens. A verifier has to see `<answer>` in the decoded text,
-and decoding with `skip_special_tokens=True` removes what is special.
+and decoding with `skip_special_tokens=True` removes special tokens.
 """
 
 from collections.abc import Sequence
