@@ -1,4 +1,4 @@
-"""One episode of an environment and a sampler."""
+"""The driver of one episode of an environment with a sampler."""
 
 import inspect
 import math
@@ -21,37 +21,39 @@ _STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, 
 
 
 class Limits(BaseModel):
-    """Limits that end an episode although its environment is not done."""
+    """Limits that end an episode before its environment is done."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    turns: int = Field(default=8, ge=1, description="messages that the model writes")
-    tokens: int | None = Field(default=None, ge=1, description="of a turn's prompt and completion; null: the window")
-    sampled_tokens: int | None = Field(default=None, ge=1, description="over all turns; null: no limit")
-    tool_calls: int | None = Field(default=None, ge=0, description="over all turns; null: no limit")
-    seconds: float = Field(default=60.0, gt=0, description="that the environment takes, over all its calls")
-    characters: int = Field(default=100_000, ge=1, description="of the messages of one step")
+    turns: int = Field(default=8, ge=1, description="messages of the model")
+    tokens: int | None = Field(
+        default=None, ge=1, description="tokens of a turn's prompt and completion; null: the context window"
+    )
+    sampled_tokens: int | None = Field(default=None, ge=1, description="sampled tokens of all turns; null: no limit")
+    tool_calls: int | None = Field(default=None, ge=0, description="tool calls of all turns; null: no limit")
+    seconds: float = Field(default=60.0, gt=0, description="seconds of all calls of the environment")
+    characters: int = Field(default=100_000, ge=1, description="characters of the messages of one step")
 
 
 @dataclass
 class Episode:
-    """What happened, turn by turn."""
+    """The record of an episode."""
 
     sample_id: int
     turns: list[Turn] = field(default_factory=list)
-    """With their rewards; the last one's ``finish`` says why the episode ended."""
+    """The turns with their rewards; ``finish`` of the last turn is the reason why the episode ended."""
     states: list[Hashable] = field(default_factory=list)
-    """Of each turn, what it answered: the environment's label, or its prompt."""
+    """The state before each turn: the environment's label, or the prompt."""
     messages: list[Message] = field(default_factory=list)
     columns: dict[str, float] = field(default_factory=dict)
     tool_calls: int = 0
     ended: EndedName = "stop"
     is_done: bool = False
-    """Whether the environment ended the episode; its last reward is then the outcome."""
+    """Whether the environment ended the episode; the last reward is then the outcome."""
     causes: Counter[str] = field(default_factory=Counter)
     """Counts of problems: malformed calls, unknown tools, limits, failures of the environment."""
     failure: str | None = None
-    """The reason why the environment failed and there is no score, with what to change."""
+    """The reason why the environment failed and there is no score, and the fix."""
 
     @property
     def score(self) -> float:
@@ -59,12 +61,12 @@ class Episode:
         return math.nan if self.failure else math.fsum(turn.reward for turn in self.turns)
 
     def rows(self) -> list[Row]:
-        """Rows of training data, by exact prefixes."""
+        """The rows of training data, merged by exact prefixes."""
         return merge(self.turns)
 
 
 class _EnvironmentError(Exception):
-    """An environment's answer that cannot be used: why the episode ended, the cause that is counted, what to write."""
+    """An environment's answer that cannot be used, with the reason of the end, the counted cause, and a message."""
 
     def __init__(self, ended: EndedName, cause: str, message: str) -> None:
         super().__init__(message)
@@ -74,11 +76,11 @@ class _EnvironmentError(Exception):
 async def rollout(
     environment: Environment, sample: Sample, renderer: Renderer, limits: Limits | None = None, *, sample_id: int = 0
 ) -> Episode:
-    """Run an episode: environment and model send messages in turn, until it is done or a limit is reached.
+    """Run an episode: environment and model send messages in turn, until the episode is done or a limit is reached.
 
-    No text is tokenized twice: each prompt is the tokens before it, as they were sampled, plus the new messages of the
-    environment. If the chat template does not allow that, the whole conversation is rendered, and the episode gets
-    another row.
+    No text is tokenized twice: each prompt is the earlier tokens, as they were sampled, plus the new messages of the
+    environment. If the chat template does not allow this, the whole conversation is rendered again, and the episode
+    gets another row.
 
     If the environment raises, takes too long, or returns a wrong value, only this episode fails: ``failure`` has the
     reason, ``score`` is NaN, and the turns before it are kept. An exception of ``sample`` is raised.
@@ -165,7 +167,7 @@ async def _play(
             episode.messages += step.messages
             return
         _check_size(f"{name}.step", step.messages, limits)
-        # Malformed calls and unknown tools were counted above, whether the environment answers them or not.
+        # Malformed calls and unknown tools were counted above, even if the environment does not answer them.
         errors = [m["error"] for m in step.messages if m.get("error") not in (None, "malformed call", "unknown tool")]
         episode.causes.update(errors)
         if len(episode.turns) == limits.turns:
@@ -178,17 +180,17 @@ async def _play(
 def _render(
     renderer: Renderer, episode: Episode, tools: list[Any], turn: Turn | None = None, appended: Sequence[Message] = ()
 ) -> list[int]:
-    """The next prompt: the tokens of the turn and what follows it, or the whole conversation."""
+    """The next prompt: the tokens of the turn and the appended messages, or the whole conversation."""
     try:
         delta = None
         if turn is not None:
             delta = renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
         episode.messages += appended
         return [*turn.token_ids, *delta] if turn and delta is not None else renderer.prompt(episode.messages, tools)
-    except Exception as error:  # such as a chat template that wants user and assistant to alternate
-        what = f"the messages cannot be rendered ({type(error).__name__}: {error})"
-        write = "answer as the model's chat template expects it"
-        raise _EnvironmentError("error", "messages that cannot be rendered", f"{what}: {write}") from error
+    except Exception as error:  # for example a chat template that requires user and assistant to alternate
+        problem = f"the messages cannot be rendered ({type(error).__name__}: {error})"
+        fix = "answer with messages that the model's chat template accepts"
+        raise _EnvironmentError("error", "messages that cannot be rendered", f"{problem}: {fix}") from error
 
 
 async def _ask(ask: Asker, what: str, method: Any, *args: Any) -> Any:
@@ -200,7 +202,7 @@ async def _ask(ask: Asker, what: str, method: Any, *args: Any) -> Any:
         raise _EnvironmentError(
             "timeout",
             f"{what} took too long",
-            f"{what} took longer than limits.seconds allows: end what waits, or raise limits.seconds",
+            f"{what} took longer than limits.seconds: end calls that wait, or raise limits.seconds",
         ) from None
     except Exception as error:
         cause = f"{what} raised {type(error).__name__}"
@@ -229,7 +231,7 @@ def _checked_start(name: str, start: Any) -> tuple[list[Message], list[Any]]:
 
 
 def _checked_step(name: str, step: Any, episode: Episode) -> Hashable:
-    """The label of the next state; the columns go to the episode."""
+    """The label of the next state. The columns are added to the episode."""
     what = f"{name}.step"
     if not isinstance(step, Step):
         raise _wrong(what, f"{type(step).__name__}", _STEP)
@@ -282,7 +284,7 @@ def _tokens_left(limits: Limits, episode: Episode, prompt_tokens: int) -> int | 
 
 
 def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -> Turn:
-    """The drawn tokens, cut at the limits: the beginning of a sample is a valid sample."""
+    """The drawn tokens, cut at the limits; a prefix of a sample is a valid sample."""
     cut = left is not None and len(completion.token_ids) > left
     return Turn(
         prompt_ids,
