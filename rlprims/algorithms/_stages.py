@@ -149,7 +149,7 @@ def _assess_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
         column = data[metric]
         kept = keep({**data, "scores": column}).tolist()
         explanations = [
-            f"{metric} is {value:g} for all responses" if constant else f"{metric} does not pass {keep}"
+            f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
             for value, constant in zip(column.tolist(), is_constant(column, group_ids).tolist(), strict=True)
         ]
     return [

@@ -66,7 +66,7 @@ class Use(BaseModel):
                 reason = error.errors()[0]["msg"]
                 raise ValueError(f"{self.path}: {name}={value!r} has the wrong type: {reason}") from None
             if isinstance(value, bool) and not isinstance(valid, bool):
-                raise ValueError(f"{self.path}: {name}: expected a number, got {value!r}")
+                raise ValueError(f"{self.path}: {name}={value!r} has the wrong type: expected a number")
             checked.append((name, valid))
         object.__setattr__(self, "bound", tuple(sorted(checked)))
         return self
@@ -115,7 +115,7 @@ class Use(BaseModel):
         rollouts."""
         missing = sorted(self.needs - {name for name in data if data[name] is not None})
         if missing:
-            raise ValueError(f"{self.path} expected {missing}, got a batch with {sorted(data)}")
+            raise ValueError(f"{self.path}: expected {missing} in the batch, which has {sorted(data)}")
         arguments = {name: data[name] for name in _data(self.fn) if name in data} | dict(self.bound) | hyperparameters
         token_wise = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
         if token_wise or "trajectory_ids" in _data(self.fn) or data.get("trajectory_ids") is None:

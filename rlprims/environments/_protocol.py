@@ -83,7 +83,7 @@ class Renderer(Protocol):
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
-        """The ids after the last sampled one, as :func:`rlprims.turns.delta_ids`; None: render the whole conversation."""
+        """The ids after the last sampled one, as :func:`rlprims.turns.delta_ids`; None: render the conversation."""
         ...
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:

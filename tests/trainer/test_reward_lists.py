@@ -145,7 +145,7 @@ def test_beside_a_verifier_and_weights(load: Load, settings: Settings, console: 
         ({"rewards": [{"fn": f"{OWN}.brief", "name": "scores"}]}, r"\['scores'\] are taken"),
         ({"rewards": [{"fn": f"{OWN}.brief", "weight": 0}]}, "every weight is 0"),
         ({"rewards": [{"fn": f"{OWN}.brief", "workers": 1}]}, "do not support async functions"),
-        ({"rewards": [{"fn": f"{OWN}.rank", "seconds": 1}]}, "seconds can end async functions alone"),
+        ({"rewards": [{"fn": f"{OWN}.rank", "seconds": 1}]}, "has seconds, expected an async function"),
         ({"rewards": [{"fn": f"{OWN}.rank", "wieght": 1}]}, "did you mean 'weight'"),
         ({"verifier": None}, "verifier: null needs rewards"),
     ],

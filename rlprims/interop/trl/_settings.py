@@ -11,7 +11,7 @@ from rlprims import advantage, corrections, filters, losses
 from rlprims.algorithms import Algorithm, LossTerm, Use
 
 Settings: TypeAlias = Mapping[str, tuple[Callable[[Algorithm, Any], Any], str]]
-"""For each setting: the algorithm's value in TRL's terms (None if it has none), and the change that sets another one."""
+"""For each setting: the algorithm's value in TRL's terms (None if it has none), and the change that sets another."""
 
 
 def contradictions(settings: Settings, algorithm: Algorithm, args: Any) -> list[str]:

@@ -18,9 +18,9 @@ def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the only line to change. Settings of the run
     keep their meaning (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
     ``mask_truncated_completions``). The algorithm determines the computation: its settings in the configuration
-    (``beta``, ``epsilon``, ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value; other
-    values are an error. ``beta`` must always have the algorithm's value, the coefficient of the KL, or 0 without a KL,
-    because TRL loads the reference by it.
+    (``beta``, ``epsilon``, ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value.
+    ``beta`` must always have the algorithm's value, the coefficient of the KL, or 0 without a KL, because TRL loads the
+    reference by it.
 
     Raises:
         ImportError: TRL is not installed.
