@@ -108,16 +108,16 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
     for i, term in enumerate(a.loss_terms):
         if term.mask != "response_mask" and "advantages" in term.loss.needs:
             yield error(
-                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 on all "
-                "tokens but those of response_mask"
+                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 "
+                "outside of response_mask"
             )
-    of_several = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
-    if of_several and not getattr(a.advantage.fn, "of_later_tokens", False):
+    distribution_data = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
+    if distribution_data and not getattr(a.advantage.fn, "of_later_tokens", False):
         yield error(
-            f"{_short(a.advantage.path)} reads {', '.join(of_several)}: a divergence over several tokens does not "
-            "depend on the sampled token, so that its expected gradient as an advantage is 0. Use it as a loss, such "
-            "as losses.topk_kl, or use advantage.teacher_gap, which reads the sampled token only; if it is a sum over "
-            f"later tokens, declare {a.advantage.fn.__name__}.of_later_tokens = True"
+            f"{_short(a.advantage.path)} reads {', '.join(distribution_data)}: a divergence over several tokens does "
+            "not depend on the sampled token, so that its expected gradient as an advantage is 0. Use it as a loss, "
+            "such as losses.topk_kl, or use advantage.teacher_gap, which reads the sampled token only; if it is a sum "
+            f"over later tokens, declare {a.advantage.fn.__name__}.of_later_tokens = True"
         )
     weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
     if len(weights) > 1:
@@ -172,7 +172,7 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
                 "the count of its own tokens"
             )
         if term.tokens and term.tokens.fn is filters.clip_cov:
-            yield warning(f"loss_terms.{i} is on all tokens but those of filters.clip_cov: it is a token_selection")
+            yield warning(f"loss_terms.{i} is on the tokens that filters.clip_cov keeps: it is a token_selection")
         if term.loss.fn is kl_to_old and a.updates_per_batch == 1:
             yield warning(
                 f"loss_terms.{i} is the KL to the old policy, and a batch has a single update, in which the policy is "

@@ -60,11 +60,11 @@ def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.G
     labels = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     totals = {"totals": count_totals(data["response_mask"], *labels)}
     for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
-        of_spec = only_rows(data, rows)
-        weights = weigh_tokens(spec, of_spec, generator=generator)
-        counts = step_counts(spec, of_spec | weights)
-        columns |= {_of_spec(number, name): x for name, x in {**weights, **counts.columns}.items()}
-        totals |= {_of_spec(number, name): x for name, x in counts.totals.items() if name != "totals"}
+        own_data = only_rows(data, rows)
+        weights = weigh_tokens(spec, own_data, generator=generator)
+        counts = step_counts(spec, own_data | weights)
+        columns |= {_spec_name(number, name): x for name, x in {**weights, **counts.columns}.items()}
+        totals |= {_spec_name(number, name): x for name, x in counts.totals.items() if name != "totals"}
     return StepCounts(columns, totals)
 
 
@@ -88,7 +88,7 @@ def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
         raise ValueError("the batch has no totals: add mixture_counts(specs, data) of the whole step")
     parts = []
     for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
-        prefix = _of_spec(number, "")
+        prefix = _spec_name(number, "")
         own = {name.removeprefix(prefix): x for name, x in data.items() if name.startswith(prefix)}
         parts.append(policy_objective(spec, {**only_rows(data, rows), **own}))
     return torch.stack(parts).sum()
@@ -106,5 +106,5 @@ def _rows_of(specs: Sequence[Algorithm], data: Data) -> list[RowMask]:
     return [spec_ids == number for number in range(len(specs))]
 
 
-def _of_spec(number: int, name: str) -> str:
+def _spec_name(number: int, name: str) -> str:
     return f"specs.{number}.{name}"

@@ -39,8 +39,8 @@ class StepCounts(NamedTuple):
 def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
     """The denominators of all means of the objective, counted over the whole step before it is split.
 
-    ``data`` is that of the step, with what :func:`weigh_tokens` made of it. Give each micro-batch its rows of the
-    columns, and all of the totals: then the micro-batches' objectives sum to that of the step, for any split.
+    ``data`` is that of the step, with the result of :func:`weigh_tokens`. Give each micro-batch its rows of the
+    columns, and all of the totals: the objectives of the micro-batches then sum to that of the step, for any split.
 
     >>> import torch
     >>> from rlprims import algorithms
@@ -136,8 +136,8 @@ def objective_parts(algorithm: Algorithm) -> list[Part]:
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
     """The scalar to minimize: the mean of :func:`policy_losses` plus the means of the separate terms.
 
-    In a micro-batch ``data`` has what :func:`step_counts` made of the whole step. Without any ``totals`` the given
-    batch is the step.
+    In a micro-batch ``data`` needs the result of :func:`step_counts` for the whole step. Without ``totals`` the given
+    batch is the whole step.
 
     Raises:
         ValueError: a group is split, and ``algorithm.together`` is "group_ids".
@@ -164,10 +164,10 @@ def _check_whole_groups(data: Data) -> None:
 
 
 def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
-    """The policy loss, weighed, and the terms that are added to it per token.
+    """The policy loss, multiplied by its weights, plus the terms that are added to it per token.
 
-    ``data`` has what :func:`weigh_tokens` made of the update. The weights are on the policy loss alone, as in TRL; a
-    token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
+    ``data`` needs the result of :func:`weigh_tokens` for the update. The weights multiply the policy loss only, as in
+    TRL. A token of weight 0 still counts in the denominator of the aggregation.
     """
     per_token: Tensor = algorithm.policy_coefficient * algorithm.policy_loss(data)
     is_weighed = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data

@@ -227,8 +227,8 @@ def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     if "turn_ids" in data:
         turns_to_come = sum_from_right(last_of_turn(data["turn_ids"], mask, cu_seqlens), mask, cu_seqlens)
         masked = masked & (turns_to_come == 1)
-    kept = mask & ~masked
-    return {"response_mask": kept, "advantages": torch.where(kept, data["advantages"], 0.0)}
+    remaining = mask & ~masked
+    return {"response_mask": remaining, "advantages": torch.where(remaining, data["advantages"], 0.0)}
 
 
 def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -251,8 +251,8 @@ def weigh_tokens(algorithm: Algorithm, data: Data, *, generator: torch.Generator
             weights["loss_weights"] = reduce(operator.mul, factors).values
         for i, term in enumerate(algorithm.loss_terms):
             if term.tokens is not None:
-                of_term = {**data, "response_mask": data[term.mask]}
-                weights[tokens_of(i)] = _choose(term.tokens, of_term, generator)
+                term_data = {**data, "response_mask": data[term.mask]}
+                weights[tokens_of(i)] = _choose(term.tokens, term_data, generator)
     return weights
 
 

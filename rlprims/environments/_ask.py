@@ -26,7 +26,7 @@ class Asker:
 
         Raises:
             TimeoutError: all calls together took longer than the limit.
-            Exception: what the call raised.
+            Exception: the exception of the call.
         """
         start = time.monotonic()
         task = asyncio.ensure_future(self._call(fn, args))

@@ -193,85 +193,87 @@ def _render(
         raise _EnvironmentError("error", "messages that cannot be rendered", f"{problem}: {fix}") from error
 
 
-async def _ask(ask: Asker, what: str, method: Any, *args: Any) -> Any:
+async def _ask(ask: Asker, called: str, method: Any, *args: Any) -> Any:
     try:
         return await ask(method, *args)
     except TimeoutError as error:
         if str(error):  # the environment's own
-            raise _EnvironmentError("timeout", f"{what} raised TimeoutError", f"{what} raised {error!r}") from None
+            raise _EnvironmentError("timeout", f"{called} raised TimeoutError", f"{called} raised {error!r}") from None
         raise _EnvironmentError(
             "timeout",
-            f"{what} took too long",
-            f"{what} took longer than limits.seconds: end calls that wait, or raise limits.seconds",
+            f"{called} took too long",
+            f"{called} took longer than limits.seconds: end calls that wait, or raise limits.seconds",
         ) from None
     except Exception as error:
-        cause = f"{what} raised {type(error).__name__}"
+        cause = f"{called} raised {type(error).__name__}"
         raise _EnvironmentError("error", cause, f"{cause}: {error}; catch it, or return Step(done=True)") from error
 
 
-def _wrong(what: str, got: str, write: str) -> _EnvironmentError:
-    return _EnvironmentError("error", f"{what} returned what cannot be used", f"{what} returned {got}: {write}")
+def _wrong(called: str, got: str, write: str) -> _EnvironmentError:
+    return _EnvironmentError("error", f"{called} returned a wrong value", f"{called} returned {got}: {write}")
 
 
 def _checked_start(name: str, start: Any) -> tuple[list[Message], list[Any]]:
-    what = f"{name}.reset"
+    called = f"{name}.reset"
     messages, tools = start, list[Any]()
     if isinstance(start, tuple) and len(start) == 2 and not isinstance(start[0], Mapping):
         messages, tools = start
     if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise _wrong(what, f"tools of type {type(tools).__name__}", f"expected a list, {_START}")
+        raise _wrong(called, f"tools of type {type(tools).__name__}", f"expected a list, {_START}")
     try:
         names_of(tools)
     except (TypeError, KeyError, AttributeError):
-        raise _wrong(what, f"tools {tools!r:.80}", "expected what rlprims.environments.tool makes") from None
-    _check_messages(what, messages, _START)
+        raise _wrong(called, f"tools {tools!r:.80}", "expected tools from rlprims.environments.tool") from None
+    _check_messages(called, messages, _START)
     if not messages:
-        raise _wrong(what, "no messages", _START)
+        raise _wrong(called, "no messages", _START)
     return list(messages), list(tools)
 
 
 def _checked_step(name: str, step: Any, episode: Episode) -> Hashable:
     """The label of the next state. The columns are added to the episode."""
-    what = f"{name}.step"
+    called = f"{name}.step"
     if not isinstance(step, Step):
-        raise _wrong(what, f"{type(step).__name__}", _STEP)
+        raise _wrong(called, f"{type(step).__name__}", _STEP)
     if not isinstance(step.reward, Real) or not math.isfinite(step.reward):
-        raise _wrong(what, f"the reward {step.reward!r:.80}", "expected a finite number")
+        raise _wrong(called, f"the reward {step.reward!r:.80}", "expected a finite number")
     if not isinstance(step.done, bool):
-        raise _wrong(what, f"done={step.done!r:.80}", "expected True or False")
-    _check_messages(what, step.messages, _STEP)
+        raise _wrong(called, f"done={step.done!r:.80}", "expected True or False")
+    _check_messages(called, step.messages, _STEP)
     if not step.messages and not step.done:
-        raise _wrong(what, "no messages, and is not done", f"{_STEP}, or done=True")
+        raise _wrong(called, "no messages, and is not done", f"{_STEP}, or done=True")
     if not isinstance(step.columns, Mapping):
-        raise _wrong(what, f"columns of type {type(step.columns).__name__}", "expected a dict of numbers")
+        raise _wrong(called, f"columns of type {type(step.columns).__name__}", "expected a dict of numbers")
     columns = dict(step.columns)
     state = columns.pop("state", None)
     for key, value in columns.items():
         if not isinstance(key, str) or not isinstance(value, Real):
-            raise _wrong(what, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out")
+            raise _wrong(
+                called, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out"
+            )
         episode.columns[key] = float(value)
     if not isinstance(state, Hashable):
-        raise _wrong(what, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
+        raise _wrong(called, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
     return state
 
 
-def _check_messages(what: str, messages: Any, write: str) -> None:
+def _check_messages(called: str, messages: Any, write: str) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _wrong(what, f"messages of type {type(messages).__name__}", f"expected a list: {write}")
+        raise _wrong(called, f"messages of type {type(messages).__name__}", f"expected a list: {write}")
     for message in messages:
         if not isinstance(message, Mapping):
-            raise _wrong(what, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
+            raise _wrong(called, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise _wrong(what, f"the message {dict(message)!r:.80}", "expected role and content, both text")
+            raise _wrong(called, f"the message {dict(message)!r:.80}", "expected role and content, both text")
 
 
-def _check_size(what: str, messages: Sequence[Message], limits: Limits) -> None:
+def _check_size(called: str, messages: Sequence[Message], limits: Limits) -> None:
     size = sum(len(message["content"]) for message in messages)
     if size > limits.characters:
         raise _EnvironmentError(
             "context",
-            f"{what} returned too much",
-            f"{what} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
+            f"{called} returned too much",
+            f"{called} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
         )
 
 

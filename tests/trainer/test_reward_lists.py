@@ -178,7 +178,7 @@ class TestWhenTheDataIsRead:
     def test_an_unknown_data_source(self, load: Load, settings: Settings, console: Console, tmp_path: Path) -> None:
         settings["verifier"] = {"fn": "rlprims.rewards.verifiers.by_source", "table": {"su*": settings["verifier"]}}
         self.build(load, settings, console, tmp_path, data_source="aime24")
-        with pytest.raises(ValueError, match=r"rows.jsonl:3: .*no verifier .*; near it are"):
+        with pytest.raises(ValueError, match=r"rows.jsonl:3: .*no verifier .*; similar names are"):
             self.build(load, settings, console, tmp_path, data_source="olympiadbnch")
 
     def test_a_column_that_is_not_there(self, load: Load, settings: Settings, console: Console, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rlprims.interop.verl._config import configured
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
-HANDED = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
+AVAILABLE = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
 """The data that verl passes to an estimator whose name is not verl's own."""
 
 SETTINGS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}

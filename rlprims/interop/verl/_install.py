@@ -61,15 +61,15 @@ class _Kind(NamedTuple):
     module: Any
     is_one: Callable[[Use], bool]
     needed: Callable[[Use], frozenset[str]]
-    handed: frozenset[str]
-    instead: dict[str, str]
+    available: frozenset[str]
+    alternatives: dict[str, str]
 
 
 _ESTIMATORS = _Kind(
     advantage,
     lambda part: "response_mask" in part.needs and "advantages" not in part.needs,
     lambda part: part.needs,
-    _estimators.HANDED,
+    _estimators.AVAILABLE,
     {
         "gae": "use verl's adv_estimator=gae, which is this one, whitened",
         "gdpo": "use verl's adv_estimator=gdpo, which is a dialect of it",
@@ -81,7 +81,7 @@ _LOSSES = _Kind(
     losses,
     lambda part: {"log_probs", "advantages"} <= part.needs,
     _losses.needed,
-    _losses.HANDED,
+    _losses.AVAILABLE,
     {"decoupled_ppo": "use clipped_surrogate with the weights of verl's rollout_correction.rollout_is"},
 )
 
@@ -92,23 +92,23 @@ def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
         part = use(getattr(kind.module, name))
         if not kind.is_one(part):
             continue
-        lacking = sorted(_lacking(kind, part))
-        if lacking or part.unbound:
-            reason = f"verl does not pass {', '.join(lacking)}" if lacking else f"needs {', '.join(part.unbound)}"
-            left_out[name] = "; ".join([reason, *([kind.instead[name]] if name in kind.instead else [])])
+        missing = sorted(_missing(kind, part))
+        if missing or part.unbound:
+            reason = f"verl does not pass {', '.join(missing)}" if missing else f"needs {', '.join(part.unbound)}"
+            left_out[name] = "; ".join([reason, *([kind.alternatives[name]] if name in kind.alternatives else [])])
         else:
             yield name, part
 
 
-def _lacking(kind: _Kind, part: Use) -> frozenset[str]:
-    return kind.needed(part) - kind.handed
+def _missing(kind: _Kind, part: Use) -> frozenset[str]:
+    return kind.needed(part) - kind.available
 
 
 def _check(algorithm: Algorithm) -> None:
     problems = [
-        f"{part.path} reads {', '.join(sorted(lacking))}"
+        f"{part.path} reads {', '.join(sorted(missing))}"
         for kind, part in ((_ESTIMATORS, algorithm.advantage), (_LOSSES, algorithm.policy_loss))
-        if (lacking := _lacking(kind, part))
+        if (missing := _missing(kind, part))
     ]
     if "group_ids" in algorithm.aggregation.needs:
         problems.append(f"{algorithm.aggregation.path} reads group_ids")

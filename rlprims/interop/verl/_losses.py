@@ -14,7 +14,7 @@ from rlprims.types import Totals
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
-HANDED = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
+AVAILABLE = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
 """The data that verl passes to a policy loss."""
 
 SETTINGS = {
