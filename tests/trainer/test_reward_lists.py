@@ -172,7 +172,7 @@ class TestWhenTheDataIsRead:
         rows = [row | good for row in tiny.sums(2)]
         bad = rows[0] | {"answer": "assert add(1, 2"}
         data = {"train": str(tiny.write_jsonl(tmp_path / "rows.jsonl", [*rows, bad]))}
-        with pytest.raises(ValueError, match=r"rows.jsonl:3: the answer cannot be scored: .*no Python"):
+        with pytest.raises(ValueError, match=r"rows.jsonl:3: the answer cannot be scored: .*not Python"):
             build(load(settings | {"data": data}), console)
 
     def test_an_unknown_data_source(self, load: Load, settings: Settings, console: Console, tmp_path: Path) -> None:
