@@ -88,7 +88,7 @@ def test_a_restored_entropy_controller_goes_on_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"target": 0.0}, {"delta": 0.0}, {"entropy_coef": -0.1}, {"entropy_coef": 0.5, "most": 0.1}]
+    "wrong", [{"target": 0.0}, {"delta": 0.0}, {"entropy_coef": -0.1}, {"entropy_coef": 0.5, "max_coef": 0.1}]
 )
 def test_an_entropy_controller_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -135,7 +135,7 @@ def test_an_average_has_a_rate_and_a_time(rate: float, every: int) -> None:
 
 
 def test_an_average_is_of_the_same_weights() -> None:
-    with pytest.raises(ValueError, match="differ in"):
+    with pytest.raises(ValueError, match="only one of average and weights has"):
         Ema().update({"a": torch.zeros(1)}, {"b": torch.zeros(1)})
     with pytest.raises(ValueError, match="shape"):
         Ema().update({"a": torch.zeros(1)}, {"a": torch.zeros(2)})

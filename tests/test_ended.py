@@ -64,9 +64,9 @@ class TestNames:
         assert ["stop", *CUT_OFF] == [Ended(code).label for code in range(8)]
 
     def test_an_unknown_name_is_refused_with_those_that_there_are(self) -> None:
-        with pytest.raises(ValueError, match="'abort' is no reason to end, expected 'stop' or 'length' or 'turns'"):
+        with pytest.raises(ValueError, match="ended is 'abort', expected 'stop' or 'length' or 'turns'"):
             Ended.of("abort")
-        with pytest.raises(ValueError, match="'tool' is no reason to end"):
+        with pytest.raises(ValueError, match="ended is 'tool', expected"):
             Turn([1], [2], [-0.5], finish="tool")  # type: ignore[arg-type]
 
     def test_it_is_saved_and_read(self, tmp_path: Any) -> None:

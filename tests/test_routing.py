@@ -76,7 +76,7 @@ def test_wrong_routes_say_what_is_wrong() -> None:
         replay(logits, torch.tensor([[0, 1], [0, 0]]))  # padding of zeros (NeMo-RL PR#3208)
     with pytest.raises(ValueError, match=r"of token 0 is \[4, 1\], expected experts in \[0, 4\)"):
         replay(logits, torch.tensor([[4, 1], [0, 1]]))
-    with pytest.raises(ValueError, match=r"of token 0 is \[-1, 1\], expected all of a row -1, or none"):
+    with pytest.raises(ValueError, match=r"of token 0 is \[-1, 1\], expected either no -1 or only -1 in a row"):
         replay(logits, torch.tensor([[-1, 1], [0, 1]]))
     with pytest.raises(ValueError, match=r"expected \(N, K\), K of E experts"):
         replay(logits, torch.zeros(3, 1, dtype=torch.int64))

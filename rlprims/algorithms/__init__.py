@@ -1,4 +1,4 @@
-"""Algorithms as data: which primitive fills each stage.
+"""Algorithms as data: an :class:`Algorithm` names a primitive for each stage of a step.
 
 >>> from rlprims import algorithms, losses
 >>> mine = algorithms.grpo(kl_coef=0.0).replace(name="mine", aggregation=losses.token_mean)
@@ -56,7 +56,7 @@ from rlprims.algorithms.presets import *  # noqa: F403
 from rlprims.algorithms.presets import DIALECTS
 
 PRESETS: dict[str, Callable[..., Algorithm]] = {name: getattr(presets, name) for name in presets.__all__}
-"""What a configuration file may name; Python calls the functions."""
+"""The presets that a configuration file may name. In Python call the functions."""
 
 __all__ = [
     "DIALECTS",

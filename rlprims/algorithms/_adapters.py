@@ -1,4 +1,4 @@
-"""Primitives that read other data than their own: a reference that is the old policy, tokens of correct responses."""
+"""Losses with the KL to the old policy or to the sampler, and the selection of tokens of solved responses."""
 
 from rlprims import losses
 from rlprims.layout import expand_to_tokens
@@ -37,8 +37,8 @@ def kl_to_sampler(
 ) -> PerToken:
     """:func:`rlprims.losses.kl` to the policy that sampled the token (its own log-probs) instead of to the reference.
 
-    prime-rl's τ log²ρ beside a masked policy loss, on the tokens that the mask leaves out too, is this with k2 and a
-    coefficient of 2 τ: k2 is half the square. It holds the policy to its samples, whatever corrected them.
+    prime-rl adds τ log²ρ to its policy loss, also on the tokens that its mask drops: that is this loss with k2 and a
+    coefficient of 2 τ, because k2 is half the square. It keeps the policy near the sampler.
 
     >>> import torch
     >>> kl_to_sampler(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
@@ -50,7 +50,7 @@ def kl_to_sampler(
 def is_correct(
     scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, threshold: float = 0.0
 ) -> TokenMask:
-    """The tokens of the responses whose score is above ``threshold``, for the ``tokens`` of a :class:`LossTerm`.
+    """The tokens of the responses whose score is above ``threshold``, for ``tokens`` of a :class:`LossTerm`.
 
     >>> import torch
     >>> is_correct(torch.tensor([1.0, 0.0]), torch.tensor([[True, False], [True, True]])).tolist()

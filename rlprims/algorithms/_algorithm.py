@@ -17,19 +17,19 @@ class _Spec(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_bool(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # which would pass for the number 1
-            raise ValueError(f"{value} is a switch, and no field is one")
+    def _is_no_switch(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # pydantic would accept it as the number 1
+            raise ValueError(f"expected a number, a text or a function, got {value}")
         return value
 
 
 class GroupFilter(_Spec):
-    """Dynamic sampling: which groups are trained on."""
+    """Dynamic sampling: the selection of the groups to train on."""
 
     metric: str = Field(
         default="acc",
-        description="the column that keep reads as scores: scores, shaped_scores, or any that a verifier returned; "
-        "where there is no acc, scores",
+        description="the column that keep gets as scores: scores, shaped_scores, or any that a verifier returned; "
+        "if there is no acc, scores",
     )
     keep: Use = Field(
         default=use(filters.nonzero_range), description="(scores, group_ids), or other columns, to keep or drop"
@@ -41,7 +41,7 @@ class GroupFilter(_Spec):
 
 
 class KLInReward(_Spec):
-    """Distance to the reference as a penalty on the reward."""
+    """The KL to the reference as a penalty on the reward."""
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     controller: Use = Field(default=use(controllers.FixedKL), description="the coefficient, fixed or adaptive")
@@ -55,9 +55,9 @@ Policy: TypeAlias = Literal["score", "leave_out", "mask_turn", "drop_group"]
 class Endings(_Spec):
     """How a response is treated, by the reason of its end.
 
-    ``score``: it counts as any other. ``leave_out``: it is False in ``valid_rows``, in no statistic, with advantage 0.
-    ``mask_turn``: its score counts, and the tokens of its last turn (all, without ``turn_ids``) are in no loss and in
-    no mean. ``drop_group``: its group is dropped as by a filter.
+    ``score``: it counts like any other. ``leave_out``: it is False in ``valid_rows``, so it is in no statistic and has
+    advantage 0. ``mask_turn``: its score counts, but the tokens of its last turn (without ``turn_ids``: all of its
+    tokens) are in no loss and no mean. ``drop_group``: its group is dropped, as by a filter.
 
     >>> Endings(length="mask_turn").reasons("drop_group")
     ('timeout', 'error', 'aborted')
@@ -80,33 +80,32 @@ class Endings(_Spec):
 class LossTerm(_Spec):
     """A term of the objective: coefficient · mean of a loss over the term's own tokens.
 
-    By default its tokens, mean and denominator are the policy's, and it is added token by token.
+    By default its tokens, mean and denominator are those of the policy loss, and it is added to the policy loss token
+    by token.
     """
 
     coefficient: float | Use = Field(
-        description="a number, or a controller whose value it is, such as controllers.AdaptiveEntropy"
+        description="a number, or a controller that computes it, such as controllers.AdaptiveEntropy"
     )
     loss: Use
-    mask: str = Field(
-        default="response_mask", description="bool column of the tokens it is on, such as observation_mask"
-    )
+    mask: str = Field(default="response_mask", description="bool column of its tokens, such as observation_mask")
     tokens: Use | None = Field(
-        default=None, description="which of the mask's tokens, chosen over a whole update; null: all"
+        default=None, description="selects some of the mask's tokens, over a whole update; null: all"
     )
     aggregation: Use | None = Field(default=None, description="the mean of its losses; null: the algorithm's")
     over: Literal["policy", "term"] = Field(
         default="policy",
-        description="what the mean divides by: the step's count of response_mask, or of the term's own tokens",
+        description="the denominator of the mean: the step's count of response_mask, or of the term's own tokens",
     )
 
     @property
     def controller(self) -> Use | None:
-        """The class that gives the coefficient, if it changes."""
+        """The class that computes the coefficient; None if it is a number."""
         return self.coefficient if isinstance(self.coefficient, Use) else None
 
     @property
     def is_beside_the_policy(self) -> bool:
-        """Whether its losses are added to the policy's per token, and share their mean."""
+        """Whether its losses are added to the policy loss per token, under the same mean."""
         return self.mask == "response_mask" and self.aggregation is None and self.over == "policy"
 
 
@@ -115,14 +114,14 @@ class Support(_Spec):
 
     size: int = Field(default=100, ge=1, description="K, at most the vocabulary")
     of: Literal["teacher", "student"] = Field(
-        default="teacher", description="whose likeliest tokens; the student's are those before the batch's updates"
+        default="teacher", description="whose most likely tokens; the student's are computed before the batch's updates"
     )
 
 
 class Algorithm(_Spec):
     """The functions of a step's stages: generate, score, filter, shape, advantage, loss, update.
 
-    ``needs`` are the data that the trainer must produce; they follow from the signatures.
+    ``needs`` are the names of the data that the trainer must compute; they are read from the signatures.
 
     >>> from rlprims import advantage, algorithms
     >>> dapo = algorithms.dapo(max_length=1024, buffer_length=256)
@@ -135,28 +134,28 @@ class Algorithm(_Spec):
     name: str
     group_size: int = Field(default=1, ge=1, description="samples per prompt, G")
     filter: GroupFilter | None = None
-    ended: Endings = Field(default=Endings(), description="what becomes of a response, by why it ended")
+    ended: Endings = Field(default=Endings(), description="the treatment of a response, by the reason of its end")
     components: tuple[str, ...] = Field(
-        default=(), description="columns of the verifier that make component_scores, in order"
+        default=(), description="columns of the verifier that form component_scores, in order"
     )
-    score_shaping: tuple[Use, ...] = Field(default=(), description="each gives (B,), added to the scores")
+    score_shaping: tuple[Use, ...] = Field(default=(), description="terms (B,) that are added to the scores")
     kl_in_reward: KLInReward | None = None
     baseline: Use | None = Field(
         default=None,
-        description="class that remembers baseline_scores: advantage.ValueTracker, RoleBaseline; null: the greedy "
-        "response's, where they are needed",
+        description="class that stores baseline_scores: advantage.ValueTracker, RoleBaseline; null: the score of the "
+        "greedy response, if it is needed",
     )
     advantage: Use
     normalization: Use | None = Field(default=None, description="of the advantages, over the batch")
     corrections: tuple[Use, ...] = Field(
-        default=(), description="of the sampler's gap; their product weighs the policy loss"
+        default=(), description="of the gap between sampler and trainer; their product multiplies the policy loss"
     )
-    token_selection: Use | None = Field(default=None, description="the tokens that the policy loss reads; null: all")
+    token_selection: Use | None = Field(default=None, description="the tokens with a policy loss; null: all")
     policy_loss: Use = use(losses.clipped_surrogate)
-    policy_coefficient: float = Field(default=1.0, description="factor of the policy loss, beside the loss terms")
+    policy_coefficient: float = Field(default=1.0, description="factor of the policy loss, not of the loss terms")
     loss_terms: tuple[LossTerm, ...] = ()
-    support: Support = Field(default=Support(), description="of divergences to a teacher over several tokens")
-    value_target: Use | None = Field(default=None, description="what the critic learns; null: advantages + values")
+    support: Support = Field(default=Support(), description="the tokens of divergences to a teacher")
+    value_target: Use | None = Field(default=None, description="the critic's target; null: advantages + values")
     value_loss: Use | None = Field(default=None, description="trains the critic; present exactly if values are needed")
     aggregation: Use = use(losses.token_mean)
     epochs: int = Field(default=1, ge=1, description="passes over a training batch")
@@ -166,27 +165,27 @@ class Algorithm(_Spec):
     def _every_hyperparameter_has_a_value(self) -> "Algorithm":
         for stage, part in self.uses():
             if part.unbound:
-                raise ValueError(f"{stage}: {part.path} needs a value for {sorted(part.unbound)}")
+                raise ValueError(f"{stage}: {part.path} has no value for {sorted(part.unbound)}, expected one for each")
         for stage, part in self.stateful.items():
-            wanted = ["update", "state_dict", "load_state_dict", *(["baseline"] if stage == "baseline" else [])]
-            if missing := [name for name in wanted if not callable(getattr(part.fn, name, None))]:
-                such = "advantage.ValueTracker" if stage == "baseline" else "controllers.AdaptiveEntropy"
-                raise ValueError(f"{stage}: {part.path} has no {missing}: expected a class such as {such}")
+            methods = ["update", "state_dict", "load_state_dict", *(["baseline"] if stage == "baseline" else [])]
+            if missing := [name for name in methods if not callable(getattr(part.fn, name, None))]:
+                example = "advantage.ValueTracker" if stage == "baseline" else "controllers.AdaptiveEntropy"
+                raise ValueError(f"{stage}: {part.path} has no {missing}: expected a class such as {example}")
         return self
 
     @property
     def stateful(self) -> dict[str, Use]:
-        """The stages that are an object with state: a trainer creates each once, and saves its ``state_dict``.
+        """The stages that are objects with a state. A trainer creates each once, and saves its ``state_dict``.
 
         >>> from rlprims import algorithms
         >>> list(algorithms.spo().stateful)
         ['baseline']
         """
-        found = {stage: part for stage, part in self.uses() if stage.rpartition(".")[2] in _STATEFUL}
-        return {stage.removesuffix(".coefficient"): part for stage, part in found.items()}
+        stages = {stage: part for stage, part in self.uses() if stage.rpartition(".")[2] in _STATEFUL}
+        return {stage.removesuffix(".coefficient"): part for stage, part in stages.items()}
 
     def with_coefficients(self, values: Mapping[str, float]) -> "Algorithm":
-        """The algorithm of one step: the terms at ``loss_terms.0`` and so on have these numbers as coefficients.
+        """The algorithm of one step, with these numbers as coefficients of ``loss_terms.0`` and so on.
 
         >>> from rlprims import algorithms, controllers, losses
         >>> term = {"coefficient": controllers.AdaptiveEntropy, "loss": losses.entropy}
@@ -234,14 +233,14 @@ class Algorithm(_Spec):
         if self.kl_in_reward:
             names |= {"ref_log_probs"}
         if self.baseline is not None:
-            names -= {"baseline_scores"}  # which come from the object, so nothing is sampled for them
+            names -= {"baseline_scores"}  # the object computes them, so no greedy response is needed
         # Before the first update of a batch the policy's log-probs are the old ones.
         reads_old = self.kl_in_reward or self.baseline_measures_kl or "log_probs" in self.token_weight_needs
         return names | {"old_log_probs"} if reads_old else names
 
     @property
     def baseline_measures_kl(self) -> bool:
-        """Whether the baseline's ``update`` takes ``kl``: of the policy from the one that answered the prompt last."""
+        """Whether the baseline's ``update`` takes ``kl``, of the policy from the one that last answered the prompt."""
         update = getattr(self.baseline.fn, "update", None) if self.baseline is not None else None
         return update is not None and "kl" in inspect.signature(update).parameters
 
@@ -252,29 +251,29 @@ class Algorithm(_Spec):
 
     @property
     def loss_needs(self) -> frozenset[str]:
-        """The data of the policy's losses: a backend gives gradients to those that it computes."""
+        """The data of the policy loss and of the loss terms. A backend computes some of them with gradients."""
         return _union([self.policy_loss, *(term.loss for term in self.loss_terms)])
 
     @property
     def token_wise(self) -> bool:
-        """Whether each token's loss depends on that token's data only, as every loss declares by ``types.token_wise``.
+        """Whether each token's loss depends on that token's data only, as ``types.token_wise`` declares for a loss.
 
-        A loss that reads entropies is not: where logits are never whole, entropies have no gradient.
+        It is False if a loss reads entropies: the fused loss computes entropies without a gradient.
         """
-        found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
-        return "entropies" not in self.loss_needs and all(getattr(loss.fn, "token_wise", False) for loss in found)
+        parts = [self.policy_loss, *(term.loss for term in self.loss_terms)]
+        return "entropies" not in self.loss_needs and all(getattr(part.fn, "token_wise", False) for part in parts)
 
     @property
     def aggregations(self) -> list[Use]:
-        """Every mean of the objective, the policy's first."""
+        """All aggregations of the objective, that of the policy loss first."""
         return [self.aggregation, *(term.aggregation for term in self.loss_terms if term.aggregation is not None)]
 
     @property
     def together(self) -> Literal["group_ids", "trajectory_ids"] | None:
-        """The ids whose rows must be in one micro-batch; None: any rows, given :func:`step_counts`.
+        """The ids whose rows must be in one micro-batch; None: rows may be split freely, given :func:`step_counts`.
 
-        A loss that asks for ``group_ids`` compares the responses of a group with each other. One that reads its whole
-        sequence needs the rows of a rollout, and so might a mean that is not of this library.
+        A loss that takes ``group_ids`` compares the responses of a group. A loss of whole sequences needs all rows of a
+        rollout, and so may an aggregation from outside of this library.
 
         >>> from rlprims import algorithms
         >>> algorithms.real().together, algorithms.gspo().together, algorithms.grpo().together
@@ -282,15 +281,15 @@ class Algorithm(_Spec):
         """
         if "group_ids" in self.loss_needs:
             return "group_ids"
-        found = [self.policy_loss, *(term.loss for term in self.loss_terms)]
-        found += [self.value_loss] if self.value_loss is not None else []
-        by_token = all(getattr(loss.fn, "token_wise", False) for loss in found)
-        of_ours = all(mean.path.startswith("rlprims.losses.") for mean in self.aggregations)
-        return None if by_token and of_ours else "trajectory_ids"
+        parts = [self.policy_loss, *(term.loss for term in self.loss_terms)]
+        parts += [self.value_loss] if self.value_loss is not None else []
+        token_wise = all(getattr(part.fn, "token_wise", False) for part in parts)
+        known_means = all(mean.path.startswith("rlprims.losses.") for mean in self.aggregations)
+        return None if token_wise and known_means else "trajectory_ids"
 
     @property
     def splits_rollouts(self) -> bool:
-        """Whether any rows may be in any micro-batches, given :func:`step_counts`: ``together`` is None."""
+        """Whether rows may be split freely over micro-batches, given :func:`step_counts`: ``together`` is None."""
         return self.together is None
 
     @property
@@ -309,7 +308,7 @@ class Algorithm(_Spec):
         return self.model_dump_json(indent=2)
 
     def to_yaml(self) -> str:
-        """Needs PyYAML, of the extra ``train``."""
+        """The algorithm as YAML. Needs PyYAML (extra ``train``)."""
         import yaml
 
         return yaml.safe_dump(json.loads(self.to_json()), sort_keys=False)
@@ -330,10 +329,10 @@ def _union(parts: Iterable[Use]) -> frozenset[str]:
 
 
 def parse(fields: Mapping[str, Any]) -> Algorithm:
-    """An Algorithm of plain values.
+    """An Algorithm from plain values.
 
     Raises:
-        ValueError: all that is wrong with it, a line each.
+        ValueError: wrong values; the message has a line for each.
     """
     try:
         return Algorithm.model_validate(fields)
@@ -347,27 +346,27 @@ def _plain(message: str) -> str:
 
 
 def merge(base: Any, changes: Any) -> Any:
-    """``changes`` over ``base``, key by key; a stage that names another ``fn`` begins from that one's defaults."""
+    """``base`` with ``changes``, key by key. A stage with another ``fn`` has the defaults of that function."""
     if not isinstance(changes, Mapping):
         return changes
     if isinstance(base, str) or callable(base):
         base = {"fn": base}
-    other = "fn" in changes and isinstance(base, Mapping) and _path(changes["fn"]) != _path(base.get("fn"))
-    if not isinstance(base, Mapping) or other:
+    is_other_fn = "fn" in changes and isinstance(base, Mapping) and _path(changes["fn"]) != _path(base.get("fn"))
+    if not isinstance(base, Mapping) or is_other_fn:
         return changes
     return {**base, **{key: merge(base.get(key), value) for key, value in changes.items()}}
 
 
 def _path(fn: Any) -> Any:
-    """One spelling for each function, where it can be imported."""
+    """The same path for each spelling of a function; the value itself if it cannot be imported."""
     try:
         return Use(fn=import_path(fn) if isinstance(fn, str) else fn).path
-    except ValueError:  # a path that leads nowhere is reported where it is used
+    except ValueError:  # a wrong path is reported when it is used
         return fn
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
-    """Every value of an algorithm under its dotted name, defaults included."""
+    """All values of an algorithm by dotted name, including defaults."""
     found: dict[str, Any] = {}
 
     def visit(name: str, value: Any) -> None:
@@ -388,12 +387,12 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def diff(a: Algorithm, b: Algorithm) -> dict[str, tuple[Any, Any]]:
-    """The values that differ, by dotted name; None where one of the two has no such value.
+    """The values that differ, by dotted name; None if one of the algorithms has no such value.
 
     >>> from rlprims import algorithms
     >>> diff(algorithms.grpo(), algorithms.grpo().replace(group_size=16))
     {'group_size': (64, 16)}
     """
-    mine, theirs = settings(a), settings(b)
-    names = [*mine, *(name for name in theirs if name not in mine)]
-    return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+    settings_a, settings_b = settings(a), settings(b)
+    pairs = {name: (settings_a.get(name), settings_b.get(name)) for name in settings_a | settings_b}
+    return {name: (x, y) for name, (x, y) in pairs.items() if x != y}

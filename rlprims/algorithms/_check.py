@@ -1,4 +1,4 @@
-"""Lints: combinations that run but probably are mistakes."""
+"""Lints: errors and warnings for combinations of stages that are probably mistakes."""
 
 from collections.abc import Iterator
 from inspect import signature
@@ -11,14 +11,14 @@ from rlprims.algorithms._dry_call import impossible
 
 
 class Finding(NamedTuple):
-    """One finding; an error means that the algorithm cannot learn as written."""
+    """One finding. An error means that the algorithm cannot learn."""
 
     severity: Literal["error", "warning"]
     message: str
 
 
 _NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
-"""Estimators whose advantages have a scale of their own, beside those with ``normalize_std``."""
+"""Estimators that normalize their advantages, in addition to those with ``normalize_std``."""
 
 _UNSCALED = (advantage.clip, advantage.positive_negative, advantage.rlsd)
 """Functions of the normalization stage that do not normalize."""
@@ -27,10 +27,10 @@ _OF_SEVERAL_TOKENS = {
     *("topk_log_probs", "teacher_topk_log_probs"),
     *("logits", "ref_logits", "teacher_logits"),
 }
-"""Data of a whole next-token distribution: the same whatever token was sampled from it."""
+"""Data of a whole next-token distribution: they do not depend on the sampled token."""
 
 _RATES = (advantage.maxrl, advantage.beta_normalized)
-"""Estimators that take a group's mean for the share of right answers."""
+"""Estimators that use a group's mean reward as its share of correct responses."""
 
 _IMPORTANCE = (
     corrections.icepop,
@@ -42,7 +42,7 @@ _IMPORTANCE = (
 """Corrections that account for the gap between sampler and trainer; the others are gates."""
 
 _OF_ROWS = (filters.max_variance, filters.policy_filtration)
-"""Filters that answer for single rows."""
+"""Filters that select single rows."""
 
 _STAGES = {
     "filter": "filters",
@@ -91,11 +91,11 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
             "every advantage would be 0"
         )
     if a.filter and a.group_size == 1:
-        yield error("filter looks at differences within a group, and group_size is 1: every group would be dropped")
+        yield error("filter compares the responses of a group, and group_size is 1: every group would be dropped")
     if a.baseline is not None and "baseline_scores" not in a.advantage.needs:
         yield error(
-            f"baseline remembers baseline_scores, which {_short(a.advantage.path)} does not read: use advantage.remax "
-            "or advantage.spo"
+            f"baseline computes baseline_scores, which {_short(a.advantage.path)} does not use: use advantage.remax or "
+            "advantage.spo"
         )
     if "values" in a.advantage.needs and a.value_loss is None:
         yield error(f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic")
@@ -108,16 +108,16 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
     for i, term in enumerate(a.loss_terms):
         if term.mask != "response_mask" and "advantages" in term.loss.needs:
             yield error(
-                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 on all "
-                "tokens but those of response_mask"
+                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 "
+                "outside of response_mask"
             )
-    of_several = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
-    if of_several and not getattr(a.advantage.fn, "of_later_tokens", False):
+    distribution_data = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
+    if distribution_data and not getattr(a.advantage.fn, "of_later_tokens", False):
         yield error(
-            f"{_short(a.advantage.path)} reads {', '.join(of_several)}: a divergence over several tokens is the same "
-            "whatever token was sampled, so that in an advantage its expected gradient is 0. Make it a loss, such as "
-            "losses.topk_kl, or take advantage.teacher_gap, of the sampled token; a sum over later tokens is declared "
-            f"by {a.advantage.fn.__name__}.of_later_tokens = True"
+            f"{_short(a.advantage.path)} reads {', '.join(distribution_data)}: a divergence over several tokens does "
+            "not depend on the sampled token, so that its expected gradient as an advantage is 0. Use it as a loss, "
+            "such as losses.topk_kl, or use advantage.teacher_gap, which reads the sampled token only; if it is a sum "
+            f"over later tokens, declare {a.advantage.fn.__name__}.of_later_tokens = True"
         )
     weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
     if len(weights) > 1:
@@ -137,23 +137,23 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
                 )
     if a.token_selection and a.token_selection.fn is filters.kl_cov:
         yield error(
-            "filters.kl_cov chooses the tokens to hold back, and token_selection those to train on: give it to the "
+            "filters.kl_cov selects the tokens to penalize, and token_selection those to train on: use it for the "
             "tokens of a loss term, as in algorithms.kl_cov()"
         )
 
 
 def _misplaced(a: Algorithm) -> Iterator[str]:
-    """A loss in the advantage stage, a mean in the place of a loss, and the like."""
+    """Functions in the wrong stage, such as a loss in the advantage stage."""
     for stage, part in a.uses():
         *_, kind = (piece for piece in stage.split(".") if not piece.isdigit())
         library, _, package = part.path.rpartition(".")[0].partition(".")
         if library == "rlprims" and package in _STAGES.values() and package != _STAGES[kind]:
-            yield f"{stage} is {_short(part.path)}, and this stage takes a function of rlprims.{_STAGES[kind]}"
+            yield f"{stage} is {_short(part.path)}, expected a function of rlprims.{_STAGES[kind]}"
         elif kind in ("advantage", "filter", "score_shaping") and "advantages" in part.needs:
             yield f"{stage} is {_short(part.path)}, which reads advantages, and there are none before that stage ends"
         elif _STAGES[kind] == "losses" and (kind == "aggregation") != ("losses" in part.needs):
-            what = "the mean of the losses: such as losses.token_mean" if kind == "aggregation" else "a loss per token"
-            yield f"{stage} is {_short(part.path)}, and this stage takes {what}"
+            expected = "a mean of losses, such as losses.token_mean" if kind == "aggregation" else "a loss per token"
+            yield f"{stage} is {_short(part.path)}, expected {expected}"
 
 
 def _warnings(a: Algorithm) -> Iterator[Finding]:
@@ -161,27 +161,27 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
         return Finding("warning", message)
 
     if a.kl_in_reward and any("ref_log_probs" in term.loss.needs for term in a.loss_terms):
-        yield warning("the KL is in the reward and in the loss: it is paid twice")
+        yield warning("the KL is in the reward and in the loss: it is counted twice")
     for i, term in enumerate(a.loss_terms):
         hyperparameters = term.loss.hyperparameters
         if term.loss.fn is losses.kl and (hyperparameters["gradient"] or hyperparameters["value"]) == "k1":
-            yield warning("k1 as a loss has an expected gradient of 0 and regularizes nothing: use gradient='k2'")
+            yield warning("k1 as a loss has an expected gradient of 0 and has no effect: use gradient='k2'")
         if term.mask != "response_mask" and term.over == "policy":
             yield warning(
                 f"loss_terms.{i} is on {term.mask} and divided by the count of response_mask: over='term' divides by "
                 "the count of its own tokens"
             )
         if term.tokens and term.tokens.fn is filters.clip_cov:
-            yield warning(f"loss_terms.{i} is on all tokens but those of filters.clip_cov: it is a token_selection")
+            yield warning(f"loss_terms.{i} is on the tokens that filters.clip_cov keeps: it is a token_selection")
         if term.loss.fn is kl_to_old and a.updates_per_batch == 1:
             yield warning(
-                f"loss_terms.{i} is the distance to the old policy, which in the only update of a batch is the policy "
-                "itself: it does nothing before a second one"
+                f"loss_terms.{i} is the KL to the old policy, and a batch has a single update, in which the policy is "
+                "the old policy: the term has no effect"
             )
     if a.updates_per_batch == 1 and any(part.fn is corrections.fipo for part in a.corrections):
         yield warning(
-            "corrections.fipo weighs by how far the policy has moved since the batch was sampled, and a batch has a "
-            "single update: every weight is 1"
+            "corrections.fipo computes weights from the change of the policy since the batch was sampled, and a batch "
+            "has a single update: every weight is 1"
         )
     scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
     if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
@@ -189,36 +189,36 @@ def _warnings(a: Algorithm) -> Iterator[Finding]:
     overlong = any(part.fn is rewards.overlong_penalty for part in a.score_shaping)
     if overlong and scales and a.filter is None:
         yield warning(
-            "overlong_penalty without a group filter: in groups that are wrong throughout only the length differs, "
-            "the std blows that up to ±1, and the policy learns to be short"
+            "overlong_penalty without a group filter: in groups of wrong responses only the length differs, the "
+            "division by the std scales that to ±1, and the policy learns to be short"
         )
     if overlong and a.filter and a.filter.metric in ("shaped_scores", "rewards"):
         yield warning(
-            f"the filter looks at {a.filter.metric}, which holds the overlong penalty, so groups that are wrong "
-            "throughout pass by their lengths: filter on acc or scores"
+            f"the filter uses {a.filter.metric}, which includes the overlong penalty, so groups of wrong responses "
+            "pass because of their lengths: filter on acc or scores"
         )
     if a.advantage.fn is advantage.gdpo and a.filter and "scores" in a.filter.keep.needs:
         yield warning(
-            f"advantage.gdpo learns from every component, and the filter sees {a.filter.metric} alone, which drops "
-            "groups that differ in another: keep filters.varied_components"
+            f"advantage.gdpo uses every component, and the filter uses {a.filter.metric} only, so it drops groups that "
+            "differ in another component: use keep=filters.varied_components"
         )
     lowered = "score_shaping" if a.score_shaping else "kl_in_reward" if a.kl_in_reward else None
     if a.advantage.fn in _RATES and lowered:
         yield warning(
-            f"{_short(a.advantage.path)} takes the group's mean reward for a share of right answers, and {lowered} "
-            "makes it something else, even negative"
+            f"{_short(a.advantage.path)} uses the group's mean reward as the share of correct responses, and {lowered} "
+            "changes the rewards, which may become negative"
         )
     name = _short(a.policy_loss.path)
     if a.policy_loss.fn in (*_SEQUENCE_RATIO, losses.gmpo) and a.aggregation.fn is losses.token_mean:
-        yield warning(f"{name} with token_mean weighs a response by its length: use seq_mean_token_mean")
+        yield warning(f"{name} with token_mean weights a response by its length: use seq_mean_token_mean")
     averaged = a.policy_loss.fn in _SEQUENCE_RATIO and a.policy_loss.hyperparameters.get("mean") != "product"
     for side in ("clip_low", "clip_high"):
         if averaged and a.policy_loss.hyperparameters[side] >= 0.1:
             yield warning(
-                f"{name} clips a mean over the response, which {side} >= 0.1 hardly ever does: the paper has 4e-4"
+                f"{name} clips a mean over the response, which {side} >= 0.1 almost never clips: the paper has 4e-4"
             )
     if a.policy_loss.fn is losses.reinforce and a.updates_per_batch > 1:
-        yield warning("losses.reinforce corrects nothing after the first update of a batch: use clipped_surrogate")
+        yield warning("losses.reinforce has no ratio for later updates of a batch: use clipped_surrogate")
 
 
 def _short(path: str) -> str:

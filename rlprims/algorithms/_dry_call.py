@@ -1,4 +1,4 @@
-"""A primitive's own check of its hyperparameters, before there is a batch."""
+"""Checks hyperparameters before the first batch, by a call of the primitive on zeros."""
 
 import inspect
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -18,10 +18,10 @@ _SHAPES = {"(B, T)": (2, 2), "(B, K)": (2, 2), "(B,)": (2,), "(P,)": (2,), "()":
 
 
 def impossible(part: Use) -> str | None:
-    """The error with which a primitive of this library refuses its hyperparameters, or None.
+    """The error of a primitive of this library for its hyperparameters, or None.
 
-    It is called on two responses of zeros, for each primitive checks its hyperparameters where it uses them. An error
-    that names none of them is of those zeros, and not returned.
+    Each primitive checks its hyperparameters when it is called, so it is called on two responses of zeros. An error
+    that names no hyperparameter is caused by the zeros and is ignored.
 
     >>> from rlprims import losses
     >>> from rlprims.algorithms import use
@@ -43,7 +43,7 @@ def impossible(part: Use) -> str | None:
 
 
 def _zeros(part: Use) -> dict[str, Any] | None:
-    """The data that it needs; None if the signature does not say what they are."""
+    """Zeros for the data that it needs; None if the signature does not have their shapes."""
     hints = get_type_hints(part.fn, include_extras=True)
     batch = {}
     for name in part.needs:

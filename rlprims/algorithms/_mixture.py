@@ -1,8 +1,9 @@
-"""Rows of one batch that are trained by different algorithms, as environments of one run may be.
+"""Mixtures: different algorithms for the rows of one batch, for example for the environments of one run.
 
-A column ``spec_ids`` (B,) says which of a list of algorithms each row is trained by; a group has one. To an algorithm
-the rows of the others are rows without a token. The policy's denominators are those of the whole step, so that a token
-weighs the same whichever algorithm it is trained by: with the same algorithm for all rows it is the usual batch.
+A column ``spec_ids`` (B,) has the number of each row's algorithm in a list; all rows of a group have the same number.
+For each algorithm the rows of the others have no tokens. The policy's denominators are those of the whole step, so that
+a token has the same weight in every algorithm: if all rows have the same algorithm, the result is that of the usual
+batch.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ from rlprims.types import RowMask
 
 
 def only_rows(data: Data, rows: RowMask) -> dict[str, Any]:
-    """The data where rows that are not chosen have no token: every bool column like ``response_mask`` is False there.
+    """The data with tokens in the given rows only: bool columns like ``response_mask`` are False in all other rows.
 
-    ``valid_rows`` are the chosen ones, of those that were valid.
+    ``valid_rows`` are the given rows that were valid.
 
     >>> data = {"response_mask": torch.tensor([[True, True], [True, False]])}
     >>> only_rows(data, torch.tensor([False, True]))["response_mask"].tolist()
@@ -32,23 +33,23 @@ def only_rows(data: Data, rows: RowMask) -> dict[str, Any]:
     """
     mask, cu_seqlens = data["response_mask"], data.get("cu_seqlens")
     check_sequences(mask, cu_seqlens, rows=rows)
-    chosen = expand_to_tokens(rows, mask, cu_seqlens)
+    in_rows = expand_to_tokens(rows, mask, cu_seqlens)
     tensors = {name: x for name, x in data.items() if isinstance(x, Tensor)}
-    masks = {name: x & chosen for name, x in tensors.items() if x.dtype is torch.bool and x.shape == mask.shape}
+    masks = {name: x & in_rows for name, x in tensors.items() if x.dtype is torch.bool and x.shape == mask.shape}
     valid = data.get("valid_rows")
     return {**data, **masks, "valid_rows": rows if valid is None else rows & valid}
 
 
 def mixture_advantages(specs: Sequence[Algorithm], data: Data) -> dict[str, Tensor]:
-    """What :func:`estimate_advantages` gives for the rows of each algorithm, with its own shaping of their scores.
+    """The result of :func:`estimate_advantages` for the rows of each algorithm, with the algorithm's score shaping.
 
     Raises:
-        ValueError: ``spec_ids`` is missing, or has a number that no algorithm has.
+        ValueError: ``spec_ids`` is missing, or has a number outside of the list.
     """
     merged: dict[str, Tensor] = {}
     for rows, spec in zip(_rows_of(specs, data), specs, strict=True):
-        of_spec = only_rows(data, rows)
-        for name, x in estimate_advantages(spec, of_spec | shape_scores(spec, of_spec)).items():
+        own_data = only_rows(data, rows)
+        for name, x in estimate_advantages(spec, own_data | shape_scores(spec, own_data)).items():
             merged[name] = merged[name] + x if name in merged else x
     return merged
 
@@ -59,21 +60,21 @@ def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.G
     labels = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     totals = {"totals": count_totals(data["response_mask"], *labels)}
     for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
-        of_spec = only_rows(data, rows)
-        weights = token_weights(spec, of_spec, generator=generator)
-        counts = step_counts(spec, of_spec | weights)
-        columns |= {_of_spec(number, name): x for name, x in {**weights, **counts.columns}.items()}
-        totals |= {_of_spec(number, name): x for name, x in counts.totals.items() if name != "totals"}
+        own_data = only_rows(data, rows)
+        weights = token_weights(spec, own_data, generator=generator)
+        counts = step_counts(spec, own_data | weights)
+        columns |= {_spec_name(number, name): x for name, x in {**weights, **counts.columns}.items()}
+        totals |= {_spec_name(number, name): x for name, x in counts.totals.items() if name != "totals"}
     return StepCounts(columns, totals)
 
 
 def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
-    """The scalar to minimize: the sum of each algorithm's objective on its own rows.
+    """The scalar to minimize: the sum of the objectives of all algorithms, each on its own rows.
 
-    ``data`` has the columns and totals of :func:`mixture_counts`, for which the whole step was asked.
+    ``data`` must have the columns and totals of :func:`mixture_counts` of the whole step.
 
     Raises:
-        ValueError: they are missing, or ``spec_ids`` is, or a number there is no algorithm's.
+        ValueError: these or ``spec_ids`` are missing, or ``spec_ids`` has a number outside of the list.
 
     >>> from rlprims import algorithms
     >>> specs = [algorithms.reinforce(), algorithms.sft()]
@@ -87,7 +88,7 @@ def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
         raise ValueError("the batch has no totals: add mixture_counts(specs, data) of the whole step")
     parts = []
     for number, (rows, spec) in enumerate(zip(_rows_of(specs, data), specs, strict=True)):
-        prefix = _of_spec(number, "")
+        prefix = _spec_name(number, "")
         own = {name.removeprefix(prefix): x for name, x in data.items() if name.startswith(prefix)}
         parts.append(policy_objective(spec, {**only_rows(data, rows), **own}))
     return torch.stack(parts).sum()
@@ -105,5 +106,5 @@ def _rows_of(specs: Sequence[Algorithm], data: Data) -> list[RowMask]:
     return [spec_ids == number for number in range(len(specs))]
 
 
-def _of_spec(number: int, name: str) -> str:
+def _spec_name(number: int, name: str) -> str:
     return f"specs.{number}.{name}"

@@ -2,8 +2,8 @@
 
     L = mean of (policy loss + the terms beside it)  +  Σ_c coefficient_c · mean_c of ℓ_c over the tokens M_c
 
-A :class:`LossTerm` that has neither a mask nor a mean nor a denominator of its own is added to the policy loss token by
-token. Every other one is a part by itself.
+A :class:`LossTerm` with the mask, mean and denominator of the policy loss is added to the policy loss token by token.
+Every other term is a separate part.
 """
 
 from collections.abc import Mapping
@@ -24,23 +24,23 @@ from rlprims.types import Totals
 Data = Mapping[str, Any]
 
 _COUNTS = ("totals", "row_tokens", "group_tokens", "trajectory_tokens")
-"""The counts that a mean divides by: of the policy's tokens, or, with a term's name before it, of that term's."""
+"""The denominators of means: counts of the policy's tokens, or, with a term's name as prefix, of that term's tokens."""
 
 
 class StepCounts(NamedTuple):
     """The denominators of one optimizer step."""
 
     columns: dict[str, Tensor]
-    """int64 (B,) each: they are split with the rows."""
+    """Columns, int64 (B,) each: split them with the rows."""
     totals: dict[str, Totals]
-    """The same for every micro-batch and rank."""
+    """Totals of the step: give all of them to every micro-batch and rank."""
 
 
 def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
     """The denominators of all means of the objective, counted over the whole step before it is split.
 
-    ``data`` is that of the step, with what :func:`token_weights` made of it. Give each micro-batch its rows of the
-    columns, and all of the totals: then the micro-batches' objectives sum to that of the step, for any split.
+    ``data`` is that of the step, with the result of :func:`token_weights`. Give each micro-batch its rows of the
+    columns, and all of the totals: the objectives of the micro-batches then sum to that of the step, for any split.
 
     >>> import torch
     >>> from rlprims import algorithms
@@ -62,7 +62,7 @@ def step_counts(algorithm: Algorithm, data: Data) -> StepCounts:
 
 
 def _count(data: Data, mask: Tensor) -> dict[str, Tensor | Totals]:
-    """Each of the ``_COUNTS`` for the tokens of a mask, over the given rows."""
+    """The ``_COUNTS`` of the tokens of a mask, over the given rows."""
     cu_seqlens, group_ids, trajectory_ids = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     tokens = sequence_lengths(mask, cu_seqlens)
 
@@ -82,25 +82,25 @@ def _count(data: Data, mask: Tensor) -> dict[str, Tensor | Totals]:
 
 @dataclass(frozen=True)
 class Part:
-    """Per-token losses that are averaged together: the policy's with the terms beside it, or a term by itself."""
+    """Per-token losses with a common mean: the policy loss with the terms that are added to it, or a separate term."""
 
     algorithm: Algorithm
     number: int | None
-    """Of the loss term; None: the policy's part."""
+    """The number of the loss term; None: the part of the policy loss."""
 
     def mask(self, data: Data) -> Tensor:
-        """bool, per token: where its losses are not 0."""
+        """bool, per token: the tokens of its losses."""
         mask: Tensor = data["response_mask"]
         return mask if self.number is None else term_mask(self.algorithm, self.number, data)
 
     def losses(self, data: Data) -> Tensor:
-        """Per token, coefficients included; 0 outside its mask."""
+        """The losses per token, multiplied by their coefficients; 0 outside its mask."""
         if self.number is None:
             return policy_losses(self.algorithm, data)
         return _term_losses(self.algorithm, self.number, data)
 
     def mean(self, data: Data, losses: Tensor) -> Tensor:
-        """The scalar of the losses: a sum of shares, if ``data`` has the counts of the step."""
+        """The mean of the losses; with the counts of the step in ``data``, the given rows' share of the step's mean."""
         term = None if self.number is None else self.algorithm.loss_terms[self.number]
         aggregation = term.aggregation if term is not None and term.aggregation else self.algorithm.aggregation
         scalar: Tensor = aggregation({**data, **self._counts(term, data), "losses": losses})
@@ -123,21 +123,21 @@ class Part:
 
 
 def objective_parts(algorithm: Algorithm) -> list[Part]:
-    """The parts whose means add up to the objective, the policy's first.
+    """The parts whose means add up to the objective, that of the policy loss first.
 
     >>> from rlprims import algorithms
     >>> [part.number for part in objective_parts(algorithms.echo())]
     [None, 0]
     """
-    apart = [i for i, term in enumerate(algorithm.loss_terms) if not term.is_beside_the_policy]
-    return [Part(algorithm, number) for number in (None, *apart)]
+    separate = [i for i, term in enumerate(algorithm.loss_terms) if not term.is_beside_the_policy]
+    return [Part(algorithm, number) for number in (None, *separate)]
 
 
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
-    """The scalar to minimize: the mean of :func:`policy_losses`, and of each term that has a mean by itself.
+    """The scalar to minimize: the mean of :func:`policy_losses` plus the means of the separate terms.
 
-    In a micro-batch ``data`` has what :func:`step_counts` made of the whole step. Without any ``totals`` the given
-    batch is the step.
+    In a micro-batch ``data`` needs the result of :func:`step_counts` for the whole step. Without ``totals`` the given
+    batch is the whole step.
 
     Raises:
         ValueError: a group is split, and ``algorithm.together`` is "group_ids".
@@ -149,7 +149,7 @@ def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
 
 
 def _check_whole_groups(data: Data) -> None:
-    """Raise ``ValueError`` if a group has tokens here and others elsewhere; values are read on a CPU only."""
+    """Raise ``ValueError`` if a group is split over micro-batches. Values are checked on a CPU only."""
     if "group_tokens" not in data or not are_readable(data["group_tokens"], data["response_mask"]):
         return
     here, step = _count(data, data["response_mask"])["group_tokens"], data["group_tokens"]
@@ -164,10 +164,10 @@ def _check_whole_groups(data: Data) -> None:
 
 
 def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
-    """The policy loss, weighed, and the terms that are added to it per token.
+    """The policy loss, multiplied by its weights, plus the terms that are added to it per token.
 
-    ``data`` has what :func:`token_weights` made of the update. The weights are on the policy loss alone, as in TRL; a
-    token of weight 0 still counts where the aggregation divides by tokens, as everywhere.
+    ``data`` needs the result of :func:`token_weights` for the update. The weights multiply the policy loss only, as in
+    TRL. A token of weight 0 still counts in the denominator of the aggregation.
     """
     per_token: Tensor = algorithm.policy_coefficient * algorithm.policy_loss(data)
     has_weights = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data
@@ -186,15 +186,15 @@ def _term_losses(algorithm: Algorithm, number: int, data: Data) -> Tensor:
         losses = zero_outside(losses, _computed(tokens_of(number), data))
     if isinstance(term.coefficient, Use):
         raise ValueError(
-            f"loss_terms.{number}.coefficient is {term.coefficient}, whose value changes: give the step's number, "
-            f"algorithm.with_coefficients({{'loss_terms.{number}': controller.value}})"
+            f"loss_terms.{number}.coefficient is {term.coefficient}, expected a number, because it changes in every "
+            f"step: use algorithm.with_coefficients({{'loss_terms.{number}': controller.value}})"
         )
     scaled: Tensor = term.coefficient * losses
     return scaled
 
 
 def term_mask(algorithm: Algorithm, number: int, data: Data) -> Tensor:
-    """bool, per token: M_c, the tokens of a loss term's mask that its selection chose."""
+    """bool, per token: M_c, the tokens of a loss term's mask that are selected."""
     term = algorithm.loss_terms[number]
     mask = _column(term.mask, data)
     return mask if term.tokens is None else mask & _computed(tokens_of(number), data)

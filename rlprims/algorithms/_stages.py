@@ -1,4 +1,4 @@
-"""The stages of a step as functions of an algorithm and named tensors: what every trainer and backend shares.
+"""The stages of a step as functions of an algorithm and named tensors, for every trainer and backend.
 
 ``data`` maps the names of the vocabulary to tensors. A function returns only the names that it adds.
 """
@@ -28,9 +28,9 @@ Data = Mapping[str, Tensor]
 
 
 def shape_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
-    """``shaped_scores`` (B,): the raw scores plus every shaping term; and each term under its own name.
+    """``shaped_scores`` (B,), the raw scores plus all shaping terms, and each term under the name of its function.
 
-    A function that fills two terms gives one column, their sum.
+    If a function is used in two terms, its column is their sum.
     """
     data = _with_ends_of_rollouts(data)
     terms: dict[str, Tensor] = {}
@@ -44,7 +44,7 @@ def component_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     """``component_scores`` (B, K), of the columns that ``components`` names; nothing if it names none."""
     missing = [name for name in algorithm.components if name not in data]
     if missing:
-        raise ValueError(f"components has {missing}; the columns are {sorted(data)}: the verifier must return them")
+        raise ValueError(f"components has {missing}, expected some of {sorted(data)}: the verifier must return them")
     columns = [data[name] for name in algorithm.components]
     return {"component_scores": torch.stack(columns, 1)} if columns else {}
 
@@ -60,7 +60,7 @@ def leave_out_rows(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
 
 
 def _with_ends_of_rollouts(data: Data) -> Data:
-    """Every row with the ``ended`` of its rollout's last row: an earlier row may have reached a limit and continued."""
+    """The data with the ``ended`` of the last row of its rollout in every row: a rollout may go on after a limit."""
     ids, ended = data.get("trajectory_ids"), data.get("ended")
     if ids is None or ended is None:
         return data
@@ -70,45 +70,46 @@ def _with_ends_of_rollouts(data: Data) -> Data:
 
 
 def fill_invalid_scores(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
-    """The data for filters: a row that is not valid has the mean score of the others of its group.
+    """The data for filters: a row that is not valid gets the mean score of the valid rows of its group.
 
-    That changes neither their range nor their mean. NaN if no row of the group is valid.
+    This changes neither the range nor the mean of the group. The score is NaN if no row of the group is valid.
     """
     columns = dict(data)
     if "valid_rows" not in data:
         return columns
     group_ids, valid = data["group_ids"], data["valid_rows"]
-    some = group_count(group_ids, valid) > 0
+    has_valid = group_count(group_ids, valid) > 0
     for name in {"scores", filter_column(algorithm, columns) or "scores"} & columns.keys():
-        others = torch.where(some, group_mean(columns[name], group_ids, valid), torch.nan)
-        columns[name] = torch.where(valid, columns[name], others)
+        mean = torch.where(has_valid, group_mean(columns[name], group_ids, valid), torch.nan)
+        columns[name] = torch.where(valid, columns[name], mean)
     return columns
 
 
 def filter_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
-    """For each row, why its group is dropped, or None: how one ended, a score that is not finite, or the filter.
+    """For each row the reason why its group is dropped, or None if it is kept.
 
-    The filter's ``scores`` are its metric's column, see :func:`filter_column`; a filter of other columns has no
-    metric. A rollout of several rows (``trajectory_ids``) counts once, by its first row, and its end is its last row's.
-    Ragged columns are not read.
+    A group is dropped because of how a response ended, a score that is not finite, or the filter. The filter's
+    ``scores`` are the column of its metric, see :func:`filter_column`; a filter of other columns has no metric. A
+    rollout of several rows (``trajectory_ids``) counts once, with its first row, and ends as its last row. Ragged
+    columns are not used.
     """
     data = _with_ends_of_rollouts(data)
-    broken: dict[int, str] = {}
+    end_reasons: dict[int, str] = {}
     reasons = algorithm.ended.reasons("drop_group")
     if reasons and "ended" in data:
-        dropping = ended_by(data["ended"], reasons)
-        for group, code in zip(data["group_ids"][dropping].tolist(), data["ended"][dropping].tolist(), strict=True):
-            broken.setdefault(group, f"a response ended by {Ended(code).label}")
-    if not broken:
-        return _filter_by_scores(algorithm, data)
-    found = zip(data["group_ids"].tolist(), _filter_by_scores(algorithm, data), strict=True)
-    return [broken.get(group, reason) for group, reason in found]
+        drops = ended_by(data["ended"], reasons)
+        for group, code in zip(data["group_ids"][drops].tolist(), data["ended"][drops].tolist(), strict=True):
+            end_reasons.setdefault(group, f"a response ended by {Ended(code).label}")
+    if not end_reasons:
+        return _assess_scores(algorithm, data)
+    score_reasons = zip(data["group_ids"].tolist(), _assess_scores(algorithm, data), strict=True)
+    return [end_reasons.get(group, reason) for group, reason in score_reasons]
 
 
 def filter_column(algorithm: Algorithm, columns: Container[str]) -> str | None:
-    """The column that the filter reads as scores, of these: its metric, or ``scores`` where there is no ``acc``.
+    """The column that the filter uses as scores: its metric, or ``scores`` if there is no ``acc``; None if neither.
 
-    A verifier that returns one number has only the column of its score. None: the metric does not exist.
+    A verifier that returns a single number has only the column ``scores``.
 
     >>> from rlprims import algorithms
     >>> filter_column(algorithms.dapo(), {"scores"}), filter_column(algorithms.dapo(), {"scores", "acc"})
@@ -127,12 +128,12 @@ def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     if ids is not None:
         rollouts = join(ids, data["response_mask"])
         first_rows = rollouts.first_row[rollouts.exists]
-        one_row_each = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
-        one_row_each.pop("trajectory_ids")
-        reasons_of = dict(
-            zip(rollouts.exists.nonzero()[:, 0].tolist(), _filter_by_scores(algorithm, one_row_each), strict=True)
+        rollout_data = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
+        rollout_data.pop("trajectory_ids")
+        rollout_reasons = dict(
+            zip(rollouts.exists.nonzero()[:, 0].tolist(), _assess_scores(algorithm, rollout_data), strict=True)
         )
-        return [reasons_of[rollout] for rollout in ids.tolist()]
+        return [rollout_reasons[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
     reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
     if algorithm.filter is None or None not in reasons:
@@ -142,7 +143,7 @@ def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
         kept, explanations = keep(data).tolist(), [f"does not pass {keep}"] * len(scores)
     elif metric is None:
         raise ValueError(
-            f"filter.metric is {algorithm.filter.metric!r}; the columns are {sorted(data)}: the verifier must return it"
+            f"filter.metric is {algorithm.filter.metric!r}, expected one of {sorted(data)}: the verifier must return it"
         )
     else:
         column = data[metric]
@@ -160,15 +161,15 @@ def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
 def estimate_advantages(
     algorithm: Algorithm, data: Data, *, kl_coef: float = 0.0, turns_earn: bool = False
 ) -> dict[str, Tensor]:
-    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and what is needed.
+    """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and the data that are needed.
 
-    ``rm_scores`` of tokens are the rewards, unchanged; shaping terms are added on the last token.
+    If ``rm_scores`` are per token they are the rewards, and shaping terms are added on the last token.
     With ``turns_earn`` the scores do not include the rewards of turns, as in the trainer's episodes: ``turn_rewards``
     (B, T) are added to the rewards, on their tokens, unless the algorithm reads them separately.
     """
     with torch.no_grad():
-        given, mask = data.get("rm_scores"), data["response_mask"]
-        per_token = given is not None and given.shape == mask.shape
+        rm_scores, mask = data.get("rm_scores"), data["response_mask"]
+        per_token = rm_scores is not None and rm_scores.shape == mask.shape
         placement = _BESIDE_PROCESS_REWARDS if per_token else _PLACEMENT
         rewards = placement({**data, "scores": data["shaped_scores"]})
         if turns_earn and "turn_rewards" not in algorithm.needs:
@@ -187,7 +188,7 @@ def estimate_advantages(
         if algorithm.value_target is not None:
             estimated["returns"] = algorithm.value_target({**data, "rewards": rewards})
         elif algorithm.value_loss is not None:
-            # The target is taken before the advantages are normalized.
+            # The target uses the advantages before normalization.
             estimated["returns"] = torch.where(data["response_mask"], advantages + data["values"], 0.0)
         if algorithm.normalization is not None:
             estimated["advantages"] = algorithm.normalization({**data, "advantages": advantages})
@@ -197,12 +198,15 @@ def estimate_advantages(
 def _beside_process_rewards(
     scores: PerSequence, rm_scores: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
-    """Rewards of tokens, and on the last token what a score has beside their sum: shaping, or all of a row without."""
-    given = zero_outside(rm_scores.float(), response_mask)
-    known = sequence_sum(given, response_mask, cu_seqlens).isfinite()
-    process = torch.where(expand_to_tokens(known, response_mask, cu_seqlens), given, 0.0)
-    beside = scores - sequence_sum(process, response_mask, cu_seqlens)
-    return process + at_last_token(beside, response_mask, cu_seqlens)
+    """The rewards of tokens, plus the score minus their sum on the last token.
+
+    The difference is the shaping of the score, or the whole score of a row without finite rewards of tokens.
+    """
+    token_scores = zero_outside(rm_scores.float(), response_mask)
+    is_finite = sequence_sum(token_scores, response_mask, cu_seqlens).isfinite()
+    process = torch.where(expand_to_tokens(is_finite, response_mask, cu_seqlens), token_scores, 0.0)
+    difference = scores - sequence_sum(process, response_mask, cu_seqlens)
+    return process + at_last_token(difference, response_mask, cu_seqlens)
 
 
 _PLACEMENT = use(at_last_token)
@@ -212,8 +216,8 @@ _BESIDE_PROCESS_REWARDS = use(_beside_process_rewards)
 def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     """``response_mask`` and ``advantages`` without the turns that ``algorithm.ended`` masks; nothing if it masks none.
 
-    After :func:`estimate_advantages`, so that the score of the response counts in its group. A turn that is masked is
-    the last of its row: the one that ended so. Without ``turn_ids`` it is the whole response.
+    Call it after :func:`estimate_advantages`, so that the score of the response counts in its group. The masked turn is
+    the last turn of its row; without ``turn_ids`` it is the whole response.
     """
     reasons = algorithm.ended.reasons("mask_turn")
     if not reasons or "ended" not in data:
@@ -223,8 +227,8 @@ def mask_turns(algorithm: Algorithm, data: Data) -> dict[str, Tensor]:
     if "turn_ids" in data:
         turns_to_come = sum_from_right(last_of_turn(data["turn_ids"], mask, cu_seqlens), mask, cu_seqlens)
         masked = masked & (turns_to_come == 1)
-    kept = mask & ~masked
-    return {"response_mask": kept, "advantages": torch.where(kept, data["advantages"], 0.0)}
+    remaining = mask & ~masked
+    return {"response_mask": remaining, "advantages": torch.where(remaining, data["advantages"], 0.0)}
 
 
 def token_weights(algorithm: Algorithm, data: Data, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -247,8 +251,8 @@ def token_weights(algorithm: Algorithm, data: Data, *, generator: torch.Generato
             weights["loss_weights"] = reduce(operator.mul, factors).values
         for i, term in enumerate(algorithm.loss_terms):
             if term.tokens is not None:
-                of_term = {**data, "response_mask": data[term.mask]}
-                weights[tokens_of(i)] = _choose(term.tokens, of_term, generator)
+                term_data = {**data, "response_mask": data[term.mask]}
+                weights[tokens_of(i)] = _choose(term.tokens, term_data, generator)
     return weights
 
 

@@ -1,4 +1,4 @@
-"""A primitive with its hyperparameters bound: one stage of an :class:`Algorithm`."""
+"""A primitive with bound hyperparameters, for one stage of an :class:`Algorithm`."""
 
 import importlib
 import inspect
@@ -25,9 +25,9 @@ from rlprims.trajectories import by_trajectory
 class Use(BaseModel):
     """A function and the hyperparameters bound to it; made by :func:`use`.
 
-    Written as YAML or JSON it is the import path, ``rlprims.advantage.rloo``, or a mapping,
-    ``{fn: rlprims.advantage.grpo, ddof: 0}``; ``advantage.rloo``, as it is printed, is read too. Nothing is registered:
-    any importable function will do.
+    In YAML or JSON it is the import path, ``rlprims.advantage.rloo``, or a mapping,
+    ``{fn: rlprims.advantage.grpo, ddof: 0}``; the printed form ``advantage.rloo`` is accepted too. There is no
+    registry: any importable function can be used.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
@@ -45,29 +45,29 @@ class Use(BaseModel):
         if not isinstance(value, Mapping) or "bound" in value:
             return value
         if "fn" not in value:
-            raise ValueError(f"needs 'fn', the import path of a function; got only {sorted(value)}")
+            raise ValueError(f"expected 'fn', the import path of a function, got only {sorted(value)}")
         fn = import_path(value["fn"]) if isinstance(value["fn"], str) else value["fn"]
         return {"fn": fn, "bound": tuple((k, v) for k, v in value.items() if k != "fn")}
 
     @model_validator(mode="after")
     def _check_names_and_types(self) -> "Use":
         if not hasattr(self.fn, "__qualname__"):
-            raise ValueError(f"{self.fn!r} has no name: give a function or a class, and the hyperparameters beside it")
+            raise ValueError(f"expected a function or a class, with the hyperparameters beside it, got {self.fn!r}")
         hints = _hyperparameters(self.fn)
         checked = []
         for name, value in self.bound:
             if name not in hints:
-                near = get_close_matches(name, hints, n=1)
-                known = f"did you mean {near[0]!r}?" if near else f"it takes {sorted(hints) or 'none'}"
-                raise ValueError(f"{self.path} has no hyperparameter {name!r}: {known}")
+                similar = get_close_matches(name, hints, n=1)
+                suggestion = f"did you mean {similar[0]!r}?" if similar else f"it takes {sorted(hints) or 'none'}"
+                raise ValueError(f"{self.path} has no hyperparameter {name!r}: {suggestion}")
             try:
-                fitting = TypeAdapter(hints[name]).validate_python(value)
+                valid = TypeAdapter(hints[name]).validate_python(value)
             except ValidationError as error:
                 reason = error.errors()[0]["msg"]
-                raise ValueError(f"{self.path}: {name}={value!r} does not fit: {reason}") from None
-            if isinstance(value, bool) and not isinstance(fitting, bool):
-                raise ValueError(f"{self.path}: {name}={value!r} does not fit: a switch, and it takes a number")
-            checked.append((name, fitting))
+                raise ValueError(f"{self.path}: {name}={value!r} has the wrong type: {reason}") from None
+            if isinstance(value, bool) and not isinstance(valid, bool):
+                raise ValueError(f"{self.path}: {name}={value!r} has the wrong type: expected a number")
+            checked.append((name, valid))
         object.__setattr__(self, "bound", tuple(sorted(checked)))
         return self
 
@@ -76,17 +76,17 @@ class Use(BaseModel):
         if info.mode == "python":  # in memory a function needs no path
             return {"fn": self.fn, **dict(self.bound)}
         if not _is_importable(self.fn):
-            raise ValueError(f"{self.path} cannot be imported again: define the function in a module to store it")
+            raise ValueError(f"{self.path} cannot be imported, expected a function of a module: define it in a module")
         return {"fn": self.path, **dict(self.bound)} if self.bound else self.path
 
     @property
     def path(self) -> str:
-        """Where to import it from: the shortest public path."""
+        """The shortest public path from which it can be imported."""
         return _public_path(self.fn)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Every hyperparameter with its value, defaults included."""
+        """Every hyperparameter with its bound or default value."""
         parameters = inspect.signature(self.fn).parameters
         defaults = {name: parameters[name].default for name in _hyperparameters(self.fn)}
         return {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty} | dict(self.bound)
@@ -102,7 +102,7 @@ class Use(BaseModel):
         return frozenset(_hyperparameters(self.fn)) - frozenset(self.hyperparameters)
 
     def __eq__(self, other: object) -> bool:
-        """The same function with the same values, spelt out or by default."""
+        """Whether both have the same function and the same values, bound or by default."""
         if not isinstance(other, Use):
             return NotImplemented
         return self.fn == other.fn and self.hyperparameters == other.hyperparameters
@@ -111,13 +111,14 @@ class Use(BaseModel):
         return hash((self.fn, frozenset(self.hyperparameters.items())))
 
     def __call__(self, data: Mapping[str, Any], **hyperparameters: Any) -> Any:
-        """Call it with what it names of ``data``. With ``trajectory_ids`` there, rollouts are its sequences."""
+        """Call it with the entries of ``data`` that it names. If ``data`` has ``trajectory_ids``, its sequences are
+        rollouts."""
         missing = sorted(self.needs - {name for name in data if data[name] is not None})
         if missing:
-            raise ValueError(f"{self.path} needs {missing}; the batch has {sorted(data)}")
+            raise ValueError(f"{self.path}: expected {missing} in the batch, which has {sorted(data)}")
         arguments = {name: data[name] for name in _data(self.fn) if name in data} | dict(self.bound) | hyperparameters
-        of_tokens = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
-        if of_tokens or "trajectory_ids" in _data(self.fn) or data.get("trajectory_ids") is None:
+        token_wise = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
+        if token_wise or "trajectory_ids" in _data(self.fn) or data.get("trajectory_ids") is None:
             return self.fn(**arguments)
         ids_and_mask = {name: data[name] for name in ("trajectory_ids", "response_mask")}
         return by_trajectory(self.fn)(**arguments | ids_and_mask)
@@ -148,7 +149,8 @@ def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
 
 
 def import_path(path: str) -> Any:
-    """The object at ``package.module.name``; ``losses.token_mean`` is that of this library, unless yours has it.
+    """The object at ``package.module.name``. ``losses.token_mean`` is that of this library, unless you have a package
+    ``losses``.
 
     >>> import_path("losses.token_mean") is import_path("rlprims.losses.token_mean")
     True
@@ -156,16 +158,16 @@ def import_path(path: str) -> Any:
     try:
         return _imported(path)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        # A module that is there and does not import is the user's, and broken: its error is what helps.
+        # If a module exists and cannot be imported, it is the user's module, and its own error is the useful one.
         absent = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
         if (absent or isinstance(error, AttributeError)) and path.partition(".")[0] in rlprims.__all__:
             with suppress(ImportError, AttributeError):
                 return _imported(f"rlprims.{path}")
-        how = "write it as package.module.function"
+        fix = "write it as package.module.function"
         if "(" in path:
-            how = f"write {{fn: {path.partition('(')[0]}, name: value}}"
-        why = str(error) if path.rpartition(".")[0].strip(".") else "it names no module"
-        raise ValueError(f"cannot import {path!r} ({why}): {how}") from None
+            fix = f"write {{fn: {path.partition('(')[0]}, name: value}}"
+        reason = str(error) if path.rpartition(".")[0].strip(".") else "it names no module"
+        raise ValueError(f"cannot import {path!r} ({reason}): {fix}") from None
 
 
 def _imported(path: str) -> Any:

@@ -48,7 +48,7 @@ def rejection(
         cu_seqlens: int (B+1,) if packed.
         turn_ids: int, like old_log_probs: the turn that a valid token belongs to, for "segment". None: one turn.
         estimator: "k1", "k2" or "k3".
-        level: "token", "segment" (a turn) or "sequence": what is kept or rejected as one.
+        level: "token", "segment" (a turn) or "sequence": the unit that is kept or rejected.
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.

@@ -20,7 +20,7 @@ def fipo(
     max_ratio: float = 10.0,
     safe_ratio: float = 4.0,
 ) -> Weights:
-    """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): tokens before reinforced tokens weigh more.
+    """Future-KL influence, Ma et al. 2026 (arXiv:2603.19835): larger weights before reinforced tokens.
 
     With d_t = log π_t − log π_old,t and ρ = exp(d), F_t = Σ_{k≥t} γ^{k−t} d_k over the valid tokens of the response
     with ρ_k <= ``max_ratio``, γ = 2^(−1/τ), and f_t = clip(exp(F_t), w_min, w_max). If A_t < 0 and ρ_t >
@@ -43,7 +43,7 @@ def fipo(
         half_life: τ, in valid tokens: the weight of d_k halves every τ tokens.
         w_min, w_max: bounds of a weight; 0 <= w_min <= 1 <= w_max.
         max_ratio: δ: tokens with a larger ratio are left out of F.
-        safe_ratio: the largest ratio at which a token with a negative advantage may weigh more than 1.
+        safe_ratio: the largest ratio at which a token with a negative advantage may have a weight above 1.
 
     Returns:
         Weights between w_min and w_max, 0 outside the mask; ``corrected`` is empty.

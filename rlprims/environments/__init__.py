@@ -1,4 +1,4 @@
-"""Environments: a class of two methods, the driver of its episodes, and functions as tools.
+"""Environments: a protocol with two methods, the driver of episodes, and tools from functions.
 
 An :class:`Environment` takes and returns messages. :func:`rollout` runs one episode of it with a sampler and returns
 the exact turns, which :mod:`rlprims.turns` merges into rows. :func:`tool` makes a tool from a function,

@@ -12,9 +12,9 @@ _Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[tup
 
 
 class Asker:
-    """Calls methods that are plain in a thread of its own, always the same, and awaits those that are ``async``.
+    """Calls plain methods in one separate thread, and awaits ``async`` methods.
 
-    A call that takes too long is abandoned: a thread cannot be killed, and it ends with the process.
+    A call that takes too long is abandoned. Its thread cannot be killed; it ends with the process.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -26,9 +26,9 @@ class Asker:
 
         Raises:
             TimeoutError: all calls together took longer than the limit.
-            Exception: what the call raised.
+            Exception: the exception of the call.
         """
-        begun = time.monotonic()
+        start = time.monotonic()
         task = asyncio.ensure_future(self._call(fn, args))
         try:
             done, _ = await asyncio.wait([task], timeout=self.left)
@@ -36,11 +36,11 @@ class Asker:
                 raise TimeoutError
             return task.result()
         finally:
-            task.cancel()  # not awaited: it may refuse to end
-            self.left -= time.monotonic() - begun
+            task.cancel()  # not awaited, because it may ignore the cancellation
+            self.left -= time.monotonic() - start
 
     def close(self) -> None:
-        """The thread ends after its current call."""
+        """Let the thread end after its current call."""
         if self._jobs is not None:
             self._jobs.put(None)
 

@@ -24,7 +24,7 @@ class Calls(NamedTuple):
     """The text without the calls."""
     calls: list[Call]
     malformed: list[str]
-    """What is wrong with each call that could not be read."""
+    """The error of each call that could not be parsed."""
 
 
 def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = ()) -> Calls:
@@ -33,16 +33,16 @@ def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = 
     - ``json`` (Hermes, Qwen): ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``.
     - ``xml`` (Qwen3-Coder): ``<tool_call><function=add><parameter=a>1</parameter></function></tool_call>``. Values are
       text; :func:`answer_calls` converts them to the parameters' types.
-    - ``tags``: each tool has a tag of its own name, ``<add><a>1</a><b>2</b></add>``. Without tags inside, the text is
-      the tool's first parameter: ``<search>query</search>``.
+    - ``tags``: the tag of a tool is its name, ``<add><a>1</a><b>2</b></add>``. Without tags inside, the text is the
+      tool's first parameter: ``<search>query</search>``.
 
-    A call that is not closed, whose JSON is not an object with a name and arguments, or whose tags do not fit is
-    malformed. A call of an unknown name is not: the environment answers it.
+    A call is malformed if it is not closed, if its JSON is not an object with a name and arguments, or if its tags are
+    wrong. A call of an unknown tool is not malformed: the environment answers it.
 
     Args:
-        text: what the model wrote.
+        text: the text of the model.
         style: one of the above.
-        tools: of :func:`tool`, or schemas; ``tags`` needs them.
+        tools: tools from :func:`tool`, or schemas; ``tags`` needs them.
 
     >>> parse_calls('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     Calls(content='Let me see.', calls=[Call(name='add', arguments={'a': 1})], malformed=[])
@@ -69,7 +69,7 @@ def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = 
 
 
 def _elements(text: str, tags: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
-    """Each element's tag and what it holds, None if it is not closed; and the text between, with None for a tag."""
+    """Each element's tag and content (None if it is not closed), and the texts between them, with the tag None."""
     begin = 0
     opening = {tag: text.find(f"<{tag}>") for tag in tags}
     while open_tags := {at: tag for tag, at in opening.items() if at >= 0}:
@@ -89,7 +89,7 @@ def _elements(text: str, tags: Sequence[str]) -> Iterator[tuple[str | None, str 
 
 def _json_call(text: str) -> Call:
     def no_constant(name: str) -> None:
-        raise ValueError(f"{name} is no JSON: expected a number")
+        raise ValueError(f"{name} is not JSON: expected a number")
 
     value = json.loads(text, parse_constant=no_constant)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -117,7 +117,7 @@ def _xml_call(text: str) -> Call:
 
 
 def _named(text: str, tag: str) -> tuple[str, str]:
-    """Of ``<tag=name>rest`` the name and the rest."""
+    """The name and the rest of ``<tag=name>rest``."""
     name, closed, rest = text.removeprefix(f"<{tag}=").partition(">")
     if not text.startswith(f"<{tag}=") or not closed or not name:
         raise ValueError(f"expected <{tag}=name>, got {text[:40]!r}")
@@ -135,5 +135,5 @@ def _tagged(text: str, parameters: Sequence[str]) -> dict[str, Any]:
             arguments[tag] = inside
     left = "".join(between).strip()
     if left and (arguments or not parameters):
-        raise ValueError(f"{left[:40]!r} is in no parameter; they are {', '.join(parameters) or 'none'}")
+        raise ValueError(f"{left[:40]!r} is outside of parameters, expected tags of {', '.join(parameters) or 'none'}")
     return {parameters[0]: left} if left else arguments

@@ -7,17 +7,17 @@ from typing import Any, Protocol, TypeAlias
 from rlprims.ended import EndedName
 
 Message: TypeAlias = Mapping[str, Any]
-"""As in chat templates: ``role`` and ``content``, both text. What the model wrote also has ``tool_calls``, a list of
-``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``, a list of what is wrong
-with those that could not be read; and ``finish``, why sampling ended."""
+"""A message as in chat templates: ``role`` and ``content``, both text. A message of the model also has ``tool_calls``,
+a list of ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``, a list of the
+errors of calls that could not be parsed; and ``finish``, the reason why sampling ended."""
 
 Start: TypeAlias = Sequence[Message] | tuple[Sequence[Message], Sequence[Any]]
-"""The first messages; or these, and the tools: of :func:`tool`, or schemas as chat templates take them."""
+"""The first messages; or the first messages and the tools, from :func:`tool` or as schemas for chat templates."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an environment answers to a message of the model.
+    """The answer of an environment to a message of the model.
 
     >>> Step([{"role": "tool", "content": "23"}])
     Step(messages=[{'role': 'tool', 'content': '23'}], reward=0.0, done=False, columns={})
@@ -26,21 +26,21 @@ class Step:
     """
 
     messages: Sequence[Message] = ()
-    """The messages that the model reads next; required unless ``done``."""
+    """The next messages for the model; required unless ``done``."""
     reward: float = 0.0
-    """Of the message that was answered. A rollout's score is the sum of its rewards."""
+    """The reward of the model's message. A rollout's score is the sum of its rewards."""
     done: bool = False
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers to log, such as ``acc``; the newest of a name counts. ``state`` is no number to log: it is a hashable
-    label of the state that the next message answers. Without it the state is the whole conversation so far."""
+    """Numbers to log, such as ``acc``; the last one of each name is kept. ``state`` is not logged: it is a hashable
+    label of the state before the model's next message. Without it the state is the whole conversation so far."""
 
 
 class Environment(Protocol):
     """One episode. It takes and returns messages; the driver converts them to tokens. Both methods may be ``async``.
 
-    A plain ``def`` runs in a thread of the episode's own, the same one for all of its calls, so it may block. An
-    ``async def`` shares its thread with the other episodes, so it must not. ``close()``, if it exists, is called at the
-    end of every episode, also after an error.
+    A plain ``def`` runs in a separate thread, one for each episode, so it may block. An ``async def`` shares its thread
+    with other episodes, so it must not block. ``close()``, if it exists, is called at the end of every episode, also
+    after an error.
     """
 
     def reset(self) -> Start | Awaitable[Start]:
@@ -57,14 +57,14 @@ class Completion:
     """The tokens that a sampler drew after a prompt."""
 
     token_ids: Sequence[int]
-    """With the end token if it was drawn."""
+    """The drawn ids, including the end token if it was drawn."""
     log_probs: Sequence[float]
     finish: EndedName = "stop"
-    """``stop``: the end token, or a stop text; ``length``: the limit of a completion's tokens."""
+    """``stop``: the end token or a stop text; ``length``: the limit of a completion's tokens."""
     version: int | Sequence[int] = 0
-    """Of the weights; one number per token if they changed during the completion."""
+    """The version of the weights; one number per token if they changed during the completion."""
     kept: Sequence[Any] | None = None
-    """For each token the ids that top-k, top-p or min-p left."""
+    """For each token the ids that top-k, top-p or min-p kept."""
 
 
 class Sample(Protocol):
@@ -74,7 +74,7 @@ class Sample(Protocol):
 
 
 class Renderer(Protocol):
-    """Messages to token ids and back: :class:`TextRenderer`, :class:`ChatRenderer`."""
+    """Converts messages to token ids and back: :class:`TextRenderer`, :class:`ChatRenderer`."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of a conversation, up to the model's next token."""
@@ -83,7 +83,7 @@ class Renderer(Protocol):
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
-        """The ids that follow the last sampled one, as :func:`rlprims.turns.delta_ids`; None: render all again."""
+        """The ids after the last sampled one, as :func:`rlprims.turns.delta_ids`; None: render the conversation."""
         ...
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:

@@ -1,4 +1,4 @@
-"""Messages to token ids, and sampled ids to messages."""
+"""Conversion of messages to token ids, and of sampled ids to messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ class TextRenderer:
     """Joins contents without roles, for base models without a chat template.
 
     Args:
-        tokenizer: of Hugging Face.
-        calls: how tool calls are written, as :func:`parse_calls`.
+        tokenizer: a tokenizer of Hugging Face.
+        calls: the style of tool calls, as for :func:`parse_calls`.
     """
 
     def __init__(self, tokenizer: Any, *, calls: CallStyle = "tags") -> None:
@@ -22,26 +22,26 @@ class TextRenderer:
         self.calls = calls
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        """Begins as the tokenizer begins a text."""
+        """The ids of the joined contents, with the special tokens that the tokenizer adds at the start of a text."""
         return list(self.tokenizer.encode(_text(messages), verbose=False))
 
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
-        """Sampled tokens are not changed, whether the turn ended or not."""
+        """The ids of the appended contents; it never asks for a new rendering."""
         return list(self.tokenizer.encode(_text(appended), add_special_tokens=False, verbose=False))
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
-        """The message of what was sampled, special tokens left out."""
+        """The message of the sampled tokens, without special tokens."""
         return _read(self.tokenizer, token_ids, tools, self.calls)
 
 
 class ChatRenderer:
-    """The tokenizer's chat template.
+    """Renders messages with the tokenizer's chat template.
 
     Args:
-        tokenizer: of Hugging Face.
-        calls: how tool calls are written, as :func:`parse_calls`.
+        tokenizer: a tokenizer of Hugging Face.
+        calls: the style of tool calls, as for :func:`parse_calls`.
         template_arguments: for the template, such as ``enable_thinking``.
     """
 
@@ -51,7 +51,7 @@ class ChatRenderer:
         self.template_arguments = template_arguments
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        """With the generation prompt."""
+        """The ids of the conversation with the generation prompt."""
         text = self.tokenizer.apply_chat_template(
             list(messages),
             tools=schemas_of(tools) or None,
@@ -64,12 +64,12 @@ class ChatRenderer:
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
-        """By :func:`rlprims.turns.delta_ids`."""
+        """The ids from :func:`rlprims.turns.delta_ids`."""
         schemas = schemas_of(tools) or None
         return delta_ids(self.tokenizer, messages, appended, schemas, ended=ended, **self.template_arguments)
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
-        """The message of what was sampled, special tokens left out."""
+        """The message of the sampled tokens, without special tokens."""
         return _read(self.tokenizer, token_ids, tools, self.calls)
 
 

@@ -1,4 +1,4 @@
-"""One episode of an environment and a sampler."""
+"""The driver of one episode of an environment with a sampler."""
 
 import inspect
 import math
@@ -21,37 +21,39 @@ _STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, 
 
 
 class Limits(BaseModel):
-    """Limits that end an episode although its environment is not done."""
+    """Limits that end an episode before its environment is done."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    turns: int = Field(default=8, ge=1, description="messages that the model writes")
-    tokens: int | None = Field(default=None, ge=1, description="of a turn's prompt and completion; null: the window")
-    sampled_tokens: int | None = Field(default=None, ge=1, description="over all turns; null: no limit")
-    tool_calls: int | None = Field(default=None, ge=0, description="over all turns; null: no limit")
-    seconds: float = Field(default=60.0, gt=0, description="that the environment takes, over all its calls")
-    characters: int = Field(default=100_000, ge=1, description="of the messages of one step")
+    turns: int = Field(default=8, ge=1, description="messages of the model")
+    tokens: int | None = Field(
+        default=None, ge=1, description="tokens of a turn's prompt and completion; null: the context window"
+    )
+    sampled_tokens: int | None = Field(default=None, ge=1, description="sampled tokens of all turns; null: no limit")
+    tool_calls: int | None = Field(default=None, ge=0, description="tool calls of all turns; null: no limit")
+    seconds: float = Field(default=60.0, gt=0, description="seconds of all calls of the environment")
+    characters: int = Field(default=100_000, ge=1, description="characters of the messages of one step")
 
 
 @dataclass
 class Episode:
-    """What happened, turn by turn."""
+    """The record of an episode."""
 
     sample_id: int
     turns: list[Turn] = field(default_factory=list)
-    """With their rewards; the last one's ``finish`` says why the episode ended."""
+    """The turns with their rewards; ``finish`` of the last turn is the reason why the episode ended."""
     states: list[Hashable] = field(default_factory=list)
-    """Of each turn, what it answered: the environment's label, or its prompt."""
+    """The state before each turn: the environment's label, or the prompt."""
     messages: list[Message] = field(default_factory=list)
     columns: dict[str, float] = field(default_factory=dict)
     tool_calls: int = 0
     ended: EndedName = "stop"
     is_done: bool = False
-    """Whether the environment ended the episode; its last reward is then the outcome."""
+    """Whether the environment ended the episode; the last reward is then the outcome."""
     causes: Counter[str] = field(default_factory=Counter)
     """Counts of problems: malformed calls, unknown tools, limits, failures of the environment."""
     failure: str | None = None
-    """The reason why the environment failed and there is no score, with what to change."""
+    """The reason why the environment failed and there is no score, and the fix."""
 
     @property
     def score(self) -> float:
@@ -59,12 +61,12 @@ class Episode:
         return math.nan if self.failure else math.fsum(turn.reward for turn in self.turns)
 
     def rows(self) -> list[Row]:
-        """Rows of training data, by exact prefixes."""
+        """The rows of training data, merged by exact prefixes."""
         return merge(self.turns)
 
 
 class _EnvironmentError(Exception):
-    """An environment's answer that cannot be used: why the episode ended, the cause that is counted, what to write."""
+    """An environment's answer that cannot be used, with the reason of the end, the counted cause, and a message."""
 
     def __init__(self, ended: EndedName, cause: str, message: str) -> None:
         super().__init__(message)
@@ -74,11 +76,11 @@ class _EnvironmentError(Exception):
 async def rollout(
     environment: Environment, sample: Sample, renderer: Renderer, limits: Limits | None = None, *, sample_id: int = 0
 ) -> Episode:
-    """Run an episode: environment and model send messages in turn, until it is done or a limit is reached.
+    """Run an episode: environment and model send messages in turn, until the episode is done or a limit is reached.
 
-    No text is tokenized twice: each prompt is the tokens before it, as they were sampled, plus the new messages of the
-    environment. If the chat template does not allow that, the whole conversation is rendered, and the episode gets
-    another row.
+    No text is tokenized twice: each prompt is the earlier tokens, as they were sampled, plus the new messages of the
+    environment. If the chat template does not allow this, the whole conversation is rendered again, and the episode
+    gets another row.
 
     If the environment raises, takes too long, or returns a wrong value, only this episode fails: ``failure`` has the
     reason, ``score`` is NaN, and the turns before it are kept. An exception of ``sample`` is raised.
@@ -165,7 +167,7 @@ async def _play(
             episode.messages += step.messages
             return
         _check_size(f"{name}.step", step.messages, limits)
-        # Malformed calls and unknown tools were counted above, whether the environment answers them or not.
+        # Malformed calls and unknown tools were counted above, even if the environment does not answer them.
         errors = [m["error"] for m in step.messages if m.get("error") not in (None, "malformed call", "unknown tool")]
         episode.causes.update(errors)
         if len(episode.turns) == limits.turns:
@@ -178,98 +180,100 @@ async def _play(
 def _render(
     renderer: Renderer, episode: Episode, tools: list[Any], turn: Turn | None = None, appended: Sequence[Message] = ()
 ) -> list[int]:
-    """The next prompt: the tokens of the turn and what follows it, or the whole conversation."""
+    """The next prompt: the tokens of the turn and the appended messages, or the whole conversation."""
     try:
         delta = None
         if turn is not None:
             delta = renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
         episode.messages += appended
         return [*turn.token_ids, *delta] if turn and delta is not None else renderer.prompt(episode.messages, tools)
-    except Exception as error:  # such as a chat template that wants user and assistant to alternate
-        what = f"the messages cannot be rendered ({type(error).__name__}: {error})"
-        write = "answer as the model's chat template expects it"
-        raise _EnvironmentError("error", "messages that cannot be rendered", f"{what}: {write}") from error
+    except Exception as error:  # for example a chat template that requires user and assistant to alternate
+        problem = f"the messages cannot be rendered ({type(error).__name__}: {error})"
+        fix = "answer with messages that the model's chat template accepts"
+        raise _EnvironmentError("error", "messages that cannot be rendered", f"{problem}: {fix}") from error
 
 
-async def _ask(ask: Asker, what: str, method: Any, *args: Any) -> Any:
+async def _ask(ask: Asker, called: str, method: Any, *args: Any) -> Any:
     try:
         return await ask(method, *args)
     except TimeoutError as error:
         if str(error):  # the environment's own
-            raise _EnvironmentError("timeout", f"{what} raised TimeoutError", f"{what} raised {error!r}") from None
+            raise _EnvironmentError("timeout", f"{called} raised TimeoutError", f"{called} raised {error!r}") from None
         raise _EnvironmentError(
             "timeout",
-            f"{what} took too long",
-            f"{what} took longer than limits.seconds allows: end what waits, or raise limits.seconds",
+            f"{called} took too long",
+            f"{called} took longer than limits.seconds: end calls that wait, or raise limits.seconds",
         ) from None
     except Exception as error:
-        cause = f"{what} raised {type(error).__name__}"
+        cause = f"{called} raised {type(error).__name__}"
         raise _EnvironmentError("error", cause, f"{cause}: {error}; catch it, or return Step(done=True)") from error
 
 
-def _wrong(what: str, got: str, write: str) -> _EnvironmentError:
-    return _EnvironmentError("error", f"{what} returned what cannot be used", f"{what} returned {got}: {write}")
+def _wrong(called: str, got: str, write: str) -> _EnvironmentError:
+    return _EnvironmentError("error", f"{called} returned a wrong value", f"{called} returned {got}: {write}")
 
 
 def _checked_start(name: str, start: Any) -> tuple[list[Message], list[Any]]:
-    what = f"{name}.reset"
+    called = f"{name}.reset"
     messages, tools = start, list[Any]()
     if isinstance(start, tuple) and len(start) == 2 and not isinstance(start[0], Mapping):
         messages, tools = start
     if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise _wrong(what, f"tools of type {type(tools).__name__}", f"expected a list, {_START}")
+        raise _wrong(called, f"tools of type {type(tools).__name__}", f"expected a list, {_START}")
     try:
         names_of(tools)
     except (TypeError, KeyError, AttributeError):
-        raise _wrong(what, f"tools {tools!r:.80}", "expected what rlprims.environments.tool makes") from None
-    _check_messages(what, messages, _START)
+        raise _wrong(called, f"tools {tools!r:.80}", "expected tools from rlprims.environments.tool") from None
+    _check_messages(called, messages, _START)
     if not messages:
-        raise _wrong(what, "no messages", _START)
+        raise _wrong(called, "no messages", _START)
     return list(messages), list(tools)
 
 
 def _checked_step(name: str, step: Any, episode: Episode) -> Hashable:
-    """The label of the next state; the columns go to the episode."""
-    what = f"{name}.step"
+    """The label of the next state. The columns are added to the episode."""
+    called = f"{name}.step"
     if not isinstance(step, Step):
-        raise _wrong(what, f"{type(step).__name__}", _STEP)
+        raise _wrong(called, f"{type(step).__name__}", _STEP)
     if not isinstance(step.reward, Real) or not math.isfinite(step.reward):
-        raise _wrong(what, f"the reward {step.reward!r:.80}", "expected a finite number")
+        raise _wrong(called, f"the reward {step.reward!r:.80}", "expected a finite number")
     if not isinstance(step.done, bool):
-        raise _wrong(what, f"done={step.done!r:.80}", "expected True or False")
-    _check_messages(what, step.messages, _STEP)
+        raise _wrong(called, f"done={step.done!r:.80}", "expected True or False")
+    _check_messages(called, step.messages, _STEP)
     if not step.messages and not step.done:
-        raise _wrong(what, "no messages, and is not done", f"{_STEP}, or done=True")
+        raise _wrong(called, "no messages, and is not done", f"{_STEP}, or done=True")
     if not isinstance(step.columns, Mapping):
-        raise _wrong(what, f"columns of type {type(step.columns).__name__}", "expected a dict of numbers")
+        raise _wrong(called, f"columns of type {type(step.columns).__name__}", "expected a dict of numbers")
     columns = dict(step.columns)
     state = columns.pop("state", None)
     for key, value in columns.items():
         if not isinstance(key, str) or not isinstance(value, Real):
-            raise _wrong(what, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out")
+            raise _wrong(
+                called, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out"
+            )
         episode.columns[key] = float(value)
     if not isinstance(state, Hashable):
-        raise _wrong(what, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
+        raise _wrong(called, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
     return state
 
 
-def _check_messages(what: str, messages: Any, write: str) -> None:
+def _check_messages(called: str, messages: Any, write: str) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _wrong(what, f"messages of type {type(messages).__name__}", f"expected a list: {write}")
+        raise _wrong(called, f"messages of type {type(messages).__name__}", f"expected a list: {write}")
     for message in messages:
         if not isinstance(message, Mapping):
-            raise _wrong(what, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
+            raise _wrong(called, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise _wrong(what, f"the message {dict(message)!r:.80}", "expected role and content, both text")
+            raise _wrong(called, f"the message {dict(message)!r:.80}", "expected role and content, both text")
 
 
-def _check_size(what: str, messages: Sequence[Message], limits: Limits) -> None:
+def _check_size(called: str, messages: Sequence[Message], limits: Limits) -> None:
     size = sum(len(message["content"]) for message in messages)
     if size > limits.characters:
         raise _EnvironmentError(
             "context",
-            f"{what} returned too much",
-            f"{what} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
+            f"{called} returned too much",
+            f"{called} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
         )
 
 
@@ -282,7 +286,7 @@ def _tokens_left(limits: Limits, episode: Episode, prompt_tokens: int) -> int | 
 
 
 def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -> Turn:
-    """The drawn tokens, cut at the limits: the beginning of a sample is a valid sample."""
+    """The drawn tokens, cut at the limits; a prefix of a sample is a valid sample."""
     cut, version = left is not None and len(completion.token_ids) > left, completion.version
     return Turn(
         prompt_ids,

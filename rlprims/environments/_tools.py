@@ -1,4 +1,4 @@
-"""Functions as tools: a schema from the signature and the docstring, and calls that never raise."""
+"""Tools from functions: a schema from the signature and the docstring, and calls whose errors become messages."""
 
 import inspect
 import json
@@ -17,7 +17,7 @@ class Tool:
 
     fn: Callable[..., Any]
     schema: Mapping[str, Any]
-    """As chat templates take it."""
+    """The schema for chat templates."""
     arguments: type[BaseModel]
 
     @property
@@ -50,7 +50,7 @@ def tool(fn: Callable[..., Any]) -> Tool:
     """
     documentation = inspect.getdoc(fn)
     if not documentation:
-        raise ValueError(f"{fn.__qualname__} has no docstring: write one line that tells the model what it does")
+        raise ValueError(f"{fn.__qualname__} has no docstring: write one line that describes it to the model")
     hints, fields = get_type_hints(fn), dict[str, Any]()
     for name, parameter in inspect.signature(fn).parameters.items():
         if name not in hints or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -59,8 +59,8 @@ def tool(fn: Callable[..., Any]) -> Tool:
     try:
         arguments = create_model(fn.__name__, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = arguments.model_json_schema()
-    except Exception as error:  # pydantic has several, of types and of names
-        raise ValueError(f"{fn.__qualname__} is no tool: {error}") from None
+    except Exception as error:  # pydantic raises several kinds, for types and for names
+        raise ValueError(f"{fn.__qualname__} cannot be a tool: {error}") from None
     described = _described(documentation)
     properties = {
         name: {**({"description": described[name]} if name in described else {}), **_without_title(value)}
@@ -73,21 +73,21 @@ def tool(fn: Callable[..., Any]) -> Tool:
 
 
 def names_of(tools: Sequence[Any]) -> list[str]:
-    """Of tools and of plain schemas."""
+    """The names of tools, or of schemas."""
     return [str((each.schema if isinstance(each, Tool) else each)["function"]["name"]) for each in tools]
 
 
 def schemas_of(tools: Sequence[Any]) -> list[Any]:
-    """As chat templates take them."""
+    """The schemas of tools for chat templates."""
     return [each.schema if isinstance(each, Tool) else each for each in tools]
 
 
 def answer_calls(message: Message, tools: Sequence[Tool]) -> list[Message]:
     """Run the calls of a message: a ``tool`` message for each call, in order, and one for each malformed call.
 
-    A call that fails is answered too, so that the model can correct it: its message has ``error``, the cause, which the
-    driver counts (``malformed call``, ``unknown tool``, ``wrong arguments``, ``tool raised``). Arguments are checked
-    against the types, and text is converted to numbers where a number is asked for.
+    A call that fails is answered too, so that the model can correct it: its message has the cause as ``error``, which
+    the driver counts (``malformed call``, ``unknown tool``, ``wrong arguments``, ``tool raised``). Arguments are
+    checked against the types, and text is converted to a number if the parameter is a number.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Add two numbers.'''
@@ -98,8 +98,8 @@ def answer_calls(message: Message, tools: Sequence[Tool]) -> list[Message]:
     """
     known = {each.name: each for each in tools}
     answers = [_answer(call["function"], known) for call in message.get("tool_calls", ())]
-    for what in message.get("malformed_calls", ()):
-        answers.append({"role": "tool", "content": f"malformed call: {what}", "error": "malformed call"})
+    for problem in message.get("malformed_calls", ()):
+        answers.append({"role": "tool", "content": f"malformed call: {problem}", "error": "malformed call"})
     return answers
 
 
@@ -123,14 +123,14 @@ def _answer(call: Mapping[str, Any], tools: Mapping[str, Tool]) -> Message:
 
 
 def _described(documentation: str) -> dict[str, str]:
-    """The parameters' lines of the section Args."""
+    """The descriptions of parameters in the section Args."""
     _, found, section = documentation.partition("\nArgs:\n")
     described = dict[str, str]()
     for line in section.split("\n\n")[0].splitlines() if found else ():
         name, colon, text = line.strip().partition(":")
         if colon and name.isidentifier():
             described[name] = text.strip()
-        elif described:  # a line that goes on
+        elif described:  # a continuation line
             last = next(reversed(described))
             described[last] = f"{described[last]} {line.strip()}"
     return described

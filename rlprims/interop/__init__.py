@@ -1,8 +1,9 @@
-"""Bridges to other libraries, one module each. None of them is imported, nor needed, until a function here is called.
+"""Adapters for other libraries, one module each. A library is imported when a function of its module is called.
 
-``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` cross between the DataProtos.
-``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` give TRL's trainers an algorithm, `reward_func` a verifier.
-``rlprims.interop.torchrl``: `grpo_loss` makes an algorithm one of torchrl's loss modules.
-``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages, played here.
-``rlprims.interop.verifiers``: environments of verifiers, played here, and `to_verifiers`, which plays ours there.
+``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` convert between the DataProtos.
+``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` are TRL's trainers with an algorithm; `reward_func` converts
+a verifier.
+``rlprims.interop.torchrl``: `grpo_loss` converts an algorithm to a loss module of torchrl.
+``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages in rlprims.
+``rlprims.interop.verifiers``: environments of verifiers in rlprims, and `to_verifiers` for the other direction.
 """

@@ -1,4 +1,4 @@
-"""Environments of gymnasium, and of packages like it: ``environment: {fn: rlprims.interop.gym.Gym, package: gem}``.
+"""Environments of gymnasium and similar packages: ``environment: {fn: rlprims.interop.gym.Gym, package: gem}``.
 
 A row names an environment and a seed, ``{"name": "game:GuessTheNumber-v0", "seed": 3}``. Tried with gem-llm 0.1.0 and
 gymnasium 1.4.0; either is imported when the first episode begins.
@@ -16,16 +16,16 @@ _RESET = threading.Lock()
 
 
 class Gym:
-    """One episode: observations are the user's messages, and what the model writes is the action.
+    """One episode: observations are messages of the user, and the text of the model is the action.
 
-    An action space of whole numbers (``Discrete``) takes the last number that the message has. A message without one,
-    or with one that is no action, ends the episode: nothing is guessed. ``columns`` has ``no_action``.
+    For an action space of whole numbers (``Discrete``) the action is the last number in the message. A message without
+    a number, or with a number that is not an action, ends the episode; ``columns`` then has ``no_action`` 1.
 
     Args:
-        name: as ``make`` takes it.
-        seed: of ``reset``.
-        package: what has ``make``.
-        prompt: what is written before the first observation, such as what the actions mean.
+        name: the argument of ``make``.
+        seed: the seed of ``reset``.
+        package: the package with ``make``.
+        prompt: text before the first observation, for example a description of the actions.
     """
 
     def __init__(self, name: str, seed: int | None = None, *, package: str = "gymnasium", prompt: str = "") -> None:

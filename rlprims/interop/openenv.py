@@ -1,6 +1,6 @@
-"""Environments that an OpenEnv server has: ``{fn: rlprims.interop.openenv.OpenEnv, url: http://...}``.
+"""Environments of an OpenEnv server: ``{fn: rlprims.interop.openenv.OpenEnv, url: http://...}``.
 
-Tried with openenv-core 0.3.0, which is imported when the first episode begins. Each episode is a session of its own.
+Tried with openenv-core 0.3.0, which is imported when the first episode begins. Each episode is a separate session.
 """
 
 import json
@@ -11,14 +11,14 @@ from rlprims.environments import Message, Start, Step
 
 
 class OpenEnv:
-    """One session: a field of the observations is the user's message, and what the model writes a field of the action.
+    """One session: a field of the observation is the user's message, and the model's text is a field of the action.
 
     Args:
-        seed: of ``reset``; a row may have one.
-        url: of the server.
-        action: the field of the action that is the text.
-        observation: the field of the observation that is read; empty: all of it, as JSON.
-        prompt: what is written before the first observation.
+        seed: the seed of ``reset``; a row may have one.
+        url: the address of the server.
+        action: the field of the action for the model's text.
+        observation: the field of the observation that becomes the message; empty: the whole observation, as JSON.
+        prompt: text before the first observation.
     """
 
     def __init__(
@@ -49,5 +49,5 @@ class OpenEnv:
         if not self.observation:
             return json.dumps(observation, ensure_ascii=False)
         if self.observation not in observation:
-            raise ValueError(f"the observation has no {self.observation!r}, it has {sorted(observation)}: name one")
+            raise ValueError(f"observation={self.observation!r}, expected one of its fields: {sorted(observation)}")
         return str(observation[self.observation])

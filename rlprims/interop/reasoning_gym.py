@@ -1,7 +1,7 @@
-"""Tasks of Reasoning Gym: ``environment: rlprims.interop.reasoning_gym.ReasoningGym``, and the rows for it.
+"""Tasks of Reasoning Gym: ``environment: rlprims.interop.reasoning_gym.ReasoningGym``, and rows of data for it.
 
-A row is one question of a data set, ``{"dataset": "basic_arithmetic", "index": 3}``: :func:`rows` makes them. Tried
-with reasoning-gym 0.1.25 and 0.1.23; it is imported when the first episode begins.
+A row is one question of a data set, ``{"dataset": "basic_arithmetic", "index": 3}``, from :func:`rows`. Tried with
+reasoning-gym 0.1.25 and 0.1.23; it is imported when the first episode begins.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from rlprims.environments import Message, Start, Step
 
 
 class ReasoningGym:
-    """One question and one answer, scored by the data set itself.
+    """One question and one answer, scored by the data set.
 
-    The answer is what stands in ``<answer>`` tags, as the package's own training code has it, or without them the whole
-    message. ``columns`` has ``acc``, 1 where the score is: data sets also give a little for a wrong answer.
+    The answer is the text in ``<answer>`` tags, as in the package's own training code, or without tags the whole
+    message. ``columns`` has ``acc``, which is 1 if the score is 1: data sets also give small scores for wrong answers.
 
     Args:
-        dataset: its name.
-        index: which question.
-        seed: of the data set.
-        options: the data set's own, such as ``{"max_terms": 3}``.
-        prompt: what is written before the question.
+        dataset: the name of the data set.
+        index: the number of the question.
+        seed: the seed of the data set.
+        options: options of the data set, such as ``{"max_terms": 3}``.
+        prompt: text before the question.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ReasoningGym:
 
 
 def rows(dataset: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of the data, the questions of one data set.
+    """Rows of data: the first ``count`` questions of a data set.
 
     >>> rows("basic_arithmetic", 2)
     [{'dataset': 'basic_arithmetic', 'index': 0, 'seed': 0}, {'dataset': 'basic_arithmetic', 'index': 1, 'seed': 0}]
@@ -61,7 +61,7 @@ def rows(dataset: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _dataset(name: str, seed: int, options: tuple[tuple[str, Any], ...]) -> Any:
-    """A question is a function of (seed, index), so the size is only a limit."""
+    """The data set. A question depends on (seed, index) only, so its size is only an upper limit."""
     try:
         import reasoning_gym
     except ImportError as error:

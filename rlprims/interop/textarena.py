@@ -10,13 +10,13 @@ from rlprims.environments import Message, Start, Step
 
 
 class TextArena:
-    """One game: what is new of each observation is the user's message, and the game's reward that of the last turn.
+    """One game: the new part of each observation is the user's message, and the last turn gets the game's reward.
 
-    ``columns`` has ``invalid_move``, 1 if that is why the game ended.
+    ``columns`` has ``invalid_move``, 1 if the game ended because of an invalid move.
 
     Args:
-        name: as ``textarena.make`` takes it.
-        seed: of ``reset``.
+        name: the argument of ``textarena.make``.
+        seed: the seed of ``reset``.
     """
 
     def __init__(self, name: str, seed: int | None = None) -> None:
@@ -29,20 +29,20 @@ class TextArena:
             raise ImportError(f"interop.textarena needs textarena ({error}): pip install textarena") from None
         self.game: Any = textarena.make(self.name)
         self.game.reset(num_players=1, seed=self.seed)
-        return [{"role": "user", "content": self._news()}]
+        return [{"role": "user", "content": self._new_text()}]
 
     def step(self, message: Message) -> Step:
         done, _ = self.game.step(message["content"])
         if not done:
-            return Step([{"role": "user", "content": self._news()}])
+            return Step([{"role": "user", "content": self._new_text()}])
         rewards, info = self.game.close()
         return Step(reward=float(rewards[0]), done=True, columns={"invalid_move": float(info[0]["invalid_move"])})
 
-    def _news(self) -> str:
-        """Observations repeat the game from its beginning."""
+    def _new_text(self) -> str:
+        """The new part of the observation: observations repeat the game from its beginning."""
         player, text = self.game.get_observation()
         if player != 0:
-            raise ValueError(f"{self.name} is player {player}'s turn, and there is one player: take a game for one")
+            raise ValueError(f"{self.name}: it is the turn of player {player}, expected a game for one player")
         new = text.removeprefix(self.seen) or text
         self.seen = text
         return str(new)

@@ -1,4 +1,4 @@
-"""rlprims as torchrl's loss modules: the loss of an :class:`Algorithm`, on torchrl's policies, keys and masks.
+"""Loss modules for torchrl: the loss of an :class:`Algorithm`, with torchrl's policies, keys and masks.
 
 Written for torchrl 0.10 to 0.14. The import needs no torchrl.
 """
@@ -18,8 +18,8 @@ __all__ = ["grpo_loss"]
 def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
     """``torchrl.objectives.llm.GRPOLoss``, or your subclass of it, with the loss of ``algorithm``.
 
-    ``GRPOLoss = grpo_loss(algorithms.dapo())`` is the one line to change. What the class makes is a ``LossModule``,
-    called with a policy, a ``masking_strategy`` and a ``device``; its keys are torchrl's, ``set_keys`` renames them:
+    ``GRPOLoss = grpo_loss(algorithms.dapo())`` is the only line to change. An instance is a ``LossModule``, made from a
+    policy, a ``masking_strategy`` and a ``device``. Its keys are torchrl's; ``set_keys`` renames them:
 
     ============================================  =====================================================
     ``("log_probs", "full")``                     ``rollout_log_probs``, which are also ``old_log_probs``
@@ -28,12 +28,12 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
     the mask of the policy's distribution         ``response_mask``
     ============================================  =====================================================
 
-    Everything that the algorithm adds to its loss is in ``loss_objective``. Denominators are those of the tensordict.
-    Advantages are estimated where groups are whole, before the replay buffer: torchrl has ``MCAdvantage``.
+    ``loss_objective`` includes all loss terms of the algorithm. Denominators are counted in the given tensordict.
+    Estimate advantages before the replay buffer, while groups are whole: torchrl has ``MCAdvantage``.
 
     Raises:
         ImportError: torchrl is not installed.
-        ValueError: the loss reads what a torchrl tensordict does not have.
+        ValueError: the loss needs data that a torchrl tensordict does not have.
     """
     stages = ("policy_loss", "aggregation", "loss_terms", "corrections", "token_selection")
     problems = [
@@ -44,14 +44,14 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
     masks = {term.mask for term in algorithm.loss_terms} - LOSS_DATA
     problems += [f"a loss term is on {mask}" for mask in sorted(masks)]
     if problems:
-        raise ValueError(f"torchrl's loss cannot be that of {algorithm.name}: {'; '.join(problems)}")
+        raise ValueError(f"torchrl does not have the data for the loss of {algorithm.name}: {'; '.join(problems)}")
     if base is None:
         base = _torchrl().GRPOLoss
     return type("GRPOLoss", (_Hooks, base), {"algorithm": algorithm})
 
 
 class _Hooks:
-    """Before torchrl's own class in the order of resolution."""
+    """Methods that override those of torchrl's class; this class is first in the method resolution order."""
 
     algorithm: Algorithm
 
@@ -70,7 +70,7 @@ class _Hooks:
         keys, algorithm = module.tensor_keys, self.algorithm
         log_probs, dist, _ = module._get_cur_log_prob(tensordict.copy())
         sampled = _tokens(tensordict, keys.sample_log_prob, log_probs.dim())
-        mask = dist.mask & sampled.isfinite()  # torchrl pads with NaN where nothing was sampled
+        mask = dist.mask & sampled.isfinite()  # torchrl has NaN on tokens that were not sampled
         data = {
             "log_probs": log_probs,
             "old_log_probs": sampled,
@@ -85,26 +85,26 @@ class _Hooks:
             data["entropies"] = dist.entropy()
         objective = policy_objective(algorithm, data | token_weights(algorithm, data))
         bounds = {name: algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
-        moved = policy_update(log_probs, sampled, data["advantages"], mask, **bounds)
-        clipped = [moved[name].value() for name in ("clip_fraction_low", "clip_fraction_high") if name in moved]
-        weights = torch.where(mask, log_probs.detach() - sampled, -torch.inf).flatten()
-        effective = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
+        metrics = policy_update(log_probs, sampled, data["advantages"], mask, **bounds)
+        clipped = [metrics[name].value() for name in ("clip_fraction_low", "clip_fraction_high") if name in metrics]
+        log_weights = torch.where(mask, log_probs.detach() - sampled, -torch.inf).flatten()
+        effective_size = (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp()
         return _torchrl().GRPOLossOutput(
             loss_objective=objective,
             clip_fraction=torch.stack(clipped).sum() if clipped else objective.new_zeros(()),
-            kl_approx=moved["approx_kl"].value(),
-            ESS=effective / mask.sum(),
+            kl_approx=metrics["approx_kl"].value(),
+            ESS=effective_size / mask.sum(),
             entropy=data["entropies"].detach()[mask].mean() if "entropies" in data else None,
             batch_size=[],
         )
 
 
 def _tokens(tensordict: Any, key: Any, dims: int) -> Any:
-    """Per token, padded on the left as torchrl pads."""
-    found = tensordict.get(key, None, as_padded_tensor=True, padding_side="left", padding_value=0.0)
-    if found is None:
+    """The values per token, padded on the left as in torchrl."""
+    values = tensordict.get(key, None, as_padded_tensor=True, padding_side="left", padding_value=0.0)
+    if values is None:
         raise ValueError(f"the tensordict has no {key}; it has {sorted(map(str, tensordict.keys(True)))}")
-    return found.squeeze(-1) if found.dim() > dims else found
+    return values.squeeze(-1) if values.dim() > dims else values
 
 
 def _torchrl() -> Any:

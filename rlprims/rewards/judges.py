@@ -194,11 +194,11 @@ def tournament(
 
 def _read_criteria(criteria: Mapping[str, str | Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, float]]:
     texts, weights = {}, {}
-    for name, given in criteria.items():
-        described = {"text": given} if isinstance(given, str) else given
+    for name, value in criteria.items():
+        described = {"text": value} if isinstance(value, str) else value
         texts[name], weights[name] = described.get("text", ""), float(described.get("weight", 1.0))
         if not texts[name] or not weights[name] > 0 or set(described) - {"text", "weight"} or name in _RESERVED:
-            raise ValueError(f"criterion {name!r}: expected a text, or text and a weight above 0, got {given!r}")
+            raise ValueError(f"criterion {name!r}: expected a text, or text and a weight above 0, got {value!r}")
     if not texts:
         raise ValueError("expected at least one criterion, name to text")
     return texts, weights

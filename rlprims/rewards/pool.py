@@ -183,7 +183,7 @@ class Pool:
             done = worker.take(outcomes, self._seconds) or done
             if cause is None and not worker.ended:
                 if not worker.pending:
-                    self._chunk = _next_size(self._chunk, worker.given, worker.elapsed)
+                    self._chunk = _next_size(self._chunk, worker.chunk_rows, worker.elapsed)
                 continue
             failure, lost = self._retire(slot, cause, outcomes)
             todo.extendleft(reversed(lost))
@@ -311,7 +311,7 @@ class _Worker:
             self.pid: int = server.ask({}, [theirs.fileno(), file.fileno()])["pid"]
         self.pending: dict[int, bytes] = {}
         self.ended = False
-        self.given = 0
+        self.chunk_rows = 0
         self.elapsed = 0.0
         self.deadline = 0.0
         self._started = 0.0
@@ -319,7 +319,7 @@ class _Worker:
 
     def give(self, chunk: list[tuple[int, bytes]], seconds: float) -> None:
         self.pending = dict(chunk)
-        self.given = len(chunk)
+        self.chunk_rows = len(chunk)
         self.connection.settimeout(seconds)
         with suppress(OSError):  # the worker has ended; the next read reports that
             self.connection.sendall(b"[" + b",".join(self.pending.values()) + b"]\n")
@@ -372,9 +372,9 @@ def _zero(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _next_size(size: int, given: int, elapsed: float) -> int:
+def _next_size(size: int, rows: int, elapsed: float) -> int:
     """The size of a chunk of about 20 ms: long enough for a small overhead, short enough to balance the workers."""
-    fits = int(given * _CHUNK_SECONDS / max(elapsed, 1e-6))
+    fits = int(rows * _CHUNK_SECONDS / max(elapsed, 1e-6))
     return max(1, min(fits, 2 * size, _LARGEST_CHUNK))
 
 

@@ -79,7 +79,7 @@ def to_batch(
         raise ValueError(f"{problem}, expected at least one row in each rollout: leave out rollouts without turns")
     rows = list(chain.from_iterable(rollouts))
     names = dict.fromkeys(name for row in rows for name in row.extras)
-    is_truncated = names.pop("kept", True) is None  # "kept" has entries of any length, and so columns of its own
+    is_truncated = names.pop("kept", True) is None  # entries of "kept" differ in length: separate columns
     if reserved := names.keys() & {*_NAMES, *(f"prompt_{name}" for name in names)}:
         raise ValueError(f"extras {sorted(reserved)} have the names of columns, expected other names")
 
@@ -148,14 +148,14 @@ def _padded(values: Tensor, mask: Tensor, padding: Tensor) -> Tensor:
 
 def _extra(name: str, entries: Sequence[Any], fill: Any) -> tuple[Tensor, Tensor]:
     """The entries as one tensor, and the value for padding and for tokens without an entry."""
-    given = [i for i, entry in enumerate(entries) if entry is not None]
+    present = [i for i, entry in enumerate(entries) if entry is not None]
     try:
-        values = _stack([entries[i] for i in given])
+        values = _stack([entries[i] for i in present])
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"extras[{name!r}]: expected entries of one shape that are numbers, got {error}") from None
     padding = torch.as_tensor(list(fill) if isinstance(fill, Sequence) else fill).to(values.dtype)
     position = torch.zeros(len(entries), dtype=torch.int64)
-    position[given] = torch.arange(1, len(given) + 1)
+    position[present] = torch.arange(1, len(present) + 1)
     return torch.cat([padding.expand(1, *values.shape[1:]), values])[position], padding
 
 

@@ -31,12 +31,12 @@ class Explanation(NamedTuple):
             case "shorter prompt":
                 return f"the prompt ends {place}, before the row does: expected {self.expected} next"
             case "own token":
-                what = "a token that was sampled (tokenized again, or edited)"
+                token_kind = "a token that was sampled (tokenized again, or edited)"
             case "special token":
-                what = "a special token (the chat template wrote something else)"
+                token_kind = "a special token (the chat template wrote something else)"
             case "other token":
-                what = "a token that was not sampled (an earlier message was rewritten)"
-        return f"the prompt differs {place}, in {what}: expected {self.expected}, got {self.got}"
+                token_kind = "a token that was not sampled (an earlier message was rewritten)"
+        return f"the prompt differs {place}, in {token_kind}: expected {self.expected}, got {self.got}"
 
 
 def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanation:

@@ -84,7 +84,7 @@ class TestRoleBaseline:
     def test_scores_that_do_not_fit_are_refused(self) -> None:
         with pytest.raises(ValueError, match="scores has shape"):
             RoleBaseline().update(["a"], scores(1, 2))
-        with pytest.raises(ValueError, match="scores has entries that are not finite"):
+        with pytest.raises(ValueError, match="scores has NaN or Inf, expected finite numbers"):
             RoleBaseline().update(["a"], scores(math.nan))
 
 

@@ -51,18 +51,18 @@ class TestReplace:
         [
             ({"agregation": losses.token_sum}, "agregation: "),
             ({"policy_loss": {"cliphigh": 1}}, "policy_loss: .*did you mean 'clip_high'"),
-            ({"policy_loss": {"clip_high": "x"}}, "policy_loss: .*clip_high='x' does not fit"),
+            ({"policy_loss": {"clip_high": "x"}}, "policy_loss: .*clip_high='x' has the wrong type"),
             ({"policy_loss": "rlprims.losses.nothing"}, "policy_loss: cannot import 'rlprims.losses.nothing'"),
-            ({"group_size": True}, "group_size: True is a switch, and no field is one"),
+            ({"group_size": True}, "group_size: expected a number, a text or a function, got True"),
             (
                 {"loss_terms": [{"coefficient": True, "loss": losses.kl}]},
-                r"loss_terms\.0\.coefficient: True is a switch",
+                r"loss_terms\.0\.coefficient: expected a number, a text or a function, got True",
             ),
             ({"group_size": 0}, "group_size: .*greater than or equal to 1"),
             ({"epochs": 1.5}, "epochs: "),
             ({"filter": {"at_limit": "shrug"}}, "filter.at_limit: "),
             ({"kl_in_reward": {"estimator": "k4"}}, "kl_in_reward.estimator: "),
-            ({"score_shaping": [{"max_length": 4}]}, r"score_shaping\.0: needs 'fn'"),
+            ({"score_shaping": [{"max_length": 4}]}, r"score_shaping\.0: expected 'fn'"),
             ({"loss_terms": [{"loss": losses.kl}]}, r"loss_terms\.0\.coefficient: "),
         ],
     )
@@ -77,7 +77,7 @@ class TestReplace:
 
 class TestUnbound:
     def test_a_hyperparameter_without_a_value_stops_the_build(self):
-        with pytest.raises(ValueError, match=r"aggregation: .*seq_mean_token_sum_norm needs a value for \['length'\]"):
+        with pytest.raises(ValueError, match=r"aggregation: .*seq_mean_token_sum_norm has no value for \['length'\]"):
             algorithms.grpo().replace(aggregation=losses.seq_mean_token_sum_norm)
 
     def test_in_a_list_the_place_is_numbered(self):
@@ -85,7 +85,7 @@ class TestUnbound:
             algorithms.grpo().replace(score_shaping=["rlprims.rewards.overlong_penalty"])
 
     def test_the_constructor_refuses_it_too(self):
-        with pytest.raises(ValueError, match="needs a value for"):
+        with pytest.raises(ValueError, match="has no value for"):
             Algorithm(name="a", advantage=use(advantage.rloo), aggregation=use(losses.seq_mean_token_sum_norm))
 
 

@@ -83,7 +83,7 @@ class TestPolicyObjective:
         close(both - self.objective(), 0.1 * 1 - 0.2 * 1)
 
     def test_missing_data_is_named(self):
-        with pytest.raises(ValueError, match=r"losses.kl needs \['ref_log_probs'\]"):
+        with pytest.raises(ValueError, match=r"losses.kl: expected \['ref_log_probs'\]"):
             policy_objective(algorithms.grpo(), self.data)
 
 
@@ -172,7 +172,7 @@ class TestWeighTokens:
             policy_objective(restricted, self.data)
 
     def test_missing_data_is_named(self):
-        with pytest.raises(ValueError, match=r"filters.high_entropy needs \['entropies'\]"):
+        with pytest.raises(ValueError, match=r"filters.high_entropy: expected \['entropies'\]"):
             token_weights(algorithms.high_entropy(), {"response_mask": MASK})
 
 
@@ -240,7 +240,7 @@ class TestComponentScores:
         assert component_scores(algorithms.grpo(), self.data) == {}
 
     def test_a_column_that_is_not_there(self):
-        with pytest.raises(ValueError, match=r"components has \['length'\]; the columns are \['correct', 'format'\]"):
+        with pytest.raises(ValueError, match=r"components has \['length'\], expected some of \['correct', 'format'\]"):
             component_scores(algorithms.gdpo(components=("correct", "length")), self.data)
 
     def test_gdpo_reads_them(self):
@@ -346,7 +346,7 @@ class TestAssessGroups:
         assert beside == [reason and reason.replace("scores", "acc") for reason in kept]
 
     def test_a_missing_metric_names_the_columns(self):
-        with pytest.raises(ValueError, match=r"filter.metric is 'format'; the columns are \['acc', 'group_ids', 'sc"):
+        with pytest.raises(ValueError, match=r"filter.metric is 'format', expected one of \['acc', 'group_ids', 'sc"):
             filter_groups(algorithms.dapo(metric="format"), self.data)
 
 
@@ -418,7 +418,7 @@ class TestEstimateAdvantages:
         close(estimated["advantages"], [[0.0, -1.0], [0.0, 0.0]])
 
     def test_gae_reads_the_critic(self):
-        with pytest.raises(ValueError, match=r"advantage.gae needs \['values'\]"):
+        with pytest.raises(ValueError, match=r"advantage.gae: expected \['values'\]"):
             estimate_advantages(
                 algorithms.ppo().replace(advantage=advantage.gae),
                 {name: tensor for name, tensor in self.data.items() if name != "values"},

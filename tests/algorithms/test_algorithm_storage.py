@@ -99,14 +99,14 @@ class TestLambda:
 
     @pytest.mark.parametrize("store", [Algorithm.to_json, Algorithm.to_yaml])
     def test_a_file_cannot_hold_it(self, store):
-        with pytest.raises(ValueError, match=r"<lambda> cannot be imported again: define the function in a module"):
+        with pytest.raises(ValueError, match=r"<lambda> cannot be imported, expected a function of a module"):
             store(self.algorithm)
 
     def test_nor_a_function_within_a_function(self):
         def inner(log_probs, response_mask):
             return log_probs
 
-        with pytest.raises(ValueError, match="inner cannot be imported again"):
+        with pytest.raises(ValueError, match="inner cannot be imported"):
             algorithms.reinforce().replace(policy_loss=inner).to_json()
 
 

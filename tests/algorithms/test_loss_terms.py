@@ -279,7 +279,7 @@ class TestErrors:
             objective(seen, data={**DATA, "totals": Totals(4, 2, 1)})
 
     def test_a_mean_without_its_hyperparameter(self) -> None:
-        with pytest.raises(ValueError, match=r"loss_terms.0.aggregation: .* needs a value for \['length'\]"):
+        with pytest.raises(ValueError, match=r"loss_terms.0.aggregation: .* has no value for \['length'\]"):
             REINFORCE.replace(loss_terms=[term(aggregation=use(losses.seq_mean_token_sum_norm))])
 
     def test_an_unknown_denominator(self) -> None:

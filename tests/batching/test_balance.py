@@ -172,14 +172,14 @@ def test_workload_counts_long_rows_more() -> None:
 @pytest.mark.parametrize(
     ("call", "blamed"),
     [
-        (lambda: balance([1, 2], 3), "parts=3 .* at most 2"),
+        (lambda: balance([1, 2], 3), "parts=3, .* at most 2"),
         (lambda: balance([1, 2], 0), "parts=0"),
         (lambda: balance([], 1), "at most 0"),
-        (lambda: balance([1, 2, 3], 2, equal_size=True), "equal_size: 3 rows"),
-        (lambda: balance([1, 2, 3], 2, ["a", "a", "b"], equal_size=True), "equal_size: 3 rows in 2 units of 1 to 2"),
+        (lambda: balance([1, 2, 3], 2, equal_size=True), "equal_size=True with 3 rows"),
+        (lambda: balance([1, 2, 3], 2, ["a", "a", "b"], equal_size=True), "3 rows in 2 units of 1 to 2"),
         (lambda: balance([1, 2], 2, ["a"]), "2 lengths but 1 group_ids"),
-        (lambda: balance([1, 2], 2, ["a", "a"]), "parts=2 .* at most 1"),
-        (lambda: balance([1, -2], 2), "none negative"),
+        (lambda: balance([1, 2], 2, ["a", "a"]), "parts=2, .* at most 1"),
+        (lambda: balance([1, -2], 2), "of at least 0"),
         (lambda: balance([1.5, 2.0], 2), "expected integers"),
         (lambda: balance([1, 2], 2, method="greedy"), "method='greedy', expected 'longest_first' or 'karmarkar_karp'"),
     ],
@@ -202,5 +202,5 @@ def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:
 )
 def test_negative_lengths_are_refused_everywhere(call: Callable[[list[int]], object]) -> None:
     """micro_batches took them, and a group of -5 and 3 counted as a part of -2."""
-    with pytest.raises(ValueError, match=r"lengths is -5 in row 0, expected integers \(B,\), none negative"):
+    with pytest.raises(ValueError, match=r"lengths is -5 in row 0, expected integers \(B,\) of at least 0"):
         call([-5, 3])

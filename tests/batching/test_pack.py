@@ -83,7 +83,7 @@ def test_no_rows() -> None:
     [
         (lambda: pack([3, 9, 2], max_tokens=8), "row 1 has 9 tokens, more than max_tokens=8"),
         (lambda: pack([1, 5, 2, 5], ["b", "a", "b", "a"], max_tokens=8), "the group of row 1 has 10 tokens"),
-        (lambda: pack([3, 3], max_tokens=8, min_parts=3), "min_parts=3 is more than the 2 rows"),
+        (lambda: pack([3, 3], max_tokens=8, min_parts=3), "min_parts=3, expected at most 2"),
     ],
 )
 def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:

@@ -238,7 +238,7 @@ class Bad:
         (Bad(answer=Step([{"role": "tool", "content": "x" * 2**20}])), "context", "returned 1048576 characters"),
         (Bad(start=([],)), "error", "Bad.reset returned no messages"),
         (Bad(start=("hello",)), "error", "messages of type str"),
-        (Bad(start=(([USER], [add]),)), "error", "expected what rlprims.environments.tool makes"),
+        (Bad(start=(([USER], [add]),)), "error", "expected tools from rlprims.environments.tool"),
         (Bad(start=(OSError("down"),)), "error", "Bad.reset raised OSError: down"),
     ],
 )

@@ -22,7 +22,9 @@ def test_an_algorithm_whose_loss_reads_no_groups_goes(preset):
 
 
 def test_what_the_loss_reads_and_torchrl_has_not_is_named():
-    with pytest.raises(ValueError, match=r"torchrl's loss cannot be that of gspo: .*prompt_token_mean reads group_ids"):
+    with pytest.raises(
+        ValueError, match=r"torchrl does not have the data for the loss of gspo: .*prompt_token_mean reads group_ids"
+    ):
         grpo_loss(algorithms.gspo().replace(aggregation=losses.prompt_token_mean), Base)
     with pytest.raises(ValueError, match=r"that of echo: a loss term is on observation_mask"):
         grpo_loss(algorithms.echo(), Base)

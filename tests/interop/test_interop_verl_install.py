@@ -63,7 +63,7 @@ def test_every_estimator_is_registered_or_left_out_with_a_reason(verl):
     registered = {name.removeprefix("rlprims/") for name in (*installed.estimators, *installed.policy_losses)}
     assert registered | installed.left_out.keys() == estimators | policy_losses
     assert not registered & installed.left_out.keys()
-    assert installed.left_out["pkpo"] == "needs k; install(algorithms.pkpo(k=4))"
+    assert installed.left_out["pkpo"] == "needs k; use install(algorithms.pkpo(k=4))"
 
 
 def test_the_page_names_all_of_them(verl):
@@ -94,7 +94,7 @@ def test_an_estimator_takes_verls_names_and_configuration(verl):
 
     advantages, _ = verl.estimators["rlprims/remax"](**call, reward_baselines=torch.full((4,), 0.5))
     torch.testing.assert_close(advantages[:, 0], torch.tensor([0.5, 0.0, -0.5, -0.25]))
-    with pytest.raises(ValueError, match=r"needs \['baseline_scores'\]"):
+    with pytest.raises(ValueError, match=r"expected \['baseline_scores'\]"):
         verl.estimators["rlprims/remax"](**call)
 
 
@@ -141,7 +141,7 @@ def test_counts_are_of_the_mini_batch_and_weights_multiply(verl):
     weights = torch.tensor([[2.0, 1.0], [0.5, float("nan")]])
     loss, _ = loss_of(verl, "rlprims/clipped_surrogate", weights=weights)
     torch.testing.assert_close(loss, torch.tensor((-2.6 - 0.5 + 1.0) / 3))
-    with pytest.raises(ValueError, match="dp_size is 2: global_batch_info also needs batch_num_tokens"):
+    with pytest.raises(ValueError, match="dp_size is 2, expected batch_num_tokens"):
         loss_of(verl, "rlprims/cispo", dp_size=2)
 
 
@@ -173,7 +173,7 @@ def test_an_algorithm_keeps_its_own_hyperparameters(verl):
     ids=["critic", "three_policies", "kl", "corrections", "groups", "coefficient"],
 )
 def test_an_algorithm_that_reads_more_than_verl_hands_over(verl, algorithm, why):
-    with pytest.raises(ValueError, match=f"does not hand over what {algorithm.name} reads: .*{why}"):
+    with pytest.raises(ValueError, match=f"does not pass the data that {algorithm.name} needs: .*{why}"):
         install(algorithm)
     assert not verl.estimators
 

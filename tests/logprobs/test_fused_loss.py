@@ -240,7 +240,7 @@ def test_a_second_backward_is_refused(kernels: str) -> None:
     weights = each_counts_differently(b)
     total, *_ = fused_loss(*first, weights, b["response_mask"], declared(losses.nll), {})
     total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="runs once"):
+    with pytest.raises(RuntimeError, match="ran twice, expected once"):
         total.backward()
 
 
@@ -315,7 +315,7 @@ def test_what_is_not_per_token_is_refused(name: str) -> None:
 def test_a_loss_that_is_a_scalar_already_is_refused() -> None:
     b = batch()
     first = (b[n] for n in ("hidden", "head_weight", "token_ids", "advantages", "response_mask"))
-    with pytest.raises(ValueError, match="one each"):
+    with pytest.raises(ValueError, match="one number for each token"):
         fused_loss(*first, token_wise(lambda log_probs, **_: log_probs.mean()), {})
     with pytest.raises(ValueError, match=r"torch\.bool"):
         fused(b | {"response_mask": b["response_mask"].float()}, losses.nll, [], b["advantages"])

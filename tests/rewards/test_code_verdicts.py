@@ -225,19 +225,19 @@ def test_a_checker() -> None:
             0,
             0,
         ]
-    with pytest.raises(ValueError, match="refuses the first case's expected output"):
+    with pytest.raises(ValueError, match="returns False for the first case's expected output"):
         code_stdin("print(2)", {"inputs": ["12"], "outputs": ["5"]}, checker=divides)
 
 
 UNTESTABLE: list[tuple[Any, str]] = [
     ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "arguments of fn_name as a list"),
-    ({"fn_name": "f", "inputs": ["a"], "outputs": ["1"]}, "no JSON"),
+    ({"fn_name": "f", "inputs": ["a"], "outputs": ["1"]}, "not JSON"),
     ({"fn_name": "f x", "inputs": [[1]], "outputs": [1]}, "name of a function"),
     ({"inputs": [[1, 2]], "outputs": [3]}, "with fn_name they are arguments"),
     ({"inputs": ["1"], "outputs": [3]}, "expected texts in outputs"),
-    ({"inputs": "1", "outputs": "1"}, "needs inputs and outputs"),
-    ([1], "needs inputs and outputs"),
-    ("{", "no JSON"),
+    ({"inputs": "1", "outputs": "1"}, "expected inputs and outputs in the answer"),
+    ([1], "expected inputs and outputs in the answer"),
+    ("{", "not JSON"),
 ]
 
 
@@ -251,13 +251,16 @@ def test_cases_that_cannot_be_tested_raise(answer: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("assert sum([1, 2]) == 3", "call no function of a response"),
-        ("assert 1 == 1", "call no function of a response"),
-        ("def f(x): return x\nassert f(1) == 1", "call no function of a response"),
-        ("assert f(", "no Python"),
-        ({"test_list": []}, "needs tests"),
-        ("assert apply(lambda x: x, 1) == 1", "apply cannot be called by these tests: a function"),
-        ({"test_setup_code": "class Node: pass", "test_list": ["assert depth(Node()) == 1"]}, "a Node cannot be given"),
+        ("assert sum([1, 2]) == 3", "call no function of the response"),
+        ("assert 1 == 1", "call no function of the response"),
+        ("def f(x): return x\nassert f(1) == 1", "call no function of the response"),
+        ("assert f(", "not Python"),
+        ({"test_list": []}, "expected tests in the answer"),
+        ("assert apply(lambda x: x, 1) == 1", "apply cannot be called by these tests: got a function"),
+        (
+            {"test_setup_code": "class Node: pass", "test_list": ["assert depth(Node()) == 1"]},
+            "got a Node, expected plain data",
+        ),
     ],
 )
 def test_tests_that_cannot_be_run_raise(answer: Any, why: str) -> None:

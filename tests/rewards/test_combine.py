@@ -48,7 +48,7 @@ def test_no_gradient_comes_from_what_does_not_apply() -> None:
     ("scores", "weights", "blamed"),
     [
         (torch.zeros(3), None, r"component_scores has shape \(3,\)"),
-        (torch.zeros(3, 2), (1.0,), "2 columns and weights 1 entries"),
+        (torch.zeros(3, 2), (1.0,), "2 columns and weights has 1 entries"),
     ],
 )
 def test_wrong_shapes_are_refused(scores: torch.Tensor, weights: tuple[float, ...] | None, blamed: str) -> None:

@@ -75,7 +75,7 @@ class TestARubric:
         self, judge: Judge, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         keyed = replace(judge, key="JUDGE_KEY")
-        with pytest.raises(ValueError, match="no environment variable JUDGE_KEY"):
+        with pytest.raises(ValueError, match="the environment variable JUDGE_KEY is not set"):
             rubric("72", "72", judge=keyed, criteria=CRITERIA)
         monkeypatch.setenv("JUDGE_KEY", "canary")
         rubric("72", "72", judge=keyed, criteria=CRITERIA)
@@ -108,7 +108,7 @@ class TestARubric:
         bound = Use.model_validate(values)
         assert dict(bound.bound)["judge"] == Judge(judge.url, "m")
         assert Use.model_validate(bound.model_dump(mode="json")) == bound
-        with pytest.raises(ValueError, match=r"judge=.* does not fit"):
+        with pytest.raises(ValueError, match=r"judge=.* has the wrong type"):
             Use.model_validate(values | {"judge": {"model": "m"}})
 
 

@@ -111,7 +111,7 @@ def test_tokens_are_paced_too(server: Server) -> None:
 
 
 def test_settings(server: Server) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="above 0"):
         remote(server.url, ["a"], [""], requests_per_second=-1)
     with pytest.raises(ValueError, match="answers has 1 rows"):
         remote(server.url, ["a", "b"], [""])

@@ -233,7 +233,7 @@ def test_it_has_no_capabilities() -> None:
 def test_without_isolation_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_guest, "isolation", lambda: "none: unshare: Operation not permitted")
     for refused in (lambda: run("1"), lambda: run_tests("", "1"), lambda: code_asserts("", "assert f()")):
-        with pytest.raises(IsolationError, match="there is none: unshare: Operation not permitted"):
+        with pytest.raises(IsolationError, match="this machine is none: unshare: Operation not permitted"):
             refused()
 
 
@@ -395,9 +395,9 @@ def test_stdin_and_stdout(response: str, passed: float) -> None:
 
 def test_answers_that_are_no_tests() -> None:
     for answer in ({}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, "{}"):
-        with pytest.raises(ValueError, match="needs inputs and outputs"):
+        with pytest.raises(ValueError, match="expected inputs and outputs in the answer"):
             code_stdin("print(1)", answer)
-    with pytest.raises(ValueError, match="needs tests"):
+    with pytest.raises(ValueError, match="expected tests in the answer"):
         code_asserts("x = 1", {"entry_point": "f"})
 
 

@@ -241,7 +241,7 @@ def test_settings() -> None:
         several([Reward(right), Reward(right)], ["a"], ["a"])
     with pytest.raises(ValueError, match="different names, got \\[\\]"):
         several([], ["a"], ["a"])
-    with pytest.raises(ValueError, match="seconds can end async functions alone"):
+    with pytest.raises(ValueError, match="has seconds, expected an async function"):
         Reward(right, seconds=1.0)
     with pytest.raises(ValueError, match="expected concurrency above 0"):
         Reward(right, concurrency=0)

@@ -27,9 +27,9 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
         ("steps=-3", "greater than or equal to 1, not -3"),
         ("steps=many", "not 'many'"),
         ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
-        ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' does not fit"),
+        ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' has the wrong type"),
         ("algorithm.policy_loss.clip_high=-1", "clip_high=-1.0, expected clip_low in [0, 1] and clip_high at least 0"),
-        ("algorithm.advantage=losses.reinforce", "advantage is losses.reinforce, and this stage takes a function of"),
+        ("algorithm.advantage=losses.reinforce", "advantage is losses.reinforce, expected a function of"),
         ("algorithm.group_size=1", "group_size is 1: every advantage would be 0"),
         ("algorithm.mini_batches=3", "not divisible by algorithm.mini_batches=3"),
         ("algorithm.preset=dap", "did you mean 'dapo'?"),
@@ -152,11 +152,11 @@ def test_a_preset_in_a_librarys_dialect(load: Callable[..., Config], settings: d
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        ({"preset": "grpo", "dialect": "verl-1"}, "unknown dialect 'verl-1': choose one of verl-0.9, trl-1.16"),
-        ({"preset": "remax", "dialect": "trl-1.16"}, "remax has no dialect 'trl-1.16'; that one has grpo, dr_grpo"),
+        ({"preset": "grpo", "dialect": "verl-1"}, "dialect='verl-1', expected one of verl-0.9, trl-1.16"),
+        ({"preset": "remax", "dialect": "trl-1.16"}, "remax has no dialect 'trl-1.16'; its presets are grpo, dr_grpo"),
         ({"preset": "gdpo", "components": []}, "name the verifier's columns there"),
         ({"preset": "dppo", "corrections": ["rlprims.corrections.tis"]}, "corrects for the same gap again"),
-        ({"preset": "grpo", "group_size": True}, "True is a switch"),
+        ({"preset": "grpo", "group_size": True}, "expected a number, a text or a function, got True"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(

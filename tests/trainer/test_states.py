@@ -178,7 +178,7 @@ def test_a_prompt_that_is_mastered_is_not_drawn_again(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": {"preset": "grpo", "baseline": "rlprims.advantage.ValueTracker"}}, "does not read"),
+        ({"algorithm": {"preset": "grpo", "baseline": "rlprims.advantage.ValueTracker"}}, "does not use"),
         ({"algorithm": {"preset": "spo", "baseline": "rlprims.advantage.remax"}}, r"has no \['update'"),
         ({"algorithm": {**SPO, "loss_terms": [{"coefficient": "rlprims.losses.kl", "loss": "rlprims.losses.kl"}]}},
          "expected a class such as controllers.AdaptiveEntropy"),
@@ -194,7 +194,7 @@ def test_a_stage_that_is_no_memory_is_refused_before_anything_runs(
 
 def test_pools_that_cannot_be_are_refused(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     settings["data"]["pools"] = {"hard": (0.0, -1.0)}
-    with pytest.raises(ValueError, match=r"data\.pools: pools=.*no weight negative"):
+    with pytest.raises(ValueError, match=r"data\.pools: pools=.*with weights >= 0"):
         load(settings)
 
 

@@ -196,7 +196,7 @@ def test_bad_input() -> None:
     rows = merge([Turn([1], [2], [0.0])])
     with pytest.raises(ValueError, match="group_labels has 1 entries, expected 2: one per rollout"):
         to_batch([rows, rows], ["a"], pad_id=0)
-    with pytest.raises(ValueError, match="rollout 1 has no rows, expected at least one row each"):
+    with pytest.raises(ValueError, match="rollout 1 has no rows, expected at least one row in each rollout"):
         to_batch([rows, []], ["a", "b"], pad_id=0)
     with pytest.raises(ValueError, match="rollouts is empty, expected at least one row each"):
         to_batch([], [], pad_id=0)

@@ -279,8 +279,8 @@ def test_strict_refuses_a_second_row_and_says_why() -> None:
     [
         ({"log_probs": [0.0]}, r"log_probs has 1 entries, expected 2: one for each of sampled_ids"),
         ({"log_probs": [0.0] * 3}, r"log_probs has 3 entries, expected 2"),
-        ({"log_probs": None}, r"log_probs is None or has None in it, expected numbers; NaN"),
-        ({"log_probs": [None, 0.0]}, r"log_probs is None or has None in it"),
+        ({"log_probs": None}, r"log_probs is or contains None, expected numbers; use NaN"),
+        ({"log_probs": [None, 0.0]}, r"log_probs is or contains None"),
         ({"version": [1]}, r"version has 1 entries, expected 2"),
         ({"trainable": [True] * 3}, r"trainable has 3 entries, expected 2"),
         ({"prompt_ids": "text"}, r"prompt_ids is text, expected a sequence of integers: tokenize text first"),

@@ -1,7 +1,8 @@
-"""Algorithms by their papers. Each gives an :class:`Algorithm`; ``.replace(...)`` changes it.
+"""Algorithms by their papers. Each function returns an :class:`Algorithm`; ``.replace(...)`` changes it.
 
-What a paper leaves open, or a run decides (group size, learning rate), is a parameter or a field. With ``dialect`` the
-numbers are those of a named library: ``grpo(dialect="trl-1.16")``; ``DIALECTS`` says which has which.
+Values that a paper does not give, or that depend on the run (group size, learning rate), are parameters or fields. With
+``dialect`` the numbers are those of another library: ``grpo(dialect="trl-1.16")``. ``DIALECTS`` lists the presets of
+each dialect.
 """
 
 from rlprims.algorithms.presets._credit import fipo, prime, tree_grpo, turn_grpo

@@ -1,4 +1,4 @@
-"""Presets that tell the tokens of a response apart: by turn, by tree, by what followed, by a process reward."""
+"""Presets with different credit for the tokens of a response: by turn, by tree, by later tokens, by process rewards."""
 
 from rlprims import advantage, corrections, filters, losses
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter
@@ -7,10 +7,10 @@ from rlprims.algorithms.presets._group import dapo
 
 
 def turn_grpo() -> Algorithm:
-    """MT-GRPO (Zeng et al. 2025, arXiv:2505.11821): GRPO of the outcome, and of each turn's own reward up to that turn.
+    """MT-GRPO (Zeng et al. 2025, arXiv:2505.11821): GRPO of the outcome plus advantages of the rewards of turns.
 
-    The batch has ``turn_ids`` and ``turn_rewards`` beside the outcome. As the authors' script: 21 samples, two updates
-    of a batch, no KL, and a mean over tokens.
+    The batch needs ``turn_ids`` and ``turn_rewards`` in addition to the outcome. As in the authors' script: 21 samples,
+    two updates per batch, no KL, and a mean over tokens.
     """
     return Algorithm(
         name="turn_grpo",
@@ -22,10 +22,10 @@ def turn_grpo() -> Algorithm:
 
 
 def tree_grpo() -> Algorithm:
-    """Tree-GRPO (Ji et al. 2025, arXiv:2509.21240): leaves compared with those of their tree, and of their prompt.
+    """Tree-GRPO (Ji et al. 2025, arXiv:2509.21240): leaves are compared inside their tree and inside their prompt.
 
-    The batch has ``tree_ids``: which leaves branched off one beginning, at the border of a turn. How many trees and
-    leaves there are is the sampler's choice; the group of 8 is a number of ours, and so is the mean by response.
+    The batch needs ``tree_ids``: the leaves of a tree have a common prefix and branch at the end of a turn. The sampler
+    determines the number of trees and leaves. The group size of 8 and the mean per response are our choices.
     """
     return Algorithm(
         name="tree_grpo",
@@ -37,10 +37,10 @@ def tree_grpo() -> Algorithm:
 
 
 def fipo(*, max_length: int = 20480, buffer_length: int = 4096, metric: str = "acc") -> Algorithm:
-    """FIPO (Ma et al. 2026, arXiv:2603.19835): DAPO whose tokens weigh by how the policy moved on what came after them.
+    """FIPO (Ma et al. 2026, arXiv:2603.19835): DAPO with token weights from the change of the policy on later tokens.
 
-    The weights are made before each update and are 1 before the first, so there are four updates of a batch, a number
-    of ours. The dual clip is at 10, as in the authors' script for 32B, whose bound of the ratios it is too.
+    The weights are computed before each update and are 1 before the first one, so there are four updates per batch (our
+    choice). The dual clip is 10, as in the authors' script for 32B, where it is also the bound of the ratios.
     """
     return dapo(max_length=max_length, buffer_length=buffer_length, metric=metric).replace(
         name="fipo",
@@ -53,9 +53,9 @@ def fipo(*, max_length: int = 20480, buffer_length: int = 4096, metric: str = "a
 def prime(*, metric: str = "acc") -> Algorithm:
     """PRIME (Cui et al. 2025, arXiv:2502.01456): RLOO of the outcome and of implicit process rewards, whitened.
 
-    The batch has ``process_rewards``, from ``rewards.implicit_process`` of a model that learns by
-    ``losses.implicit_reward`` from the rollouts of each step. Prompts that a fifth to four fifths of the samples solve
-    are trained on; 4 samples, no KL.
+    The batch needs ``process_rewards``, from ``rewards.implicit_process`` of a model that is trained with
+    ``losses.implicit_reward`` on the rollouts of each step. Only prompts that 20 % to 80 % of the samples solve are
+    trained on. 4 samples, no KL.
     """
     return Algorithm(
         name="prime",

@@ -1,13 +1,13 @@
-"""Dialects: the settings with which a preset gives the numbers of another library.
+"""Dialects: the settings with which a preset computes the numbers of another library.
 
-Each entry changes the preset so that advantages and loss are the library's, for batches on which the two do not differ
-by design: a group of equal rewards gets exactly 0 here, log-ratios beyond ±20 are clamped, KL estimates are not capped,
-a response without tokens has no loss.
-Ways of running (filters, penalties, group sizes) are not dialect, but where the library has none. What a library has
-under a name and cannot be had here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which can vanish, and
-verl's Clip-Cov spares the tokens that PPO clips. SkyRL has the mean of a KL over responses, whatever the loss takes;
-its thresholds of DPPO are within what its numbers say. prime-rl's defaults of 2026-08-21 are DPPO and a term to the
-sampler; since 2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, with no term.
+Each entry changes the preset so that advantages and loss equal the library's. They still differ on some batches by
+design: here a group of equal rewards gets exactly 0, log-ratios are clamped to ±20, KL estimates are not capped, and a
+response without tokens has no loss.
+Filters, penalties and group sizes are not part of a dialect, except that they are removed if the library has none. An
+algorithm of a library that cannot be reproduced here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which
+can be 0, and verl's Clip-Cov does not draw the tokens that PPO clips. SkyRL always averages a KL over responses; its
+recorded numbers do not determine its DPPO thresholds exactly. prime-rl's defaults of 2026-08-21 are DPPO and a KL term
+to the sampler; since 2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, without that term.
 """
 
 from collections.abc import Mapping
@@ -127,20 +127,20 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
 }
 
 DIALECTS = {name: tuple(presets) for name, presets in _DIALECTS.items()}
-"""Every dialect, and the presets that it has."""
+"""The presets of each dialect."""
 
 
 def in_dialect(algorithm: Algorithm, dialect: Dialect | None) -> Algorithm:
-    """The algorithm with a library's choices.
+    """The algorithm with the settings of a dialect.
 
     Raises:
-        ValueError: a dialect that does not exist, or that has no such preset.
+        ValueError: an unknown dialect, or a dialect without this preset.
     """
     if dialect is None:
         return algorithm
     if dialect not in _DIALECTS:
-        raise ValueError(f"unknown dialect {dialect!r}: choose one of {', '.join(_DIALECTS)}")
+        raise ValueError(f"dialect={dialect!r}, expected one of {', '.join(_DIALECTS)}")
     presets = _DIALECTS[dialect]
     if algorithm.name not in presets:
-        raise ValueError(f"{algorithm.name} has no dialect {dialect!r}; that one has {', '.join(presets)}")
+        raise ValueError(f"{algorithm.name} has no dialect {dialect!r}; its presets are {', '.join(presets)}")
     return algorithm.replace(**presets[algorithm.name])

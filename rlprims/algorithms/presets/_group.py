@@ -1,4 +1,4 @@
-"""Presets whose baseline is the group, under the clipped surrogate."""
+"""Presets with a group baseline and the clipped surrogate."""
 
 from rlprims import advantage, losses, rewards
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter, LossTerm
@@ -7,11 +7,11 @@ from rlprims.algorithms.presets._dialects import Dialect, in_dialect
 
 
 def grpo(*, kl_coef: float = 0.04, dialect: Dialect | None = None) -> Algorithm:
-    """GRPO (Shao et al. 2024, arXiv:2402.03300): the group is the baseline; z-scores, KL in the loss.
+    """GRPO (Shao et al. 2024, arXiv:2402.03300): z-scores over the group, and a KL in the loss.
 
     The paper's G is 64 and its KL is k3 with coefficient 0.04, eqs. 3 and 4. ``kl_coef=0`` needs no reference model.
     """
-    # TRL weighs its KL by the ratio, from 1.16 on.
+    # TRL multiplies its KL by the ratio, since 1.16.
     kl = use(losses.weighted_kl if dialect == "trl-1.16" else losses.kl)
     return in_dialect(
         Algorithm(
@@ -27,11 +27,11 @@ def grpo(*, kl_coef: float = 0.04, dialect: Dialect | None = None) -> Algorithm:
 
 
 def dr_grpo(*, max_length: int = 3000, dialect: Dialect | None = None) -> Algorithm:
-    """Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): GRPO without its two biases.
+    """Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): GRPO without division by the std and by the length.
 
-    No division by the group's std, which favours questions that are too easy or too hard, and no division by the
-    response's length, which favours long wrong answers: the sum is divided by the constant ``max_length``, the
-    generation budget (3000 in the paper).
+    Division by the group's std favours questions that are too easy or too hard; division by the response's length
+    favours long wrong answers. Here the sum is divided by the constant ``max_length``, the maximum number of response
+    tokens (3000 in the paper).
     """
     return in_dialect(
         Algorithm(
@@ -50,10 +50,10 @@ def dapo(
 ) -> Algorithm:
     """DAPO (Yu et al. 2025, arXiv:2503.14476): clip-higher, dynamic sampling, token-level loss, overlong punishment.
 
-    Groups whose accuracy does not differ are replaced by new samples; the loss is a mean over tokens as in the authors'
-    code (the paper's eq. 8, a mean per prompt, is ``losses.prompt_token_mean``); responses that end within
-    ``buffer_length`` of ``max_length`` lose up to 1. No KL. The filter looks at the accuracy and never at the score
-    that holds the penalty.
+    Groups of equal accuracies are replaced by new samples. The loss is a mean over tokens, as in the authors' code (the
+    paper's eq. 8, a mean per prompt, is ``losses.prompt_token_mean``). The score of a response falls by up to 1 in the
+    last ``buffer_length`` tokens before ``max_length``. There is no KL. The filter uses the accuracy, which does not
+    include the penalty.
     """
     return in_dialect(
         Algorithm(
@@ -69,10 +69,10 @@ def dapo(
 
 
 def lite_ppo(*, dialect: Dialect | None = None) -> Algorithm:
-    """LitePPO (arXiv:2508.08221): GRPO whose std is the batch's, and whose loss is a mean over tokens.
+    """LitePPO (arXiv:2508.08221): GRPO with the std of the batch and a mean over tokens.
 
-    The group is centred, so easy and hard prompts are alike; the batch's deviation does not blow up the groups that
-    nearly agree.
+    Rewards are centred per group. The std of the batch does not enlarge the small differences of nearly constant
+    groups.
     """
     return in_dialect(
         Algorithm(
@@ -86,7 +86,8 @@ def lite_ppo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def pass_at_k(*, dialect: Dialect | None = None) -> Algorithm:
-    """GRPO that trains the best of a group (arXiv:2503.19595): only the best sample learns, by its lead."""
+    """GRPO for the best of a group (arXiv:2503.19595): only the best sample has an advantage, its difference to the
+    second best."""
     return in_dialect(
         Algorithm(name="pass_at_k", group_size=8, advantage=use(advantage.pass_at_k)),
         dialect,
@@ -94,9 +95,9 @@ def pass_at_k(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def quantile() -> Algorithm:
-    """QAE (arXiv:2509.22611): a quantile of the group, and not its mean, is the baseline; the rest is DAPO's clip.
+    """QAE (arXiv:2509.22611): a quantile of the group as the baseline, with DAPO's clip.
 
-    On hard prompts only rare successes learn, on easy ones only rare failures.
+    On hard prompts only the rare correct responses have an advantage, on easy prompts only the rare wrong ones.
     """
     return Algorithm(
         name="quantile",
@@ -107,10 +108,10 @@ def quantile() -> Algorithm:
 
 
 def bnpo() -> Algorithm:
-    """BNPO (Xiao et al. 2025, arXiv:2506.02864): centred rewards over the density of the prompts' pass rates.
+    """BNPO (Xiao et al. 2025, arXiv:2506.02864): centred rewards divided by the density of the prompts' pass rates.
 
-    The density is a Beta distribution's, fitted to the batch, so that the normalization follows what the policy has
-    learnt. The rewards are 0 or 1. What TRL calls bnpo is a mean over the tokens of a micro-batch.
+    The density is that of a Beta distribution, fitted to each batch, so that the normalization adapts to the policy.
+    The rewards are 0 or 1. TRL's bnpo is a mean over the tokens of a micro-batch and is not related.
     """
     return Algorithm(name="bnpo", group_size=16, advantage=use(advantage.beta_normalized))
 
@@ -123,8 +124,8 @@ def gdpo(
 ) -> Algorithm:
     """GDPO (arXiv:2601.05242): several rewards, each normalized within the group before they are summed.
 
-    ``components`` are columns that the verifier returns beside its score. A filter must look at every one of them,
-    ``filter={"keep": filters.varied_components}``: groups with equal sums may still have advantages.
+    ``components`` are columns that the verifier returns in addition to its score. A filter must test all of them,
+    ``filter={"keep": filters.varied_components}``, because groups with equal sums may still have advantages.
     """
     return in_dialect(
         Algorithm(

@@ -1,4 +1,4 @@
-"""Presets whose loss compares the responses of a group with each other: micro-batches hold whole groups."""
+"""Presets whose loss compares the responses of a group. Their micro-batches have whole groups."""
 
 from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
@@ -6,10 +6,10 @@ from rlprims.algorithms._use import use
 
 
 def gvpo(*, beta: float = 0.1) -> Algorithm:
-    """GVPO (Zhang et al. 2025, arXiv:2504.19599): log-ratios differ within a group as its rewards do, divided by β.
+    """GVPO (Zhang et al. 2025, arXiv:2504.19599): fits the differences of β · log-ratios in a group to its rewards.
 
-    A squared error whose minimum is the optimum of the reward less β times the KL to the policy at the start of the
-    step. No clip and no ratio, so responses may be of any sampler.
+    It is a squared error. Its minimum is the optimum of the reward minus β times the KL to the policy at the start of
+    the step. There is no clip and no ratio, so the responses may come from any policy.
     """
     return Algorithm(
         name="gvpo",
@@ -21,9 +21,10 @@ def gvpo(*, beta: float = 0.1) -> Algorithm:
 
 
 def real(*, tau: float = 0.5) -> Algorithm:
-    """REAL (Zhai et al. 2026, arXiv:2602.05630): rewards are labels, and a group is classified by its log-ratios.
+    """REAL (Zhai et al. 2026, arXiv:2602.05630): log-ratios classify the responses of a group, with rewards as labels.
 
-    A good response pulls less as it gets likelier and a bad one pushes less as it gets rarer, both by at most 1/τ.
+    The gradient of a good response becomes smaller when it becomes more likely, and that of a bad response when it
+    becomes less likely. The weight of a response is at most 1/τ.
     """
     return Algorithm(
         name="real",
@@ -35,10 +36,10 @@ def real(*, tau: float = 0.5) -> Algorithm:
 
 
 def flowrl(*, beta: float = 15.0) -> Algorithm:
-    """FlowRL (Zhu et al. 2025, arXiv:2509.15207): every response as likely as its reward says, not the best alone.
+    """FlowRL (Zhu et al. 2025, arXiv:2509.15207): fits the policy to a distribution over all rewards.
 
-    Responses are to be as likely as the reference's, tilted by β times GRPO's advantage. The normalizer is each group's
-    own, where the paper learns one with a head on the prompt.
+    The target is the reference policy times exp(β · GRPO's advantage). The normalizer is computed for each group; in
+    the paper a head on the prompt learns it.
     """
     return Algorithm(
         name="flowrl",
@@ -52,7 +53,7 @@ def flowrl(*, beta: float = 15.0) -> Algorithm:
 def online_dpo(*, beta: float = 0.1) -> Algorithm:
     """Online DPO (Guo et al. 2024, arXiv:2402.04792): DPO on the best and the worst response of each group.
 
-    A group whose responses have equal scores has no pair and a loss of 0. Use a filter of groups to drop it instead.
+    A group of equal scores has no pair and loss 0. A filter of groups can drop it instead.
     """
     return Algorithm(
         name="online_dpo",

@@ -1,4 +1,4 @@
-"""Presets that differ from GRPO in what they make of the ratio."""
+"""Presets that differ from GRPO in the use of the ratio."""
 
 from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
@@ -7,10 +7,10 @@ from rlprims.algorithms.presets._dialects import Dialect, in_dialect
 
 
 def gspo(*, dialect: Dialect | None = None) -> Algorithm:
-    """GSPO (Zheng et al. 2025, arXiv:2507.18071): GRPO with one ratio per response, clipped as a whole.
+    """GSPO (Zheng et al. 2025, arXiv:2507.18071): GRPO with one clipped ratio per response.
 
-    The ratio is the geometric mean of the tokens', so its bounds are a thousand times tighter: 3e-4 and 4e-4. Every
-    response weighs the same.
+    The ratio is the geometric mean of the tokens' ratios, so its bounds are about a thousand times tighter: 3e-4 and
+    4e-4. All responses have the same weight.
     """
     return in_dialect(
         Algorithm(
@@ -25,10 +25,10 @@ def gspo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def cispo(*, dialect: Dialect | None = None) -> Algorithm:
-    """CISPO (MiniMax-M1, arXiv:2506.13585): clip the importance weight and not the update.
+    """CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE with clipped importance weights.
 
-    Every token keeps its gradient, weighted by its ratio bounded above by ``w_max``; advantages are GRPO's, the loss a
-    mean over tokens.
+    Every token has a gradient, multiplied by its ratio, which is at most ``w_max``. Advantages are GRPO's, and the loss
+    is a mean over tokens.
     """
     return in_dialect(
         Algorithm(name="cispo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.cispo)),
@@ -37,9 +37,10 @@ def cispo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def gmpo(*, dialect: Dialect | None = None) -> Algorithm:
-    """GMPO (Zhao et al. 2025, arXiv:2507.20673): maximize the geometric mean of the token ratios, clipped by token.
+    """GMPO (Zhao et al. 2025, arXiv:2507.20673): maximizes the geometric mean of the clipped token ratios.
 
-    Less moved by a single token's ratio than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in the log-ratio.
+    It is less sensitive to the ratio of a single token than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in
+    the log-ratio.
     """
     return in_dialect(
         Algorithm(
@@ -54,9 +55,9 @@ def gmpo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def sapo(*, dialect: Dialect | None = None) -> Algorithm:
-    """SAPO (Gao et al. 2025, arXiv:2511.20347): a smooth gate in the place of the clip.
+    """SAPO (Gao et al. 2025, arXiv:2511.20347): a smooth gate instead of the clip.
 
-    The weight of a token falls off with the distance of its ratio from 1, faster where the advantage is negative.
+    The weight of a token falls with the distance of its ratio from 1, faster if the advantage is negative.
     """
     return in_dialect(
         Algorithm(
@@ -71,7 +72,7 @@ def sapo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def luspo(*, dialect: Dialect | None = None) -> Algorithm:
-    """LUSPO (arXiv:2602.05261): GSPO whose responses weigh as much as they are long."""
+    """LUSPO (arXiv:2602.05261): GSPO in which the weight of a response is its length."""
     return in_dialect(
         Algorithm(
             name="luspo",
@@ -85,9 +86,9 @@ def luspo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def dppo(*, dialect: Dialect | None = None) -> Algorithm:
-    """DPPO (arXiv:2602.04879): the clip's place is taken by a bound on how far a token's probability has moved.
+    """DPPO (arXiv:2602.04879): a bound on the change of a token's probability instead of the clip.
 
-    The ratio is to the policy that sampled, so the sampler's gap is corrected with it.
+    The ratio is to the policy that sampled, so it also corrects the gap between sampler and trainer.
     """
     return in_dialect(
         Algorithm(name="dppo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.dppo)),
@@ -96,7 +97,7 @@ def dppo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def topr() -> Algorithm:
-    """TOPR (arXiv:2503.14286): good responses are imitated as they are, bad ones by their ratio of at most 1."""
+    """TOPR (arXiv:2503.14286): good responses have weight 1, bad ones the weight of their ratio, at most 1."""
     return Algorithm(
         name="topr",
         group_size=16,
@@ -107,7 +108,7 @@ def topr() -> Algorithm:
 
 
 def opmd(*, tau: float = 0.1) -> Algorithm:
-    """Online mirror descent of Kimi k1.5 (arXiv:2501.12599): a squared log-ratio holds the policy, and no clip."""
+    """Online mirror descent of Kimi k1.5 (arXiv:2501.12599): REINFORCE plus a squared log-ratio, without a clip."""
     return Algorithm(
         name="opmd",
         group_size=8,
@@ -118,20 +119,20 @@ def opmd(*, tau: float = 0.1) -> Algorithm:
 
 
 def vespo() -> Algorithm:
-    """VESPO (arXiv:2602.10693): a response's ratio weighs it through a soft kernel that vanishes far from 1."""
+    """VESPO (arXiv:2602.10693): the weight of a response is a smooth function of its ratio that vanishes far from 1."""
     return Algorithm(name="vespo", group_size=8, advantage=use(advantage.grpo), policy_loss=use(losses.vespo))
 
 
 def gppo() -> Algorithm:
-    """GPPO (arXiv:2508.07629): PPO's clip, and a clipped token keeps the gradient that it had on the bound."""
+    """GPPO (arXiv:2508.07629): PPO's clip, but a clipped token has the gradient of the bound."""
     return Algorithm(name="gppo", group_size=8, advantage=use(advantage.grpo), policy_loss=use(losses.gppo))
 
 
 def aspo(*, w_max: float | None = None) -> Algorithm:
-    """ASPO (Wang et al. 2025, arXiv:2510.06062): good tokens weigh by the ratio upside down, bad ones as in PPO.
+    """ASPO (Wang et al. 2025, arXiv:2510.06062): good tokens have the inverse ratio as weight, bad ones the ratio.
 
-    A good token that has become likely counts for less and one that was left behind for more. ``w_max`` is the paper's
-    soft dual clip, for which it gives no number.
+    A good token that has become more likely has a smaller weight, and one that has become less likely a larger one.
+    ``w_max`` is the paper's soft dual clip, for which it gives no number.
     """
     return Algorithm(
         name="aspo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.aspo, w_max=w_max)
@@ -139,9 +140,9 @@ def aspo(*, w_max: float | None = None) -> Algorithm:
 
 
 def decoupled_ppo(*, w_max: float | None = None, dialect: Dialect | None = None) -> Algorithm:
-    """Decoupled PPO (arXiv:2110.00641; for language models AReaL, arXiv:2505.24298), of three policies.
+    """Decoupled PPO (arXiv:2110.00641; for language models AReaL, arXiv:2505.24298), with three policies.
 
-    The clip is around the policy at the start of the step; a weight accounts for the older one that sampled.
+    The clip is around the policy at the start of the step. A weight corrects for the older policy that sampled.
     """
     return in_dialect(
         Algorithm(

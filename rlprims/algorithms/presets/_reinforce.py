@@ -1,4 +1,4 @@
-"""Presets that follow the policy gradient itself: no ratio, and one update for each batch."""
+"""Presets with the plain policy gradient: no ratio, and one update per batch."""
 
 from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
@@ -9,16 +9,16 @@ from rlprims.algorithms.presets._dialects import Dialect, in_dialect
 def reinforce() -> Algorithm:
     """REINFORCE (Williams 1992): the return times the score function, with no baseline.
 
-    With a reward of 0 or 1 it trains on right answers only; shift the reward and it becomes another algorithm, which
-    is what baselines are for.
+    With rewards of 0 and 1 it trains on correct answers only. A constant added to all rewards changes its gradient's
+    variance; a baseline removes this dependence.
     """
     return Algorithm(name="reinforce", advantage=use(advantage.discounted_returns), policy_loss=use(losses.reinforce))
 
 
 def rloo(*, dialect: Dialect | None = None) -> Algorithm:
-    """RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE; the mean of a prompt's other samples is the baseline.
+    """RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE with the mean of the prompt's other samples as baseline.
 
-    The paper's objective is neither clipped nor divided by length. For RLHF add ``kl_in_reward``.
+    The paper's objective is neither clipped nor divided by the length. For RLHF add ``kl_in_reward``.
     """
     return in_dialect(
         Algorithm(
@@ -33,9 +33,9 @@ def rloo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def remax(*, dialect: Dialect | None = None) -> Algorithm:
-    """ReMax (Li et al. 2023, arXiv:2310.10505): REINFORCE; the score of the greedy response is the baseline.
+    """ReMax (Li et al. 2023, arXiv:2310.10505): REINFORCE with the score of the greedy response as baseline.
 
-    One more generation per prompt, and no critic. For RLHF add ``kl_in_reward``.
+    It needs one more generation per prompt and no critic. For RLHF add ``kl_in_reward``.
     """
     return in_dialect(
         Algorithm(
@@ -49,11 +49,11 @@ def remax(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def spo() -> Algorithm:
-    """SPO (Xu & Ding 2025, arXiv:2509.13232): one response per prompt, compared with the prompt's own history.
+    """SPO (Xu & Ding 2025, arXiv:2509.13232): one response per prompt, with the prompt's earlier pass rate as baseline.
 
-    A ``ValueTracker`` remembers each prompt's pass rate, and forgets as the policy moves; s − v is normalized over the
-    batch. Scores must be from 0 to 1. The clip is PPO's. The paper begins with pass rates of the first policy, sampled
-    beforehand; here a new prompt has ½.
+    A ``ValueTracker`` stores each prompt's pass rate, which decays as the policy changes; s − v is normalized over the
+    batch. Scores must be from 0 to 1. The clip is PPO's. The paper starts with pass rates that are sampled from the
+    first policy; here a new prompt has ½.
     """
     return Algorithm(
         name="spo",
@@ -64,7 +64,7 @@ def spo() -> Algorithm:
 
 
 def opo(*, dialect: Dialect | None = None) -> Algorithm:
-    """OPO (Hao et al. 2025, arXiv:2505.23585): exactly on policy, with the length-weighted optimal baseline."""
+    """OPO (Hao et al. 2025, arXiv:2505.23585): exact on-policy updates with the length-weighted optimal baseline."""
     return in_dialect(
         Algorithm(
             name="opo",
@@ -78,9 +78,10 @@ def opo(*, dialect: Dialect | None = None) -> Algorithm:
 
 
 def maxrl() -> Algorithm:
-    """MaxRL (Tajwar et al. 2026, arXiv:2602.02710): advantages over the group's mean, so hard prompts weigh more.
+    """MaxRL (Tajwar et al. 2026, arXiv:2602.02710): centred rewards divided by the group's mean reward.
 
-    The scores must not be negative. As the group grows its gradient becomes that of the maximum likelihood of success.
+    Hard prompts therefore have more weight. The scores must be at least 0. For large groups the gradient is that of the
+    log-likelihood of a correct answer.
     """
     return Algorithm(
         name="maxrl",
@@ -92,7 +93,7 @@ def maxrl() -> Algorithm:
 
 
 def gpg(*, dialect: Dialect | None = None) -> Algorithm:
-    """GPG (arXiv:2504.02546): centred rewards and the plain score function, rescaled for the groups that teach."""
+    """GPG (arXiv:2504.02546): REINFORCE with centred rewards, rescaled for groups of equal rewards."""
     return in_dialect(
         Algorithm(
             name="gpg",
@@ -116,9 +117,9 @@ def pkpo(*, k: int = 4) -> Algorithm:
 
 
 def w_reinforce(*, positive: float = 0.1) -> Algorithm:
-    """W-REINFORCE (arXiv:2506.01347): wrong answers teach with weight 1 and right ones with ``positive``.
+    """W-REINFORCE (arXiv:2506.01347): wrong answers have weight 1 and correct ones the weight ``positive``.
 
-    The scores must be 1 and −1: with 0 and 1 there is nothing to push away from. ``positive=0`` is the paper's NSR.
+    The scores must be 1 and −1, because a wrong answer with score 0 has no gradient. ``positive=0`` is the paper's NSR.
     """
     return Algorithm(
         name="w_reinforce",
@@ -129,7 +130,7 @@ def w_reinforce(*, positive: float = 0.1) -> Algorithm:
 
 
 def asymre(*, shift: float = -0.1) -> Algorithm:
-    """AsymRE (arXiv:2506.20520): REINFORCE with a baseline below the group's mean, for responses that are stale."""
+    """AsymRE (arXiv:2506.20520): REINFORCE with a baseline below the group's mean, for stale responses."""
     return Algorithm(
         name="asymre",
         group_size=8,

@@ -1,4 +1,4 @@
-"""Presets that choose tokens: which of them the policy loss, or a penalty, is on."""
+"""Presets that select the tokens of the policy loss or of a penalty."""
 
 import math
 from typing import Literal
@@ -16,8 +16,8 @@ _UNCLIPPED = use(losses.clipped_surrogate, clip_low=1.0, clip_high=math.inf)
 def clip_cov(*, fraction: float = 2e-4) -> Algorithm:
     """Clip-Cov (Cui et al. 2025, arXiv:2505.22617): a few tokens of high covariance, drawn at random, get no gradient.
 
-    Where a likely token is praised or an unlikely one blamed the policy becomes certain; leaving out one such token in
-    5000 is enough to keep its entropy. The rest is GRPO with a mean over tokens.
+    Rewarding likely tokens and penalizing unlikely ones lowers the entropy. Dropping one such token in 5000 is enough
+    to keep the entropy. The rest is GRPO with a mean over tokens.
     """
     return Algorithm(
         name="clip_cov",
@@ -28,19 +28,19 @@ def clip_cov(*, fraction: float = 2e-4) -> Algorithm:
 
 
 def kl_cov(*, fraction: float = 2e-3, kl_coef: float = 1.0, dialect: Dialect | None = None) -> Algorithm:
-    """KL-Cov (Cui et al. 2025, arXiv:2505.22617): the tokens of the largest covariance are held to the old policy.
+    """KL-Cov (Cui et al. 2025, arXiv:2505.22617): a KL penalty on the tokens with the largest covariance.
 
-    No clip: the ratio is free, and |log ratio| is a penalty on that fraction of the tokens alone. It is 0 at the first
-    update of a batch, so there are four, a number of ours.
+    There is no clip; |log ratio| is a penalty on that fraction of the tokens only. It is 0 at the first update of a
+    batch, so there are four updates per batch (our choice).
     """
-    held = LossTerm(coefficient=kl_coef, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=fraction))
+    penalty = LossTerm(coefficient=kl_coef, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=fraction))
     return in_dialect(
         Algorithm(
             name="kl_cov",
             group_size=8,
             advantage=use(advantage.grpo),
             policy_loss=_UNCLIPPED,
-            loss_terms=(held,),
+            loss_terms=(penalty,),
             mini_batches=4,
         ),
         dialect,
@@ -50,10 +50,9 @@ def kl_cov(*, fraction: float = 2e-3, kl_coef: float = 1.0, dialect: Dialect | N
 def high_entropy(
     *, fraction: float = 0.2, max_length: int = 20480, buffer_length: int = 4096, metric: str = "acc"
 ) -> Algorithm:
-    """Beyond the 80/20 rule (Wang et al. 2025, arXiv:2506.01939): DAPO on the fifth of the tokens with most entropy.
+    """Beyond the 80/20 rule (Wang et al. 2025, arXiv:2506.01939): DAPO on the 20 % of tokens with the highest entropy.
 
-    The forks of the reasoning get the whole policy gradient; what follows from them gets none. The mean is still over
-    all tokens.
+    Only these tokens, at which the reasoning branches, have a policy gradient. The mean is still over all tokens.
     """
     return dapo(max_length=max_length, buffer_length=buffer_length, metric=metric).replace(
         name="high_entropy", token_selection=use(filters.high_entropy, fraction=fraction)
@@ -61,10 +60,10 @@ def high_entropy(
 
 
 def m2po(*, tau: float = 0.04) -> Algorithm:
-    """M2PO (Zheng et al. 2025, arXiv:2510.01161): stale responses, of which the tokens farthest off policy are dropped.
+    """M2PO (Zheng et al. 2025, arXiv:2510.01161): for stale responses, drops the tokens that are farthest off policy.
 
-    The ratio is to the policy that sampled and is not clipped: a bound on its second moment over the batch, met by
-    leaving out the fewest tokens, takes the place of the clip.
+    The ratio is to the policy that sampled and is not clipped. Instead, the smallest number of tokens is dropped such
+    that the second moment of the log-ratio over the batch is within a bound.
     """
     return Algorithm(
         name="m2po",
@@ -76,11 +75,12 @@ def m2po(*, tau: float = 0.04) -> Algorithm:
 
 
 def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algorithm:
-    """BAPO (Xi et al. 2025, arXiv:2510.18927): each update chooses the clip's bounds, so that praise is not outweighed.
+    """BAPO (Xi et al. 2025, arXiv:2510.18927): clip bounds per update that balance positive and negative advantages.
 
-    Stale responses that are blamed come to dominate PPO's objective, and its fixed clip keeps out the unlikely tokens
-    that are praised. The bounds rise until praise is the share ``target`` of the objective. Two passes over a batch of
-    four mini-batches, in the authors' example; at a batch's first update every ratio is 1 and nothing is clipped.
+    On stale responses tokens with A < 0 dominate PPO's objective, and its fixed clip drops unlikely tokens with A > 0.
+    The bounds are raised until tokens with A > 0 have the share ``target`` of the objective. As in the authors'
+    example, there are two passes over a batch of four mini-batches. At the first update of a batch every ratio is 1 and
+    no token is clipped.
     """
     return Algorithm(
         name="bapo",

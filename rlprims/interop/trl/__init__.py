@@ -1,7 +1,7 @@
-"""rlprims inside TRL's trainers: an :class:`Algorithm` for the advantages and the loss, verifiers as reward functions.
+"""TRL's trainers with the advantages and the loss of an :class:`Algorithm`, and verifiers as reward functions.
 
-TRL keeps everything else: generation, reward functions, batches, accumulation, optimizer, logs. Written for TRL 1.16,
-whose private hooks are overridden. The import needs no TRL.
+TRL does everything else: generation, reward functions, batches, accumulation, optimizer, logs. Written for TRL 1.16,
+whose private methods are overridden. The import needs no TRL.
 """
 
 from rlprims.interop.trl._rewards import reward_func

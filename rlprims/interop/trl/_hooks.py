@@ -1,4 +1,4 @@
-"""The code that both trainers share: TRL's private hooks, filled by an algorithm."""
+"""The common code of both trainers: private methods of TRL's trainers, overridden to use an algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -23,10 +23,10 @@ _BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
 
 
 class Hooks:
-    """Before TRL's own class in the order of resolution."""
+    """Methods that override those of TRL's class; this class is first in the method resolution order."""
 
     settings: ClassVar[Settings]
-    """The settings of TRL that the algorithm also has."""
+    """The settings of TRL that the algorithm has too."""
     scored: ClassVar = frozenset(
         {"scores", "component_scores", "rewards", "advantages", "group_ids", "valid_rows", "response_mask"}
     )
@@ -37,19 +37,19 @@ class Hooks:
     @classmethod
     def problems(cls, algorithm: Algorithm) -> list[str]:
         """The stages and data of the algorithm that the trainer does not support."""
-        found = []
+        problems = []
         for stage, part in algorithm.uses():
-            handed = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
-            if stage not in ("filter", "kl_in_reward") and (lacking := sorted(part.needs - handed)):
-                found.append(f"{part.path} reads {', '.join(lacking)}, which TRL does not have there")
+            available = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
+            if stage not in ("filter", "kl_in_reward") and (missing := sorted(part.needs - available)):
+                problems.append(f"{part.path} reads {', '.join(missing)}, which TRL does not have there")
         for i, term in enumerate(algorithm.loss_terms):
             if term.controller is not None:
-                found.append(f"loss_terms.{i}.coefficient is {term.controller}, whose state TRL does not keep")
+                problems.append(f"loss_terms.{i}.coefficient is {term.controller}, whose state TRL does not save")
             if not term.is_beside_the_policy:
-                found.append(f"loss_terms.{i} is on {term.mask} with a mean by itself, for which TRL has no counts")
+                problems.append(f"loss_terms.{i} is on {term.mask} with a separate mean, for which TRL has no counts")
         if algorithm.filter is not None:
-            found.append("a filter needs dynamic sampling, which TRL does not have: take replace(filter=None)")
-        return found
+            problems.append("a filter needs dynamic sampling, which TRL does not have: use replace(filter=None)")
+        return problems
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -57,7 +57,8 @@ class Hooks:
         name = self.algorithm.name
         if problems := contradictions(self.settings, self.algorithm, trainer.args):
             raise ValueError(
-                "the algorithm says what is computed, and the configuration says otherwise:\n" + "\n".join(problems)
+                "these settings of the configuration contradict the algorithm, which determines the computation:\n"
+                + "\n".join(problems)
             )
         if trainer.aux_loss_enabled:
             raise ValueError(f"{name} has no router_aux_loss_coef: set it to 0")
@@ -65,7 +66,7 @@ class Hooks:
             raise ValueError(f"{name} {problem}")
 
     def _vllm_problem(self) -> str | None:
-        """The reason why the algorithm cannot use vLLM's samples, or None; each trainer has its own."""
+        """The reason why the algorithm cannot use vLLM's samples, or None."""
         raise NotImplementedError
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -83,7 +84,7 @@ class Hooks:
         return output
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
-        """Of the whole batch, over all processes; then this one's rows."""
+        """The advantages of this process's rows, computed from the whole batch of all processes."""
         trainer: Any = self
         mask = sampled_mask(output)
         scorable = ~self._rewards.isnan().all(1)
@@ -96,9 +97,9 @@ class Hooks:
             "valid_rows": scorable,
             "response_mask": self._gather(_with_tokens(mask)) & scorable[:, None],
         }
-        for ours, theirs in (("old_log_probs", "old_per_token_logps"), ("ref_log_probs", "ref_per_token_logps")):
-            if ours in self.scored and theirs in output:
-                data[ours] = self._gather(torch.where(mask, output[theirs], 0.0))
+        for name, trl_name in (("old_log_probs", "old_per_token_logps"), ("ref_log_probs", "ref_per_token_logps")):
+            if name in self.scored and trl_name in output:
+                data[name] = self._gather(torch.where(mask, output[trl_name], 0.0))
         data |= component_scores(self.algorithm, data)
         data |= shape_scores(self.algorithm, data)
         kl = self.algorithm.kl_in_reward
@@ -114,7 +115,7 @@ class Hooks:
         return gathered
 
     def _log_advantages(self, means: list[float]) -> None:
-        """In the place of TRL's own, in the table of completions."""
+        """Replace TRL's advantages in the table of completions."""
         trainer: Any = self
         logged = trainer._logs["advantages"]
         for _ in range(min(len(means), len(logged))):
@@ -130,7 +131,7 @@ class Hooks:
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
             mask.shape[1],
             compute_entropy=True,
-            **{name: inputs[name] for name in _OF_THE_MODEL if name in inputs},
+            **{name: inputs[name] for name in _MODEL_INPUTS if name in inputs},
         )
         old = inputs.get("old_per_token_logps", log_probs.detach())
         sampled = inputs.get("sampling_per_token_logps", old)
@@ -151,9 +152,10 @@ class Hooks:
         return policy_objective(self.algorithm, data | token_weights(self.algorithm, data))
 
     def _totals(self, inputs: Mapping[str, Any], mask: Tensor) -> Totals:
-        """Of one optimizer step, as TRL counts them: this process' share, as the gradients of processes are averaged.
+        """The totals of one optimizer step as TRL counts them, divided by the number of processes.
 
-        Tokens are the mean over the steps that one generation serves; a response without a token counts as a sequence.
+        The division is there because gradients are averaged over processes. Tokens are the mean over the steps of one
+        generation. A response without a token counts as a sequence.
         """
         trainer: Any = self
         tokens, sequences = inputs["num_items_in_batch"] / trainer.accelerator.num_processes, len(mask)
@@ -170,19 +172,19 @@ class Hooks:
 
 
 def sampled_mask(batch: Mapping[str, Any]) -> Tensor:
-    """The tokens that the policy sampled: no padding, no tool output."""
+    """True on the tokens that the policy sampled; False on padding and tool output."""
     mask: Tensor = batch["completion_mask"].bool()
     return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
 
 
 def _with_tokens(mask: Tensor) -> Tensor:
-    """A response that TRL masks as a whole still has its score, and its group the baseline: give it one token."""
+    """The mask with one token in every response: the score of a fully masked response is still in its baseline."""
     first = torch.zeros_like(mask)
     first[:, 0] = True
     return torch.where(mask.any(1, keepdim=True), mask, first)
 
 
-_OF_THE_MODEL = (
+_MODEL_INPUTS = (
     "pixel_values",
     "image_grid_thw",
     "num_images",

@@ -1,4 +1,4 @@
-"""A verifier of this library as one of TRL's reward functions."""
+"""Conversion of a verifier to a reward function of TRL."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ def reward_func(
 ) -> Callable[..., list[float | None]]:
     """A verifier as one of TRL's ``reward_funcs``; ``answer`` is the dataset's column with the answers.
 
-    Further columns that the verifier names come from the dataset. A row on which it fails has no score, None, which
-    TRL leaves out of the baseline. Numbers beside the score are logged as ``<verifier>/<name>``.
+    Further columns that the verifier names come from the dataset. A row on which it fails has the score None, which TRL
+    leaves out of the baseline. Other numbers of the verifier are logged as ``<verifier>/<name>``.
 
     >>> from rlprims.rewards import verifiers
     >>> score = reward_func(verifiers.gsm8k)
@@ -25,7 +25,7 @@ def reward_func(
         prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **columns: Any
     ) -> list[float | None]:
         if answer not in columns:
-            raise ValueError(f"the dataset has no column {answer!r} with the answers: name it in reward_func(answer=)")
+            raise ValueError(f"the dataset has no column {answer!r}: name its column of answers, reward_func(answer=)")
         rows = {name: values for name, values in columns.items() if isinstance(values, list)}
         scored = naive(verifier, [_text(completion) for completion in completions], rows[answer], rows, **options)
         if log_metric is not None:

@@ -1,6 +1,6 @@
-"""The maths settings of a TRL configuration, compared with the algorithm: if they disagree, training is refused.
+"""Comparison of a TRL configuration with an algorithm. A setting that contradicts the algorithm is an error.
 
-A setting at TRL's own default is ignored. ``beta`` always counts: it also decides whether TRL has a reference.
+A setting with TRL's default is ignored, except ``beta``, because it also decides whether TRL loads a reference.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,39 +11,39 @@ from rlprims import advantage, corrections, filters, losses
 from rlprims.algorithms import Algorithm, LossTerm, Use
 
 Settings: TypeAlias = Mapping[str, tuple[Callable[[Algorithm, Any], Any], str]]
-"""For each name: what TRL would call the algorithm's own value, None if it has none; and what to write for another."""
+"""For each setting: the algorithm's value in TRL's terms (None if it has none), and the change that sets another."""
 
 
 def contradictions(settings: Settings, algorithm: Algorithm, args: Any) -> list[str]:
     """A line for each setting that contradicts the algorithm."""
     defaults = {field.name: field.default for field in fields(args)}
     config = type(args).__name__
-    found = []
-    for name, (of_algorithm, write) in settings.items():
-        given = getattr(args, name, None)
-        is_said = name == "beta" or (name in defaults and given != defaults[name])
-        is_read = not name.startswith("vllm_") or (args.use_vllm and args.vllm_importance_sampling_correction)
-        if not is_said or not is_read:
+    problems = []
+    for name, (algorithm_value, change) in settings.items():
+        value = getattr(args, name, None)
+        is_set = name == "beta" or (name in defaults and value != defaults[name])
+        is_used = not name.startswith("vllm_") or (args.use_vllm and args.vllm_importance_sampling_correction)
+        if not is_set or not is_used:
             continue
-        ours = of_algorithm(algorithm, args)
-        if given != ours:
-            has = "has no such setting" if ours is None else f"has {ours!r}"
-            leave = f"set {name}={ours!r}" if name == "beta" else f"leave {name} out of {config}"
-            found.append(f"{config}({name}={given!r}), and {algorithm.name} {has}: {leave}, or {write.format(given)}")
-    return found
+        expected = algorithm_value(algorithm, args)
+        if value != expected:
+            has = "has no such setting" if expected is None else f"has {expected!r}"
+            fix = f"set {name}={expected!r}" if name == "beta" else f"leave {name} out of {config}"
+            problems.append(f"{config}({name}={value!r}), and {algorithm.name} {has}: {fix}, or {change.format(value)}")
+    return problems
 
 
 def kl_coefficient(a: Algorithm, args: Any) -> float:
-    """Of its KL to the reference; 1.0 where it reads the reference and has no single coefficient."""
-    found = [_number(term) for term in a.loss_terms if "ref_log_probs" in term.loss.needs]
-    found += [a.kl_in_reward.controller.hyperparameters["kl_coef"]] if a.kl_in_reward else []
+    """The coefficient of its KL to the reference; 1.0 if it reads the reference but has no single coefficient."""
+    coefficients = [_number(term) for term in a.loss_terms if "ref_log_probs" in term.loss.needs]
+    coefficients += [a.kl_in_reward.controller.hyperparameters["kl_coef"]] if a.kl_in_reward else []
     if "ref_log_probs" not in a.needs:
         return 0.0
-    return found[0] if len(found) == 1 and found[0] else 1.0
+    return coefficients[0] if len(coefficients) == 1 and coefficients[0] else 1.0
 
 
 def _number(term: LossTerm) -> float:
-    """A controller's is refused before."""
+    """The coefficient of a term. A controller is an error that was raised before."""
     return 0.0 if isinstance(term.coefficient, Use) else term.coefficient
 
 
@@ -78,7 +78,7 @@ def _upper_bound(a: Algorithm, args: Any) -> float | None:
 
 
 def _lower_bound(a: Algorithm, args: Any) -> float | None:
-    """TRL's epsilon is both bounds where ``epsilon_high`` is not given: then both must be that."""
+    """The lower bound. Without ``epsilon_high``, TRL's epsilon is both bounds: then both must be equal to it."""
     low: float | None = a.policy_loss.hyperparameters.get("clip_low")
     return _upper_bound(a, args) if low == args.epsilon and args.epsilon_high is None else low
 

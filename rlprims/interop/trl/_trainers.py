@@ -15,17 +15,17 @@ from rlprims.interop.trl._settings import GRPO, RLOO
 def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     """``trl.GRPOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
 
-    ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the one line to change. Of the configuration,
-    the settings that decide how to run apply (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
-    ``mask_truncated_completions``). The algorithm decides what to compute: a setting of that (``beta``, ``epsilon``,
-    ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value, else it is refused.
-    ``beta`` must always have the algorithm's value, as it also loads the reference: the coefficient of the KL, and 0
-    without one.
+    ``GRPOTrainer = grpo_trainer(algorithms.dapo(dialect="trl-1.16"))`` is the only line to change. Settings of the run
+    keep their meaning (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
+    ``mask_truncated_completions``). The algorithm determines the computation: its settings in the configuration
+    (``beta``, ``epsilon``, ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value.
+    ``beta`` must always have the algorithm's value, the coefficient of the KL, or 0 without a KL, because TRL loads the
+    reference by it.
 
     Raises:
         ImportError: TRL is not installed.
-        ValueError: the algorithm reads what TRL does not have, or has a filter; and when a trainer is made, a
-            configuration that contradicts it, each setting with what to write.
+        ValueError: the algorithm needs data that TRL does not have, or has a filter; and, when a trainer is made, a
+            configuration that contradicts the algorithm, with a fix for each setting.
     """
     return _trainer("GRPOTrainer", _GRPOHooks, algorithm, base)
 
@@ -33,9 +33,9 @@ def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
 def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     """``trl.RLOOTrainer``, or your subclass of it, with the advantages and the loss of ``algorithm``.
 
-    ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``. As :func:`grpo_trainer`; and since this trainer
-    has the log-probs of policy and reference before the update, ``kl_in_reward`` works, with a fixed coefficient, which
-    is TRL's ``beta``: 0.05 unless it is set.
+    ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``, as for :func:`grpo_trainer`. This trainer has
+    the log-probs of policy and reference before the update, so ``kl_in_reward`` works too, with a fixed coefficient,
+    TRL's ``beta`` (0.05 by default).
 
     Raises:
         ImportError: TRL is not installed.
@@ -65,13 +65,13 @@ class _GRPOHooks(Hooks):
 
     @classmethod
     def problems(cls, algorithm: Algorithm) -> list[str]:
-        found = super().problems(algorithm)
+        problems = super().problems(algorithm)
         if algorithm.kl_in_reward is not None:
-            found.append(
-                "kl_in_reward needs log-probs before the update, which this trainer does not have: take a loss term, "
+            problems.append(
+                "kl_in_reward needs log-probs before the update, which this trainer does not have: use a loss term, "
                 "or rloo_trainer"
             )
-        return found
+        return problems
 
     def _vllm_problem(self) -> str | None:
         trainer: Any = self
@@ -79,13 +79,13 @@ class _GRPOHooks(Hooks):
         if not trainer.vllm_importance_sampling_correction or corrects:
             return None
         return (
-            "corrects nothing: replace(corrections=(use(corrections.tis),)) does what TRL does to vLLM's samples; or "
+            "has no correction for vLLM's samples: use replace(corrections=(use(corrections.tis),)), as TRL does, or "
             "set vllm_importance_sampling_correction=False"
         )
 
 
 class _RLOOHooks(Hooks):
-    """TRL keeps the log-probs of whole responses: those of the tokens are taken where it computes them."""
+    """TRL stores the log-probs of whole responses only, so those of tokens are recorded when TRL computes them."""
 
     settings = RLOO
     scored = Hooks.scored | {"old_log_probs", "ref_log_probs"}
@@ -93,15 +93,15 @@ class _RLOOHooks(Hooks):
 
     @classmethod
     def problems(cls, algorithm: Algorithm) -> list[str]:
-        found = super().problems(algorithm)
+        problems = super().problems(algorithm)
         kl = algorithm.kl_in_reward
         if kl is not None and kl.controller.fn is not FixedKL:
-            found.append("TRL's checkpoints have no place for a coefficient that adapts: take controllers.FixedKL")
-        return found
+            problems.append("TRL's checkpoints cannot save an adaptive coefficient: use controllers.FixedKL")
+        return problems
 
     def _vllm_problem(self) -> str | None:
         reads = "rollout_log_probs" in self.algorithm.needs
-        return "reads rollout_log_probs, and this trainer drops those of vLLM's samples" if reads else None
+        return "reads rollout_log_probs, which this trainer does not keep for vLLM's samples" if reads else None
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **settings: Any) -> Any:
         trainer: Any = super()
@@ -120,7 +120,7 @@ class _RLOOHooks(Hooks):
         return output | {"num_items_in_batch": trainer.accelerator.gather(sampled_mask(output).sum()).sum()}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Times what the Trainer divides this loss by."""
+        """The loss multiplied by the number of micro-batches, because the Trainer divides it by this number."""
         trainer: Any = self
         accumulated = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
         loss: torch.Tensor = super()._compute_loss(model, inputs)

@@ -1,4 +1,4 @@
-"""An environment of ours as one of verifiers."""
+"""Conversion of an rlprims environment to an environment of verifiers."""
 
 import importlib
 import json
@@ -24,28 +24,29 @@ def to_verifiers(
     seconds: float = 60.0,
     **options: Any,
 ) -> Any:
-    """A ``verifiers.MultiTurnEnv`` that plays an environment of ours; return it from a ``load_environment``.
+    """A ``verifiers.MultiTurnEnv`` that runs an rlprims environment; return it from a ``load_environment``.
 
-    Its reward is the sum of the rewards of our steps; each is also the reward of its step of the trajectory. Every
-    message is answered, the last one of ``max_turns`` too. An exception is the ``error`` of that rollout's state.
+    The reward is the sum of the rewards of all steps; each is also the reward of its step in the trajectory. The
+    environment answers every message, also the last one of ``max_turns``. An exception becomes the ``error`` in the
+    state of that rollout.
 
     Args:
-        make: the class, called with the fields of a row.
+        make: the class of the environment, called with the fields of a row.
         data: rows to train on.
-        eval_data: rows to evaluate on; without them those of ``data``.
-        columns: those that are metrics; 0 where an episode gave none.
-        max_turns: messages that the model writes; -1: no limit.
-        seconds: that the environment may take, over all calls of an episode.
+        eval_data: rows to evaluate on; None: ``data``.
+        columns: the columns that become metrics; 0 if an episode does not have them.
+        max_turns: the largest number of messages of the model; -1: no limit.
+        seconds: the time limit of all calls of the environment in an episode.
         options: other arguments of ``MultiTurnEnv``.
     """
     vf = package()
     normalized = importlib.import_module("verifiers.utils.message_utils").normalize_messages
 
     @contextmanager
-    def errors_of_theirs(what: str) -> Iterator[None]:
+    def as_verifiers_errors(what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # an error of theirs costs no more than the rollout
+        except Exception as error:  # verifiers ends only the rollout if vf.Error is raised
             reason = f"longer than {seconds} s" if isinstance(error, TimeoutError) and not str(error) else error
             raise vf.Error(f"{what}: {type(error).__name__}: {reason}") from error
 
@@ -54,7 +55,7 @@ def to_verifiers(
     class Ours(base):  # type: ignore[misc]
         async def setup_state(self, state: Any) -> Any:
             state["ask"], state["columns"] = Asker(seconds), {}
-            with errors_of_theirs("reset"):
+            with as_verifiers_errors("reset"):
                 state["environment"] = await state["ask"](lambda: make(**state["info"]))
                 start = await state["ask"](state["environment"].reset)
                 messages, tools = start if isinstance(start, tuple) else (start, ())
@@ -64,11 +65,11 @@ def to_verifiers(
             return state
 
         async def add_trajectory_step(self, state: Any, trajectory_step: Any) -> None:
-            # Here and not in env_response, which is not called after the last of max_turns.
+            # The environment steps here because env_response is not called after the last of max_turns.
             await super().add_trajectory_step(state, trajectory_step)
             written = trajectory_step["completion"][-1]
             message = as_ours(written) | {"finish": "length" if trajectory_step["is_truncated"] else "stop"}
-            with errors_of_theirs("step"):
+            with as_verifiers_errors("step"):
                 step: Step = await state["ask"](state["environment"].step, message)
                 trajectory_step["reward"] = float(step.reward)
                 state["columns"].update(step.columns)
@@ -85,7 +86,7 @@ def to_verifiers(
                 return
             close, ask = getattr(state.get("environment"), "close", None), state["ask"]
             try:
-                if callable(close) and ask.left > 0:  # otherwise a call of it hangs
+                if callable(close) and ask.left > 0:  # without time left, a call of the environment still hangs
                     with suppress(Exception):  # the rollout is over and has its reward
                         await ask(close)
             finally:
@@ -114,7 +115,10 @@ def to_verifiers(
 
 
 def _data_set(data: Sequence[Mapping[str, Any]]) -> Any:
-    """``reset`` gives the prompt; until then the fields of the row stand there. As text they need no common types."""
+    """The data set of verifiers. The prompt has the fields of the row as text until ``reset`` returns the messages.
+
+    As text the fields need no common types.
+    """
     texts = [json.dumps(dict(row), ensure_ascii=False) for row in data]
     made = [{"prompt": [{"role": "user", "content": text}], "info": text} for text in texts]
     return importlib.import_module("datasets").Dataset.from_list(made)

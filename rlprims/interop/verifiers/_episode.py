@@ -1,4 +1,4 @@
-"""An episode of an environment of verifiers."""
+"""An environment of verifiers as an rlprims environment."""
 
 import asyncio
 import json
@@ -12,20 +12,20 @@ from rlprims.interop.verifiers._rollout import Rollout
 
 
 class Verifiers:
-    """One rollout of an environment of verifiers, scored by its own rubric, whose metrics are ``columns``.
+    """One rollout of an environment of verifiers, scored by its rubric; the rubric's metrics are ``columns``.
 
-    There the environment calls the model. Its rollout runs as a task of an event loop that all of these episodes share;
-    ``reset`` and ``step`` return when it asks the model again or has ended. The reward is that of the last step. The
-    environment itself is made once for all episodes, as verifiers does.
+    In verifiers the environment calls the model. Its rollout runs as a task of an event loop, which all of these
+    episodes share. ``reset`` and ``step`` return when the environment calls the model again or has ended. The last step
+    gets the reward. The environment object is made once for all episodes, as in verifiers.
 
-    An episode fails if the environment raises or records an error, if its own ``timeout_seconds`` pass, if it asks with
-    a history that does not continue the conversation or with other tools, and if its rubric compares the rollouts of a
-    group. A malformed call is no call: the environment reads the rest of the message.
+    An episode fails if the environment raises or records an error, if its ``timeout_seconds`` pass, if it calls the
+    model with a history that does not continue the conversation or with other tools, or if its rubric compares the
+    rollouts of a group. A malformed call is dropped: the environment gets the rest of the message.
 
     Args:
-        name: as ``verifiers.load_environment`` takes it, or the import path of a function, ``package.module.function``.
-        index: which row of its data.
-        split: its data to train on or to evaluate on.
+        name: the argument of ``verifiers.load_environment``, or the import path of a function.
+        index: the number of the row of its data.
+        split: its training or evaluation data.
         options: arguments of ``load_environment``, or of the function.
     """
 
@@ -47,12 +47,12 @@ class Verifiers:
         self.rollout = Rollout(self.name, environment, data[self.index])
         step = await in_loop(self.rollout.begin())
         if step.done:
-            raise ValueError(f"{self.name}: row {self.index} ends before the model is asked; leave the row out")
+            raise ValueError(f"{self.name}: row {self.index} ends before the model is called; leave the row out")
         return step.messages, self.rollout.tools
 
     async def step(self, message: Message) -> Step:
         if self.rollout is None:
-            raise RuntimeError("Verifiers.step came before reset: call reset first")
+            raise RuntimeError("Verifiers.step was called before reset: call reset first")
         answer: Step = await in_loop(self.rollout.answer(message))
         return answer
 
@@ -63,7 +63,7 @@ class Verifiers:
 
 
 def rows(name: str, count: int, *, split: Literal["train", "eval"] = "train") -> list[dict[str, Any]]:
-    """Rows of the data, those of one environment.
+    """Rows of data: the first ``count`` rows of an environment.
 
     >>> rows("wordle", 2)
     [{'name': 'wordle', 'index': 0, 'split': 'train'}, {'name': 'wordle', 'index': 1, 'split': 'train'}]
@@ -72,5 +72,5 @@ def rows(name: str, count: int, *, split: Literal["train", "eval"] = "train") ->
 
 
 async def in_loop(work: Coroutine[Any, Any, Any]) -> Any:
-    """Wait for what runs in the loop of these episodes. A rollout that blocks stops that loop and no other."""
+    """Run a coroutine in the event loop of these episodes and wait for it. A blocking rollout blocks only that loop."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, event_loop("verifiers")))

@@ -1,4 +1,4 @@
-"""Messages of theirs as ours, and ours as theirs."""
+"""Conversion of messages between verifiers and rlprims."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from rlprims.interop.verifiers._package import package
 
 
 def as_theirs(message: Message, number: int) -> Any:
-    """The model's message as a response; ``number`` makes the ids of its calls unique."""
+    """The model's message as a response of verifiers; ``number`` makes the ids of its calls unique."""
     vf = package()
     calls = [
         vf.ToolCall(
@@ -29,7 +29,7 @@ def as_theirs(message: Message, number: int) -> Any:
 
 
 def as_ours(message: Any) -> dict[str, Any]:
-    """A message of verifiers as chat templates take it, with the ids of its calls."""
+    """A message of verifiers in the form of chat templates, with the ids of its calls."""
     ours: dict[str, Any] = {
         "role": "user" if message.role == "text" else message.role,
         "content": _text(message.content),
@@ -52,12 +52,13 @@ def _text(content: Any) -> str:
         return content or ""
     parts = [part if isinstance(part, Mapping) else part.model_dump() for part in content]
     if kinds := sorted({str(part.get("type")) for part in parts} - {"text"}):
-        raise ValueError(f"expected messages of text, got a part of type {kinds[0]!r}: images and sound are not read")
+        raise ValueError(f"expected messages of text, got a part of type {kinds[0]!r}: images and sound are not used")
     return "".join(part["text"] for part in parts)
 
 
 def with_call_ids(messages: Sequence[Message], answered: Any) -> list[dict[str, Any]]:
-    """Answers to calls come in the order of the calls, as ``answer_calls`` gives them; those malformed come last."""
+    """The answers with the ids of their calls: in the order of the calls, as from ``answer_calls``, malformed ones
+    last."""
     calls = as_ours(answered).get("tool_calls", [])
     good = [call["id"] for call in calls]
     ids = iter([*good, *(call.id for call in answered.tool_calls or () if call.id not in good)])

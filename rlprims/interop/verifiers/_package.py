@@ -1,4 +1,4 @@
-"""The package itself, imported when it is first needed, and its environments, made once in the process."""
+"""The import of verifiers when it is first needed, and its environments, made once per process."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from rlprims.algorithms import import_path
 
 def package() -> Any:
     try:
-        importlib.import_module("verifiers.envs.environment")  # which 0.4 has no more
+        importlib.import_module("verifiers.envs.environment")  # removed in 0.4
         return importlib.import_module("verifiers")
     except ImportError as error:
         raise ImportError(
@@ -36,7 +36,7 @@ def _made(name: str, options: str) -> Any:
     if not isinstance(made, vf.Environment):
         raise TypeError(f"{name}: expected an environment of verifiers, got {type(made).__name__}")
     if made.requires_group_rollouts:
-        raise ValueError(f"the rubric of {name} compares the rollouts of a group, and here each is scored alone")
+        raise ValueError(f"the rubric of {name} compares the rollouts of a group, expected one for single rollouts")
     return made
 
 
@@ -49,9 +49,9 @@ def loaded(name: str, split: str, options: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_signal_handlers() -> Iterator[None]:
-    """Environments of verifiers set handlers of signals for the whole process when they are made.
+    """Disable signal handlers: environments of verifiers set them for the whole process when they are made.
 
-    Python refuses that outside the main thread, where episodes begin; and the trainer's handlers must stay.
+    Python does not allow this outside of the main thread, where episodes begin, and the trainer's handlers must stay.
     """
     module: Any = importlib.import_module("verifiers.envs.environment")
     original = module.signal

@@ -17,7 +17,7 @@ class Request(NamedTuple):
 
 
 class Rollout:
-    """A rollout of the environment's own, as a task; every method runs in the loop of these episodes."""
+    """A rollout of the environment as a task. All methods run in the event loop of these episodes."""
 
     def __init__(self, name: str, environment: Any, row: Mapping[str, Any]) -> None:
         self.name, self.environment, self.row = name, environment, row
@@ -26,14 +26,14 @@ class Rollout:
 
     async def begin(self) -> Step:
         client = client_class()(self.news)
-        # A group of one is what verifiers scores by default, and it bears a rubric without functions.
+        # verifiers scores a group of one by default, and this also works for a rubric without functions.
         run = self.environment.run_group([self.row], client, "policy", {})
         self.task: asyncio.Task[Any] = asyncio.ensure_future(run)
         self.task.add_done_callback(self._ended)
         return await self._next()
 
     async def answer(self, message: Message) -> Step:
-        if not self.request.answer.done():  # cancelled, where the environment's own time is over
+        if not self.request.answer.done():  # it is done if the environment's time limit cancelled it
             response = as_theirs(message, len(self.seen))
             self.seen = [*self.seen, as_ours(response.message)]
             self.request.answer.set_result(response)
@@ -45,11 +45,11 @@ class Rollout:
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         if not task.cancelled():
-            task.exception()  # now it was read: Python warns of those that never are
+            task.exception()  # reading it avoids Python's warning about exceptions that are never retrieved
         self.news.put_nowait(None)
 
     async def _next(self) -> Step:
-        """What the environment asks next, or how it ended."""
+        """The messages of the environment's next call of the model, or the last step if it has ended."""
         try:
             request = await self.news.get()
         except asyncio.CancelledError:
@@ -60,8 +60,8 @@ class Rollout:
         first, known = not self.seen, len(self.seen)
         if request.messages[:known] != self.seen or len(request.messages) == known:
             raise ValueError(
-                f"{self.name} asked with {len(request.messages)} messages that do not continue the {known} before: "
-                "expected all of them unchanged, and new ones; take an environment that keeps its history"
+                f"{self.name} called the model with {len(request.messages)} messages that do not continue the {known} "
+                "before, expected these unchanged and new ones; use an environment that keeps its history"
             )
         if not first and request.tools != self.tools:
             raise ValueError(f"{self.name} changed its tools within an episode: expected those of its first request")
@@ -69,13 +69,13 @@ class Rollout:
         return Step(request.messages[known:])
 
     def _last(self) -> Step:
-        if self.task.cancelled():  # as such the error would end the run
+        if self.task.cancelled():  # a CancelledError would end the whole run
             raise RuntimeError(f"{self.name} cancelled its own rollout")
         (output,) = self.task.result()
         if output.get("error"):
             raise RuntimeError(f"{self.name} ended with an error: {output['error']['error_chain_repr']}")
         if output.get("stop_condition") == "timeout_reached":
-            raise TimeoutError(f"{self.name}: its timeout_seconds passed, with the time of the model: raise them")
+            raise TimeoutError(f"{self.name} reached its timeout_seconds, which include the model's time: raise it")
         columns = {name: float(value) for name, value in (output["metrics"] or {}).items()}
         return Step(reward=float(output["reward"]), done=True, columns=columns)
 

@@ -1,7 +1,7 @@
-"""rlprims inside verl, and batches between the two. Nothing here imports verl before a function is called.
+"""The estimators and losses of rlprims in verl, and conversion of batches. verl is imported when a function is called.
 
-``install()`` registers the estimators, policy losses and a reward manager with verl, as ``rlprims/<name>``;
-``to_verl`` and ``from_verl`` cross between the containers; ``DataProto`` is ours with all the methods of verl's.
+``install()`` registers the estimators, policy losses and a reward manager with verl, as ``rlprims/<name>``. ``to_verl``
+and ``from_verl`` convert between the containers. ``DataProto`` is that of rlprims with all methods of verl's.
 """
 
 from rlprims.interop.verl._container import (

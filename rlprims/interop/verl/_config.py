@@ -1,4 +1,4 @@
-"""verl's configuration as our hyperparameters."""
+"""Hyperparameters from verl's configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from rlprims.algorithms import Use
 
 
 def configured(part: Use, config: Any, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Values for the hyperparameters of ``part`` that ``config`` has a setting for.
+    """The values in ``config`` for the hyperparameters of ``part``.
 
-    ``settings`` maps their names to verl's.
+    ``settings`` maps names of hyperparameters to names of verl's settings.
     """
     if config is None:
         return {}
-    values = {ours: config.get(settings[ours], None) for ours in part.hyperparameters if ours in settings}
-    return {ours: value for ours, value in values.items() if value is not None}
+    values = {name: config.get(settings[name], None) for name in part.hyperparameters if name in settings}
+    return {name: value for name, value in values.items() if value is not None}

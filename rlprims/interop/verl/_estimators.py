@@ -1,4 +1,4 @@
-"""Estimators in the shape that verl calls."""
+"""Conversion of estimators to functions with verl's signature."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from rlprims.interop.verl._config import configured
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
-HANDED = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
+AVAILABLE = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask"})
 """The data that verl passes to an estimator whose name is not verl's own."""
 
 SETTINGS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}
 
 
 def estimator(part: Use, normalization: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> Estimator:
-    """``part`` as verl calls it; the second result, a critic's target, is the discounted return."""
+    """``part`` with verl's signature. The second result, the critic's target, is the discounted return."""
 
     def estimate(
         token_level_rewards: Tensor,

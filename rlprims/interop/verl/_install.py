@@ -1,4 +1,4 @@
-"""The estimators, losses and rewards of this library in verl's registries."""
+"""Registration of estimators, losses and rewards of this library with verl."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from rlprims.interop.verl._rewards import manager
 
 
 class Installed(NamedTuple):
-    """The names that verl now knows."""
+    """The names that were registered with verl."""
 
     estimators: tuple[str, ...]
     policy_losses: tuple[str, ...]
@@ -23,16 +23,18 @@ class Installed(NamedTuple):
 def install(*algorithms: Algorithm) -> Installed:
     """Register with verl every estimator and policy loss, as ``rlprims/<name>``, and the reward manager ``rlprims``.
 
-    Hyperparameters come from verl's configuration if it has the setting (``algorithm.gamma``, ``actor.clip_ratio_low``,
-    ...), and are ours elsewhere. ``algorithms`` are registered beside them, as ``rlprims/algorithms/<name>``, with
-    their own hyperparameters and aggregation: the advantage under ``algorithm.adv_estimator``, the loss under
-    ``actor_rollout_ref.actor.policy_loss.loss_mode``. Another call replaces what one before has registered.
+    Hyperparameters are taken from verl's configuration if it has the setting (``algorithm.gamma``,
+    ``actor.clip_ratio_low``, ...), otherwise they have the defaults of this library. ``algorithms`` are registered too,
+    as ``rlprims/algorithms/<name>``, with their own hyperparameters and aggregation: the advantage for
+    ``algorithm.adv_estimator``, the loss for ``actor_rollout_ref.actor.policy_loss.loss_mode``. A second call replaces
+    the registrations of the first.
 
-    verl's Ray workers are processes of their own, and in each verl imports :mod:`rlprims.interop.verl.plugin`, by its
-    entry point. For algorithms of yours, name a module that calls this in ``VERL_USE_EXTERNAL_MODULES``.
+    verl's Ray workers are separate processes. In each of them verl imports :mod:`rlprims.interop.verl.plugin`, by its
+    entry point. For your own algorithms, write a module that calls this function, and name it in
+    ``VERL_USE_EXTERNAL_MODULES``.
 
     Raises:
-        ImportError: verl is not installed, or what it needs is not.
+        ImportError: verl or a package that it needs is not installed.
         ValueError: an algorithm reads data that verl does not pass.
     """
     left_out: dict[str, str] = {}
@@ -46,7 +48,7 @@ def install(*algorithms: Algorithm) -> Installed:
 
     core, managers = _verl("verl.trainer.ppo.core_algos"), _verl("verl.experimental.reward_loop.reward_manager")
     for name, estimator in estimators.items():
-        core.ADV_ESTIMATOR_REGISTRY.pop(name, None)  # it refuses a second registration
+        core.ADV_ESTIMATOR_REGISTRY.pop(name, None)  # verl raises an error on a second registration
         core.register_adv_est(name)(estimator)
     for name, policy_loss in policy_losses.items():
         core.register_policy_loss(name)(policy_loss)
@@ -59,69 +61,69 @@ class _Kind(NamedTuple):
     module: Any
     is_one: Callable[[Use], bool]
     needed: Callable[[Use], frozenset[str]]
-    handed: frozenset[str]
-    instead: dict[str, str]
+    available: frozenset[str]
+    alternatives: dict[str, str]
 
 
 _ESTIMATORS = _Kind(
     advantage,
     lambda part: "response_mask" in part.needs and "advantages" not in part.needs,
     lambda part: part.needs,
-    _estimators.HANDED,
+    _estimators.AVAILABLE,
     {
-        "gae": "verl's own adv_estimator=gae is this one, whitened",
-        "gdpo": "verl's own adv_estimator=gdpo is a dialect of it",
-        "optimal_token_baseline": "verl's own adv_estimator=optimal_token_baseline is a form of it",
-        "pkpo": "install(algorithms.pkpo(k=4))",
+        "gae": "use verl's adv_estimator=gae, which is this one, whitened",
+        "gdpo": "use verl's adv_estimator=gdpo, which is a dialect of it",
+        "optimal_token_baseline": "use verl's adv_estimator=optimal_token_baseline, which is a variant of it",
+        "pkpo": "use install(algorithms.pkpo(k=4))",
     },
 )
 _LOSSES = _Kind(
     losses,
     lambda part: {"log_probs", "advantages"} <= part.needs,
     _losses.needed,
-    _losses.HANDED,
-    {"decoupled_ppo": "clipped_surrogate with the weights of verl's rollout_correction.rollout_is is its form"},
+    _losses.AVAILABLE,
+    {"decoupled_ppo": "use clipped_surrogate with the weights of verl's rollout_correction.rollout_is"},
 )
 
 
 def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
-    """Those of a kind that verl can call; the others go to ``left_out``."""
+    """The functions of a kind that verl can call. The others are added to ``left_out``."""
     for name in kind.module.__all__:
         part = use(getattr(kind.module, name))
         if not kind.is_one(part):
             continue
-        lacking = sorted(_lacking(kind, part))
-        if lacking or part.unbound:
-            reason = f"verl hands over no {', '.join(lacking)}" if lacking else f"needs {', '.join(part.unbound)}"
-            left_out[name] = "; ".join([reason, *([kind.instead[name]] if name in kind.instead else [])])
+        missing = sorted(_missing(kind, part))
+        if missing or part.unbound:
+            reason = f"verl does not pass {', '.join(missing)}" if missing else f"needs {', '.join(part.unbound)}"
+            left_out[name] = "; ".join([reason, *([kind.alternatives[name]] if name in kind.alternatives else [])])
         else:
             yield name, part
 
 
-def _lacking(kind: _Kind, part: Use) -> frozenset[str]:
-    return kind.needed(part) - kind.handed
+def _missing(kind: _Kind, part: Use) -> frozenset[str]:
+    return kind.needed(part) - kind.available
 
 
 def _check(algorithm: Algorithm) -> None:
     problems = [
-        f"{part.path} reads {', '.join(sorted(lacking))}"
+        f"{part.path} reads {', '.join(sorted(missing))}"
         for kind, part in ((_ESTIMATORS, algorithm.advantage), (_LOSSES, algorithm.policy_loss))
-        if (lacking := _lacking(kind, part))
+        if (missing := _missing(kind, part))
     ]
     if "group_ids" in algorithm.aggregation.needs:
         problems.append(f"{algorithm.aggregation.path} reads group_ids")
     if algorithm.loss_terms:
         problems.append("loss_terms: set actor.use_kl_loss and actor.entropy_coeff in verl, and loss_terms=() here")
     if algorithm.policy_coefficient != 1:
-        problems.append("policy_coefficient: without loss terms it is a learning rate; set 1 here")
+        problems.append("policy_coefficient: without loss terms it only scales the learning rate; set 1 here")
     if algorithm.corrections:
         problems.append("corrections: set algorithm.rollout_correction in verl, and corrections=() here")
     if algorithm.baseline:
-        problems.append(f"baseline: {algorithm.baseline.path} has a memory, which verl does not keep")
+        problems.append(f"baseline: {algorithm.baseline.path} has a state, which verl does not save")
     if algorithm.token_selection:
-        problems.append("token_selection: its thresholds are those of a whole update, which verl does not hand over")
+        problems.append("token_selection: its thresholds are those of a whole update, which verl does not pass")
     if problems:
-        raise ValueError(f"verl does not hand over what {algorithm.name} reads: {'; '.join(problems)}")
+        raise ValueError(f"verl does not pass the data that {algorithm.name} needs: {'; '.join(problems)}")
 
 
 def _verl(module: str) -> Any:

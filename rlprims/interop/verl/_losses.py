@@ -1,4 +1,4 @@
-"""Policy losses in the shape that verl calls."""
+"""Conversion of policy losses to functions with verl's signature."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from rlprims.types import Totals
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
-HANDED = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
+AVAILABLE = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
 """The data that verl passes to a policy loss."""
 
 SETTINGS = {
@@ -35,13 +35,13 @@ AGGREGATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def needed(part: Use) -> frozenset[str]:
-    """The data that ``part`` reads. verl passes one old policy, which a loss of the sampler's policy uses as that."""
+    """The data that ``part`` needs from verl. verl passes one old policy, which also serves as the sampler's policy."""
     both = {"old_log_probs", "rollout_log_probs"}
     return part.needs if both <= part.needs else part.needs - {"rollout_log_probs"}
 
 
 def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> PolicyLoss:
-    """``part`` as verl calls it; without ``aggregation`` verl's ``loss_agg_mode`` decides."""
+    """``part`` with verl's signature. Without ``aggregation``, verl's ``loss_agg_mode`` determines the mean."""
 
     def loss(
         old_log_prob: Tensor,
@@ -66,11 +66,11 @@ def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[
         if rollout_is_weights is not None:
             per_token = per_token * zero_outside(rollout_is_weights, mask)
         bounds = {name: values.get(name) for name in ("clip_low", "clip_high")}
-        moved = policy_update(log_prob, old_log_prob, advantages, mask, **bounds)
+        metrics = policy_update(log_prob, old_log_prob, advantages, mask, **bounds)
         step = {} if config is None else config.global_batch_info
         return (
             _aggregate(per_token, mask, aggregation or _named(loss_agg_mode, mask, step), step),
-            {f"actor/{name}": float(metric.value()) for name, metric in moved.items()},
+            {f"actor/{name}": float(metric.value()) for name, metric in metrics.items()},
         )
 
     return loss
@@ -78,18 +78,20 @@ def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[
 
 def _named(mode: str, mask: Tensor, step: Mapping[str, Any]) -> Use:
     if mode not in AGGREGATIONS:
-        raise ValueError(f"loss_agg_mode is {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
+        raise ValueError(f"loss_agg_mode is {mode!r}, expected one of {', '.join(AGGREGATIONS)}")
     if mode != "seq-mean-token-sum-norm":
         return use(AGGREGATIONS[mode])
     return use(AGGREGATIONS[mode], length=step.get("loss_scale_factor") or mask.shape[-1])
 
 
 def _aggregate(per_token: Tensor, mask: Tensor, aggregation: Use, step: Mapping[str, Any]) -> Tensor:
-    """verl averages the gradients of ``dp_size`` ranks, hence the factor; its counts are of the whole mini-batch."""
+    """The mean over the whole mini-batch, times ``dp_size``, because verl averages gradients over ``dp_size`` ranks."""
     ranks = step.get("dp_size") or 1
     tokens, sequences = step.get("batch_num_tokens"), step.get("global_batch_size")
     if ranks > 1 and None in (tokens, sequences):
-        raise ValueError(f"dp_size is {ranks}: global_batch_info also needs batch_num_tokens and global_batch_size")
+        raise ValueError(
+            f"dp_size is {ranks}, expected batch_num_tokens and global_batch_size in global_batch_info too"
+        )
     local = losses.count_totals(mask)
     totals = Totals(
         tokens=local.tokens if tokens is None else tokens,

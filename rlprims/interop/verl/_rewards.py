@@ -1,4 +1,4 @@
-"""The verifiers as verl calls a reward function."""
+"""The verifiers as a reward function and a reward manager of verl."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from rlprims.rewards.verifiers import by_source
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **unused: Any) -> Any:
-    """The verifier of ``data_source`` on one response: ``score``, ``acc``, and ``failed``.
+    """The result of the verifier for ``data_source`` on one response: ``score``, ``acc``, and ``failed``.
 
-    A verifier that fails affects only its row. verl cannot leave a row out, so the row scores 0 and has ``failed`` 1.
-    The columns are the same for every row, as verl takes their names from the first.
+    If a verifier fails, only its row is affected. verl cannot leave out a row, so the row has score 0 and ``failed`` 1.
+    Every row has the same columns, because verl reads their names from the first row.
 
     >>> compute_score("openai/gsm8k", "#### 72", "72")
     {'score': 1.0, 'acc': 1.0, 'failed': 0.0}
@@ -25,7 +25,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
 
 
 def manager(naive_manager: Any) -> Any:
-    """verl's own manager for single rows, which scores by :func:`compute_score`, whatever it is given."""
+    """verl's manager for single rows, but it always scores with :func:`compute_score`."""
 
     def start(self: Any, config: Any, tokenizer: Any, **settings: Any) -> None:
         naive_manager.__init__(self, config, tokenizer, **{**settings, "compute_score": compute_score})

@@ -1,7 +1,7 @@
-"""Registers on import: the entry point ``verl.plugins``, which verl loads in every process, where rlprims is installed;
-elsewhere ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``.
+"""Registers rlprims with verl on import.
 
-Does nothing where verl is not installed.
+verl loads it in every process through the entry point ``verl.plugins`` of an installed rlprims; without installation
+set ``VERL_USE_EXTERNAL_MODULES=rlprims.interop.verl.plugin``. It does nothing if verl is not installed.
 """
 
 from importlib.util import find_spec

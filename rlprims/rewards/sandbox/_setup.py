@@ -226,7 +226,7 @@ def in_own_tree(job: dict[str, Any], folder: str, writable: str, watcher: int) -
     """The first process of the new tree: starts the program and waits for it. Other processes end with this one."""
     if job["isolate"]:
         libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the kernel then kills the whole tree
-    else:  # If the watcher is killed, this process kills the tree, in its own session for the signals of its group.
+    else:  # this process kills the tree if the watcher is killed; in a new session, apart from the watcher's signals
         os.setsid()
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, kill_children_and_exit)

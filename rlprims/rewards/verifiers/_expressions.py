@@ -45,7 +45,7 @@ def unit_letters(text: str) -> set[str]:
 
 
 def for_parser(text: str, units: bool) -> str:
-    """Rewrite what the parser misreads: 4.5e33, an E before a sign, the degree sign. Without ``units`` remove words."""
+    """Rewrite text that the parser misreads: 4.5e33, E before a sign, degree signs. Without ``units`` drop words."""
     for other, one in SAME[:4] + SAME[6:]:
         text = text.replace(other, one)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
