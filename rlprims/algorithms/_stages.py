@@ -101,8 +101,8 @@ def filter_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
         for group, code in zip(data["group_ids"][drops].tolist(), data["ended"][drops].tolist(), strict=True):
             end_reasons.setdefault(group, f"a response ended by {Ended(code).label}")
     if not end_reasons:
-        return _assess_scores(algorithm, data)
-    score_reasons = zip(data["group_ids"].tolist(), _assess_scores(algorithm, data), strict=True)
+        return _filter_by_scores(algorithm, data)
+    score_reasons = zip(data["group_ids"].tolist(), _filter_by_scores(algorithm, data), strict=True)
     return [end_reasons.get(group, reason) for group, reason in score_reasons]
 
 
@@ -131,7 +131,7 @@ def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
         rollout_data = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
         rollout_data.pop("trajectory_ids")
         rollout_reasons = dict(
-            zip(rollouts.exists.nonzero()[:, 0].tolist(), _assess_scores(algorithm, rollout_data), strict=True)
+            zip(rollouts.exists.nonzero()[:, 0].tolist(), _filter_by_scores(algorithm, rollout_data), strict=True)
         )
         return [rollout_reasons[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
