@@ -358,9 +358,9 @@ class DataProto:
         (True, False, False)
         """
         tensors, arrays, rows = self._columns()
-        kept_tensors = {name: tensors[name] for name in self._known(tensors, batch_keys)}
-        kept_arrays = {name: arrays[name].copy() for name in self._known(arrays, non_tensor_batch_keys)}
-        meta = {key: copied(self.meta_info[key]) for key in self._known(self.meta_info, meta_info_keys)}
+        kept_tensors = {name: tensors[name] for name in self._checked_names(tensors, batch_keys)}
+        kept_arrays = {name: arrays[name].copy() for name in self._checked_names(arrays, non_tensor_batch_keys)}
+        meta = {key: copied(self.meta_info[key]) for key in self._checked_names(self.meta_info, meta_info_keys)}
         if deepcopy:
             kept_tensors = {name: tensor.clone() for name, tensor in kept_tensors.items()}
             kept_arrays = copy.deepcopy(kept_arrays)
@@ -488,10 +488,10 @@ class DataProto:
         """
         if step == 0:
             raise BatchError("slice: step is 0, expected another integer")
-        picked = range(len(self))[start:end:step]
-        if picked.step == 1:
-            return self._like(self._columns().narrow(picked.start, max(picked.start, picked.stop)))
-        return self._gather(row_range(len(picked)) * picked.step + picked.start)
+        rows = range(len(self))[start:end:step]
+        if rows.step == 1:
+            return self._like(self._columns().narrow(rows.start, max(rows.start, rows.stop)))
+        return self._gather(row_range(len(rows)) * rows.step + rows.start)
 
     def select_idxs(self, idxs: list[Any] | range | Array | Tensor) -> Self:
         """The rows with these numbers (negative ones count from the end, repeats are allowed), or those of a mask.
@@ -551,7 +551,7 @@ class DataProto:
                 f"group_by: {key} has a value that cannot be a dict key ({error}); group by another"
             ) from None
         grouped = self._gather(ids.argsort(stable=True))
-        return dict(zip(seen, grouped._cut(ids.bincount(minlength=len(seen)).tolist()), strict=True))
+        return dict(zip(seen, grouped._split(ids.bincount(minlength=len(seen)).tolist()), strict=True))
 
     def reorder(self, indices: list[int] | Array | Tensor) -> Self:
         """A batch with all rows in another order: row i of the result is row ``indices[i]``. This batch is unchanged.
@@ -601,11 +601,11 @@ class DataProto:
             )
         size = -(-rows // chunks)
         if not rows % chunks:
-            return self._cut([size] * chunks)
+            return self._split([size] * chunks)
         whole = rows // size
         last = (row_range((chunks - whole) * size) + whole * size) % rows
         padded = self._like(self._columns().take(last))
-        return self.slice(0, whole * size)._cut([size] * whole) + padded._cut([size] * (chunks - whole))
+        return self.slice(0, whole * size)._split([size] * whole) + padded._split([size] * (chunks - whole))
 
     def split(self, split_size: int) -> list[Self]:
         """Parts of ``split_size`` rows, as views; the last may be smaller. Zero rows give no part.
@@ -619,7 +619,7 @@ class DataProto:
         if split_size < 1:
             raise BatchError(f"split: split_size is {split_size}, expected at least 1")
         rows = len(self)
-        return self._cut([min(split_size, rows - start) for start in range(0, rows, split_size)])
+        return self._split([min(split_size, rows - start) for start in range(0, rows, split_size)])
 
     @staticmethod
     def concat(data: Sequence[D]) -> D:
@@ -730,11 +730,11 @@ class DataProto:
         """The rows with these numbers: one copy, or views if they are consecutive."""
         count = numbers.numel()
         start = int(numbers[0]) if count else 0
-        follow = torch.equal(numbers, row_range(count) + start)
+        consecutive = torch.equal(numbers, row_range(count) + start)
         columns = self._columns()
-        return self._like(columns.narrow(start, start + count) if follow else columns.take(numbers))
+        return self._like(columns.narrow(start, start + count) if consecutive else columns.take(numbers))
 
-    def _cut(self, sizes: Sequence[int]) -> list[Self]:
+    def _split(self, sizes: Sequence[int]) -> list[Self]:
         """All rows as views, in parts of these sizes. Each column is checked and split once."""
         columns = self._columns()
         tensors, arrays, rows = columns
@@ -768,7 +768,7 @@ class DataProto:
             raise MissingField(f"no field {name!r}; {self._fields()}")
         return part
 
-    def _known(self, part: Mapping[Any, Any], wanted: Iterable[Any] | None) -> list[Any]:
+    def _checked_names(self, part: Mapping[Any, Any], wanted: Iterable[Any] | None) -> list[Any]:
         """The names in ``wanted``, which must be in the part; None: all names of the part."""
         wanted = [wanted] if isinstance(wanted, str) else wanted
         found = list(part) if wanted is None else list(wanted)

@@ -76,11 +76,11 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
         row[:] = [cause or f"dropped: {reason}" if reason else cause for cause in row]
     objective = 0.0
     if kept.any():
-        objective, found, why = _update(algorithm, trained, torch.Generator().manual_seed(seed))
+        objective, found, found_causes = _update(algorithm, trained, torch.Generator().manual_seed(seed))
         for name, values in found.items():
             numbers[name][kept] = values.to(numbers[name].dtype)
-        for row, here in zip(kept.nonzero().flatten().tolist(), why, strict=True):
-            causes[row] = here
+        for row, row_causes in zip(kept.nonzero().flatten().tolist(), found_causes, strict=True):
+            causes[row] = row_causes
     return _table(algorithm.name, batch, mask, numbers, causes, objective)
 
 

@@ -151,9 +151,9 @@ def _shuffle(order: Tensor, x: Tensor) -> Tensor:
 
 
 def _totals(batch: Batch) -> Totals:
-    alive = batch.mask.any(-1)
-    groups, rollouts = (len(set(batch.data[name][alive].tolist())) for name in ("group_ids", "trajectory_ids"))
-    return Totals(int(batch.mask.sum()), sequences=int(alive.sum()), groups=groups, trajectories=rollouts)
+    has_tokens = batch.mask.any(-1)
+    groups, rollouts = (len(set(batch.data[name][has_tokens].tolist())) for name in ("group_ids", "trajectory_ids"))
+    return Totals(int(batch.mask.sum()), sequences=int(has_tokens.sum()), groups=groups, trajectories=rollouts)
 
 
 def _step_wide(p: Primitive, batch: Batch, rows: Tensor, totals: Totals) -> dict[str, object]:

@@ -165,7 +165,7 @@ def nan_stays_in_its_group(p: Primitive) -> None:
     for clean in make_batches(SEEDS[:1], torch.float32):
         row = int(clean.mask.sum(-1).argmax())
         ids = clean.data["group_ids"]
-        apart = ids != ids[row] if "group_ids" in p.data else torch.arange(len(ids)) != row
+        others = ids != ids[row] if "group_ids" in p.data else torch.arange(len(ids)) != row
         for name in p.inputs:
             x = clean.data[name].clone()
             if not x.is_floating_point():
@@ -173,11 +173,11 @@ def nan_stays_in_its_group(p: Primitive) -> None:
             x[row] = torch.nan
             names = p.variants[-1]
             for packed in (False, True):
-                sick = clean.replace(**{name: x})
+                with_nan = clean.replace(**{name: x})
                 if packed and "response_mask" not in p.data:
                     continue
-                got, want = (p.run(batch.pack() if packed else batch, names) for batch in (sick, clean))
-                keep = apart.repeat_interleave(clean.data["lengths"]) if packed and got.layout == "token" else apart
+                got, want = (p.run(batch.pack() if packed else batch, names) for batch in (with_nan, clean))
+                keep = others.repeat_interleave(clean.data["lengths"]) if packed and got.layout == "token" else others
                 assert_close(
                     f"the value of other rows after a NaN in {name} of row {row}", got.value[keep], want.value[keep], 0
                 )

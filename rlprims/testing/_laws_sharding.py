@@ -40,8 +40,8 @@ def sequences_may_be_cut(p: Primitive) -> None:
 def a_batch_may_be_spread(p: Primitive) -> None:
     """Groups split over three ranks, one of which has no row: the numbers of each row."""
     for batch in make_batches(SEEDS):
-        home = batch.data["group_ids"] % 2
-        rows = [(home == 0).nonzero()[:, 0], home.new_zeros(0), (home == 1).nonzero()[:, 0]]
+        rank_of_row = batch.data["group_ids"] % 2
+        rows = [(rank_of_row == 0).nonzero()[:, 0], rank_of_row.new_zeros(0), (rank_of_row == 1).nonzero()[:, 0]]
         for names in p.variants:
             want = p.run(batch, names)
 
