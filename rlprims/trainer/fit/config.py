@@ -118,7 +118,7 @@ class FitConfig(Section):
         return {**value, "fn": full} if isinstance(value, Mapping) else full
 
     @model_validator(mode="after")
-    def _possible(self) -> "FitConfig":
+    def _is_possible(self) -> "FitConfig":
         kind = self.kind
         if self.loss.unbound:
             raise ValueError(f"loss: {self.loss.path} needs a value for {', '.join(sorted(self.loss.unbound))}")

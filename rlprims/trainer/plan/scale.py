@@ -27,7 +27,7 @@ from rlprims.trainer.plan.memory import (
 
 
 class Rates(NamedTuple):
-    """Per second."""
+    """The rates of the hardware, per second."""
 
     flops: float
     """Operations that a device reaches in large matrix products of the model."""
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One step: all ranks, and all engines."""
+    """The sizes of one step, over all ranks and engines."""
 
     rows: float
     groups: float
@@ -69,16 +69,16 @@ class Job(NamedTuple):
 class Phase(NamedTuple):
     what: str
     flops: float
-    """Of all devices that take part."""
+    """The operations of all devices that take part."""
     read: float
-    """Bytes of memory that each device reads; only where that counts."""
+    """Bytes of memory that each device reads, if they matter."""
     moved: float
     """Bytes that each device or process receives, sends or writes."""
     seconds: float | None
-    """At least; None: the rate was not given."""
+    """A lower bound; None: the rate was not given."""
     how: str
     lower: str
-    """The setting that moves it."""
+    """The setting that changes it."""
 
 
 # Sampling
@@ -133,31 +133,31 @@ def update_flops(shape: Shape, tokens: float, answers: float, squares: float, *,
 # Bytes between the ranks: FSDP2 gathers a layer in forward and once more in backward, what is outside the layers once
 
 
-def others(ranks: int) -> float:
-    """The share of a tensor that is on the other ranks."""
+def remote_share(ranks: int) -> float:
+    """The share of a tensor that the other ranks have."""
     return (ranks - 1) / ranks
 
 
 def gathered_bytes(shape: Shape, ranks: int, width: int, micro_batches: float) -> float:
     """That a rank receives of weights in an update."""
     outside = shape.parameters - shape.body
-    return others(ranks) * (2 * shape.body + outside) * width * micro_batches
+    return remote_share(ranks) * (2 * shape.body + outside) * width * micro_batches
 
 
 def scored_bytes(shape: Shape, ranks: int, width: int, micro_batches: float) -> float:
     """That a rank receives of weights in a forward pass over its rows: what is outside the layers stays whole."""
     outside = shape.parameters - shape.body
-    return others(ranks) * (shape.body * micro_batches + outside) * width
+    return remote_share(ranks) * (shape.body * micro_batches + outside) * width
 
 
 def reduced_bytes(shape: Shape, ranks: int, times: float) -> float:
     """That a rank receives of gradients, in float32: once for an update, or once for each micro-batch."""
-    return others(ranks) * shape.trained * 4 * times
+    return remote_share(ranks) * shape.trained * 4 * times
 
 
 def exchanged_bytes(shape: Shape, ranks: int, copies: int, times: float) -> float:
     """That a rank receives of its shard's gradients, in float32, from the other copies of the weights."""
-    return 2 * others(copies) * shape.trained * 4 / ranks * times
+    return 2 * remote_share(copies) * shape.trained * 4 / ranks * times
 
 
 # Weights to the engines, checkpoints, records
@@ -326,13 +326,13 @@ def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
 
 
 def table(config: Config, found: list[Phase], saved: Phase) -> Any:
-    """For a terminal."""
+    """The phases as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
     rows = [cells(phase) for phase in found]
     rows.append(("step", "", "", "", f"{step_seconds(config, found):.1f}", "", ""))
     rows.append(cells(saved))
-    columns = ("phase", "operations", "read", "moved", "seconds", "how", "what moves it")
+    columns = ("phase", "operations", "read", "moved", "seconds", "how", "what changes it")
     return make_table(columns, rows, title="a step, at least")
 
 
