@@ -192,9 +192,16 @@ class CriticConfig(Section):
     warmup_steps: int = Field(default=0, ge=0, description="first steps, which train only the critic")
 
 
-class EvaluationConfig(Section):
+class EvaluationSteps(Section):
+    """The steps of a run after which it is evaluated."""
+
     every: int = Field(default=50, ge=1, description="steps")
     before_training: bool = True
+
+
+class EvaluationConfig(EvaluationSteps):
+    """Settings of the evaluation by responses to questions."""
+
     samples: int = Field(default=4, ge=1, description="sampled responses per question, in addition to the greedy one")
     limit: int | None = Field(default=None, ge=1, description="questions; null: all")
     num_examine: int = Field(default=0, ge=0, description="greedy responses of each data source that are printed")
@@ -223,7 +230,19 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
 
 
-class Config(Section):
+class RunConfig(Section):
+    """Methods of the settings of any kind of run."""
+
+    @field_validator("log_to", mode="before", check_fields=False)
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+class Config(RunConfig):
     """All settings of a run."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
@@ -294,11 +313,6 @@ class Config(Section):
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
     profile: ProfileConfig = ProfileConfig()
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
-
-    @field_validator("log_to", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -497,9 +511,6 @@ class Config(Section):
         if not episodes and rewards.verifiers.math in in_this_process:
             messages.append("verifiers.math may never finish on a model's response: set scoring.workers")
         return messages
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 def algorithm_from(value: Any) -> Algorithm:

@@ -67,7 +67,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     backend = _backend(config, path, tokenizer, console)
     execution: Models = backend
     if config.replay is not None:
-        execution = Replay(
+        replay: Any = Replay(
             backend,
             config.replay,
             seed=config.seed,
@@ -75,6 +75,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
             tokenizer=tokenizer,
             end_ids=load_end_tokens(path)[1],
         )
+        execution = replay  # it has every attribute of the backend
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 

@@ -14,12 +14,12 @@ from rlprims import algorithms, diagnostics
 from rlprims.algorithms import Algorithm, Use
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
-from rlprims.execution._meter import Meter, metered
+from rlprims.execution._meter import metered
 from rlprims.execution._profile import SingleProcess
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution._stored import kind_of, reads_reference
 from rlprims.execution.hf._adapters import adapt
-from rlprims.execution.hf._flops import peak_flops, update_cost
+from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._forward import last_token_scores
 from rlprims.execution.hf._models import load_new_classifier
 from rlprims.execution.hf._train_state import TrainState
@@ -65,10 +65,7 @@ class StoredTraining(SingleProcess, Training):
         if self.kind == "scores":
             module = adapt(load_new_classifier(model.path, model), model.lora)
             self.scorer = TrainState(module, optimizer, updates)
-        (state,) = self.train_states().values()
-        known, kind = model.peak_tflops, getattr(torch, model.dtype)
-        costs = {"update_rows": update_cost(state.module)}
-        self.meter = Meter(costs, lambda: known * 1e12 if known else peak_flops(self.device.type, kind))
+        self.meter = meter_of(self, verb="update_rows")
 
     def train_states(self) -> dict[str, TrainState]:
         return super().train_states() | ({"reward": self.scorer} if self.scorer is not None else {})

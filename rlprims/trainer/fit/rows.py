@@ -10,6 +10,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
+from rlprims.execution._padding import left_padded, right_padded
 from rlprims.trainer.data import read_rows
 from rlprims.trainer.end_tokens import closing_tokens
 from rlprims.trainer.fit.config import FitDataConfig
@@ -219,19 +220,15 @@ def as_batch(rows: Sequence[StoredRow], pad_token_id: int) -> DataProto:
     """
     prompts = [row.prompt_ids for row in rows for _ in row.responses]
     responses = [response for row in rows for response in row.responses]
-    width, length = max(map(len, prompts)), max(len(response.ids) for response in responses)
-    left = [[pad_token_id] * (width - len(ids)) + ids for ids in prompts]
-    attended = [[False] * (width - len(ids)) + [True] * len(ids) for ids in prompts]
-    right = [length - len(response.ids) for response in responses]
-    each = list(zip(responses, right, strict=True))
-    attention = [
-        read + [True] * len(r.ids) + [False] * padding for read, (r, padding) in zip(attended, each, strict=True)
-    ]
+    longest = max(len(response.ids) for response in responses)
+    padded_prompts, in_prompt = left_padded(prompts, max(map(len, prompts)), pad_token_id)
+    padded_responses, in_response = right_padded([response.ids for response in responses], longest, pad_token_id)
+    learned, _ = right_padded([response.learned for response in responses], longest, False)
     tensors = {
-        "prompts": torch.tensor(left),
-        "responses": torch.tensor([r.ids + [pad_token_id] * padding for r, padding in each]),
-        "attention_mask": torch.tensor(attention),
-        "response_mask": torch.tensor([r.learned + [False] * padding for r, padding in each]),
+        "prompts": padded_prompts,
+        "responses": padded_responses,
+        "attention_mask": torch.cat([in_prompt, in_response], 1),
+        "response_mask": learned.bool(),
     }
     if len(responses) == 2 * len(rows):
         tensors |= {
