@@ -11,7 +11,7 @@ class _Config(BaseModel):
 
 
 class Sampling(_Config):
-    """How responses are sampled; the names are Hugging Face's."""
+    """Settings of the sampling, with the names of Hugging Face."""
 
     max_new_tokens: int = Field(default=512, ge=1, description="response length limit, tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")

@@ -28,8 +28,8 @@ _TILE = 2**26
 """Bytes that a fused head uses for a tile, roughly."""
 
 _SAMPLER_COPIES = 4
-"""float32 arrays of rows x vocabulary in a step of the sampler: two logits; a softmax and its sums in float64 are more,
-but the logits are gone by then."""
+"""The number of float32 arrays of rows x vocabulary at the peak of a step of the sampler: the softmax and its sums in
+float64, which are more than the two arrays of logits, released before."""
 
 
 class Line(NamedTuple):
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Of a process that trains, and in ``execution: local`` samples too."""
+        """The peak of a process that trains, and with ``execution: local`` also samples."""
         return total(self.rank) + max(map(total, (self.sampling, self.update, self.saving, self.sending)))
 
 
@@ -95,7 +95,7 @@ class MicroBatches(NamedTuple):
     slots: float
     """Tokens with a shared prompt once for each response."""
     tokens_of_step: float
-    """Of all ranks, updates and micro-batches."""
+    """Tokens of all ranks, updates and micro-batches."""
 
 
 def total(lines: list[Line]) -> float:
@@ -221,7 +221,7 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     if is_ray and on_cpu:  # beside a GPU both are in the memory of the host
         if model.engine_lora is None:
             largest = shape.vocabulary * shape.hidden * width
-            how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one on its way"
+            how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one being sent"
             sending.append(Line("largest part of a sync", 4 * largest, how, "model.lora.sync: adapter"))
             how = f"{shape.trained / 1e6:.1f} M x {trained_width}{per_rank}, for the engines"
             rank.append(
@@ -255,7 +255,9 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         if cache_bytes is not None:
             fits = int(cache_bytes * devices // ((longest + response) * per_token))
             engine.append(
-                Line("KV cache", cache_bytes, f"room for {fits} whole responses at once", "ray.kv_cache_bytes")
+                Line(
+                    "KV cache", cache_bytes, f"space for {fits} whole responses at the same time", "ray.kv_cache_bytes"
+                )
             )
         else:
             wanted = rows_sampled(config) / engine_count(config) * (longest + response) * per_token / devices
