@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks._harness import Case, largest_error
-from rlprims.execution.hf._packed import Layout, layout, packed_inputs, use_packing
+from rlprims.execution.hf._packed import Layout, packed_inputs, packed_layout, use_packing
 
 VOCABULARY, TASK = 512, 1
 SIZES = ((160, 50, 46), (640, 200, 184))
@@ -23,10 +23,10 @@ SIZES = ((160, 50, 46), (640, 200, 184))
 
 def cases(quick: bool) -> Iterator[Case]:
     for size in SIZES[:1] if quick else SIZES:
-        batch, tree = _rows(*size), layout(_rows(*size))
+        batch, tree = _rows(*size), packed_layout(_rows(*size))
         apart = {**batch, "prompts": batch["prompts"].clone()}
         apart["prompts"][:, 0] = torch.arange(8)  # so that no two rows begin alike
-        plain = layout(apart)
+        plain = packed_layout(apart)
         plain = plain._replace(input_ids=torch.where(plain.position_ids == 0, TASK, plain.input_ids))
         padded, packed = _model(), _model()
         use_packing(packed)

@@ -91,7 +91,7 @@ def memory_table(name: str) -> list[str]:
 
 def phase_table(name: str) -> list[str]:
     _, phases, step, saved = worked(name)
-    lines = [row("phase", "operations", "read", "moved", "s", "how", "what moves it")]
+    lines = [row("phase", "operations", "read", "moved", "s", "how", "what changes it")]
     lines.append("|---|---:|---:|---:|---:|---|---|")
     for phase in phases:
         *numbers, lower = scale.cells(phase)

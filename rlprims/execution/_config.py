@@ -11,19 +11,22 @@ class _Config(BaseModel):
 
 
 class Sampling(_Config):
-    """How responses are sampled; the names are Hugging Face's."""
+    """Settings of the sampling, with the names of Hugging Face."""
 
     max_new_tokens: int = Field(default=512, ge=1, description="response length limit, tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    top_k: int = Field(default=0, ge=0, description="this many of the likeliest tokens; 0: all")
+    top_k: int = Field(default=0, ge=0, description="tokens are drawn from this many of the likeliest ones; 0: all")
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="nucleus: the fewest of the likeliest whose probabilities reach this sum"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="nucleus: the smallest set of likeliest tokens with this sum of probabilities",
     )
     min_p: float = Field(
-        default=0.0, ge=0, le=1, description="tokens of at least this share of the likeliest's probability; 0: all"
+        default=0.0, ge=0, le=1, description="tokens with at least this share of the largest probability; 0: all"
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="texts that end a response, beside the end-of-sequence token"
+        default=(), description="texts that end a response, in addition to the end-of-sequence token"
     )
 
     def greedy(self) -> "Sampling":
@@ -31,84 +34,85 @@ class Sampling(_Config):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary: these sets are recorded with the responses."""
+        """Whether tokens are drawn from a part of the vocabulary. The sets are then recorded with the responses."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class LoraConfig(_Config):
-    """Low-rank adapters that are trained in the place of the weights: y = W x + (alpha / rank) B A x.
+    """Low-rank adapters that are trained instead of the weights: y = W x + (alpha / rank) B A x.
 
-    They have no dropout: the same tokens must have the same log-prob when they are sampled and when they are trained.
+    They have no dropout, because a token must have the same log-prob in sampling and in training.
     """
 
     rank: int = Field(default=16, ge=1)
-    alpha: int = Field(default=32, ge=1, description="what the adapters add counts alpha / rank")
-    rank_stabilized: bool = Field(default=False, description="alpha / sqrt(rank) instead")
+    alpha: int = Field(default=32, ge=1, description="the factor of B A x is alpha / rank")
+    rank_stabilized: bool = Field(default=False, description="the factor is alpha / sqrt(rank) instead")
     target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default="all-linear", description="or names of linear layers, such as [q_proj, v_proj]; never embedding or head"
     )
-    seed: int = Field(default=0, description="of A; B begins at 0, so that the first policy is the model itself")
+    seed: int = Field(default=0, description="seed of A; B begins at 0, so that the first policy is the model itself")
     sync: Literal["merged", "adapter"] = Field(
-        default="merged", description="what engines are sent: whole weights, the adapters added; or the adapters alone"
+        default="merged",
+        description="what engines receive: merged: whole weights with the adapters added; adapter: the adapters only",
     )
 
 
 class FollowConfig(_Config):
-    """Frozen weights that follow the policy's: weights += rate (policy's - weights), see controllers.Ema."""
+    """Frozen weights that follow the policy: weights += rate * (policy - weights), see controllers.Ema."""
 
-    rate: float = Field(default=0.05, gt=0, le=1, description="share of the policy's weights; 1: a copy of them")
-    every: int = Field(default=1, ge=1, description="optimizer steps of the policy")
+    rate: float = Field(default=0.05, gt=0, le=1, description="1: the weights are copied")
+    every: int = Field(default=1, ge=1, description="optimizer steps of the policy between two such updates")
 
 
 class ModelConfig(_Config):
-    """Which weights, and how they are computed with."""
+    """The models, and how they are computed."""
 
     path: str = Field(description="a Hugging Face causal language model: a directory, or a name of the hub")
-    reference: str | None = Field(default=None, description="frozen reference; null: the model as it is at the start")
+    reference: str | None = Field(default=None, description="frozen reference; null: the model at the start")
     reference_follows: FollowConfig | None = Field(
-        default=None, description="the reference moves after the policy; null: it is frozen"
+        default=None, description="the reference follows the policy; null: it is frozen"
     )
     teacher: str | dict[str, str] | None = Field(
         default=None,
-        description="what distillation learns from: a model of the same vocabulary; {name: model}: several, of which "
-        "data.teacher names one for each row; null: the model as it is at the start",
+        description="teacher for distillation: a model with the same vocabulary; {name: model}: several, of which "
+        "data.teacher names one for each row; null: the model at the start",
     )
     teacher_follows: FollowConfig | None = Field(
-        default=None, description="the teacher moves after the policy; null: it is frozen"
+        default=None, description="the teacher follows the policy; null: it is frozen"
     )
     critic: str | None = Field(
-        default=None, description="what the critic starts from; null: the model, with a new value head"
+        default=None, description="model from which the critic starts; null: the policy's, with a new value head"
     )
     reward: str | None = Field(
-        default=None, description="a sequence classifier of one label, frozen; null: no reward model"
+        default=None, description="frozen sequence classifier with one label; null: no reward model"
     )
     reward_template: str | None = Field(
         default=None,
-        description="what it reads: null: the policy's tokens; chat: its own chat template; or text with {question} "
-        "and {response} in it",
+        description="input of the reward model. null: the policy's tokens; chat: its own chat template; or text with "
+        "{question} and {response} in it",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="of forward and backward, and of the sampler; weights that are trained: float32"
+        default="float32", description="of forward and backward passes, and of the sampler; trained weights are float32"
     )
-    lora: LoraConfig | None = Field(default=None, description="adapters that are trained in the place of the weights")
+    lora: LoraConfig | None = Field(default=None, description="adapters that are trained instead of the weights")
     device: str = Field(default="auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     packing: bool = Field(
         default=True,
-        description="policy and reference read a micro-batch without padding, and a shared prompt once; needs sdpa",
+        description="policy and reference compute a micro-batch without padding, and a shared prompt once; needs sdpa",
     )
     fused_head: bool = Field(
         default=False,
-        description="the logits of a micro-batch are never held as a whole: less memory with a large vocabulary",
+        description="the logits of a micro-batch are computed in parts: less memory with a large vocabulary",
     )
     max_tokens_per_micro_batch: int | None = Field(
         default=None,
         ge=1,
         description="tokens of one forward and backward pass; null: 16384, or the longest row if that is longer",
     )
-    max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
+    max_rows_per_generation: int = Field(default=512, ge=1, description="responses that are sampled at the same time")
     peak_tflops: float | None = Field(
-        default=None, gt=0, description="of a device, for mfu; null: known of it, or measured"
+        default=None, gt=0, description="peak rate of a device, for mfu; null: from a table of GPUs, or measured"
     )
 
     @property
@@ -118,7 +122,7 @@ class ModelConfig(_Config):
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Each teacher's model by its name; a single one has the name of no row."""
+        """The teachers' models by name; a single teacher has the name \"\"."""
         return self.teacher if isinstance(self.teacher, dict) else {"": self.teacher or self.path}
 
     @model_validator(mode="after")
@@ -129,9 +133,9 @@ class ModelConfig(_Config):
                     f"model.{role}_follows needs whole weights, and model.lora trains adapters: leave one out"
                 )
         if self.teacher_follows is not None and isinstance(self.teacher, dict):
-            raise ValueError("model.teacher_follows: several teachers cannot follow one policy: name a single one")
+            raise ValueError("model.teacher_follows: expected a single teacher, got several: leave it out")
         if self.teacher == {}:
-            raise ValueError("model.teacher: {} names none: write null, a model, or {name: model}")
+            raise ValueError("model.teacher: expected null, a model, or {name: model}, got {}")
         return self
 
     @field_validator("device")
@@ -162,7 +166,7 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
 class PoolConfig(_Config):
-    """Workers with a placement group of their own."""
+    """Workers with their own placement group."""
 
     workers: int = Field(default=1, ge=1)
     cpus: float = Field(default=1.0, gt=0, description="of each worker")
@@ -171,7 +175,7 @@ class PoolConfig(_Config):
 
 
 class RolesConfig(_Config):
-    """The pool of each model; several in one pool share its processes. The policy is trained in ``main``."""
+    """The pool of each model. Models in one pool share its processes. The policy is trained in the pool ``main``."""
 
     reference: str = Field(default="main", description="pool of the reference")
     teacher: str = Field(default="main", description="pool of the teacher")
@@ -183,56 +187,59 @@ class RolesConfig(_Config):
 
 
 class RayConfig(_Config):
-    """The cluster of ``execution: ray``, and the roles of its workers."""
+    """The cluster of ``execution: ray`` and its workers."""
 
     address: str | None = Field(
-        default=None, description="of a running cluster, or auto; null: the job's own, else start one on this machine"
+        default=None,
+        description="of a running cluster, or auto; null: that of the job, otherwise a new one on this machine",
     )
     training_workers: int = Field(
-        default=1, ge=1, description="ranks that share the policy, its reference and its critic"
+        default=1, ge=1, description="ranks that share the weights of policy, reference and critic"
     )
     rollout_workers: int = Field(default=1, ge=1, description="engines that sample")
-    engine: Literal["vllm", "hf"] = Field(default="vllm", description="what samples: vLLM, or the model's own forward")
+    engine: Literal["vllm", "hf"] = Field(default="vllm", description="vllm, or hf: the forward pass of transformers")
     placement: Placement = "PACK"
     cpus_per_worker: float = Field(default=1.0, gt=0)
-    gpus_per_worker: float = Field(
-        default=0.0, ge=0, description="below 1 colocates: two workers with 0.5 share a device"
+    gpus_per_worker: float = Field(default=0.0, ge=0, description="below 1: two workers with 0.5 share a device")
+    pools: dict[str, PoolConfig] = Field(
+        default={}, description="pools in addition to main, which the settings above define"
     )
-    pools: dict[str, PoolConfig] = Field(default={}, description="beside main, which the settings above make")
     roles: RolesConfig = RolesConfig()
-    colocate: bool = Field(default=False, description="engine i shares rank i's place, and sleeps while it trains")
-    sleep_level: Literal[1, 2] = Field(default=1, description="1 keeps an engine's weights on the CPU, 2 forgets them")
+    colocate: bool = Field(
+        default=False, description="engine i shares the devices of rank i, and sleeps during training"
+    )
+    sleep_level: Literal[1, 2] = Field(
+        default=1, description="1: a sleeping engine keeps its weights on the CPU; 2: it drops them"
+    )
     kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
-    tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share each vLLM engine's weights")
-    enforce_eager: bool | None = Field(
-        default=None, description="vLLM without CUDA graphs; null: with them where there is a GPU"
-    )
+    tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share the weights of a vLLM engine")
+    enforce_eager: bool | None = Field(default=None, description="vLLM without CUDA graphs; null: with them on a GPU")
     engine_options: dict[str, Any] = Field(
-        default={}, description="further options of vLLM, by the names of its EngineArgs, which checks them"
+        default={}, description="further options of vLLM, by the names of its EngineArgs"
     )
-    start_timeout: float = Field(default=300.0, gt=0, description="seconds until every worker is placed and ready")
+    start_timeout: float = Field(default=300.0, gt=0, description="seconds until all workers are ready")
     call_timeout: float = Field(
-        default=1800.0, gt=0, description="seconds until a worker that does not answer is given up"
+        default=1800.0, gt=0, description="seconds after which a worker that does not answer counts as lost"
     )
-    max_replacements: int = Field(default=3, ge=0, description="of rollout workers that died, over the run")
+    max_replacements: int = Field(default=3, ge=0, description="lost rollout workers that are replaced in a run")
     mixed_precision: Literal["bfloat16"] | None = Field(
         default=None, description="of the ranks' forward and backward, where the engines keep dtype"
     )
     shard_over: int | None = Field(
         default=None,
         ge=1,
-        description="ranks that share one copy of the weights; null: all. Fewer: several copies, one in each node say, "
-        "and only gradients go between them (hybrid sharding)",
+        description="ranks that share one copy of the weights; null: all. With fewer there are several copies, such as "
+        "one in each node, which exchange only gradients (hybrid sharding)",
     )
     reduce_gradients: Literal["once", "every_micro_batch"] = Field(
         default="once",
-        description="over the ranks: once for an update, with whole gradients on each rank until then; or every time, "
-        "with no more than a shard",
+        description="once: for each update, with whole gradients on each rank until then; every_micro_batch: with only "
+        "a shard of the gradients on each rank",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="recompute layers in the backward: less memory, slower"
+        default=False, description="recompute layers in the backward pass: less memory, slower"
     )
-    cpu_offload: bool = Field(default=False, description="weights and optimizer live on the CPU between their uses")
+    cpu_offload: bool = Field(default=False, description="keep weights and optimizer on the CPU between their uses")
 
     @model_validator(mode="after")
     def _placed(self) -> "RayConfig":
@@ -241,11 +248,13 @@ class RayConfig(_Config):
         idle = sorted(set(self.pools) - set(roles.values()))
         if "main" in self.pools or unknown or idle:
             raise ValueError(
-                f"ray.roles name the pools {sorted(set(roles.values()))} and ray.pools are {sorted(self.pools)}: each "
-                "needs the other, but for main, which is made of training_workers and rollout_workers"
+                f"ray.roles has the pools {sorted(set(roles.values()))}, ray.pools {sorted(self.pools)}: expected the "
+                "same pools, and main only in ray.roles: training_workers and rollout_workers define it"
             )
         if self.roles.rollout != "main" and list(roles.values()).count(self.roles.rollout) > 1:
-            raise ValueError(f"ray.roles: the engines need the pool {self.roles.rollout} for themselves")
+            raise ValueError(
+                f"ray.roles: expected only engines in the pool {self.roles.rollout}, got other models in it"
+            )
         engines = {self.roles.rollout} - {"main"}
         for pool in sorted({"main", *roles.values()} - engines):
             count = self.training_workers if pool == "main" else self.pools[pool].workers
@@ -260,15 +269,15 @@ class RayConfig(_Config):
         if gpus and self.tensor_parallel_size > 1 and gpus != self.tensor_parallel_size:
             raise ValueError(
                 f"ray.tensor_parallel_size: expected engines with gpus: {self.tensor_parallel_size}, got {gpus:g}; use "
-                "ray.pools and ray.roles.rollout, which give the engines a pool of their own"
+                "ray.pools and ray.roles.rollout, which give the engines their own pool"
             )
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
-            raise ValueError("ray.colocate: every engine needs a rank of the pool main beside it, and no pool")
+            raise ValueError("ray.colocate: expected as many ranks as engines or more, and no pool for the engines")
         return self
 
     @property
     def sharers(self) -> int:
-        """Ranks of the pool main that share one copy of the weights."""
+        """The number of ranks of the pool main that share one copy of the weights."""
         return self.shard_over or self.training_workers
 
     @property
@@ -286,9 +295,9 @@ class RayConfig(_Config):
 class ProfileConfig(_Config):
     """The steps that torch's profiler records, in every process."""
 
-    steps: tuple[int, ...] = Field(default=(), description="none: off")
+    steps: tuple[int, ...] = Field(default=(), description="steps; empty: no profile")
     shapes: bool = Field(default=False, description="record the operators' input shapes")
-    memory: bool = Field(default=False, description="record what is allocated")
+    memory: bool = Field(default=False, description="record allocations")
     stacks: bool = Field(default=False, description="record the Python stack of each operator: slow")
 
 
@@ -296,16 +305,19 @@ class OptimizerConfig(_Config):
     """AdamW, or Muon for the matrices, with a warm-up and a decay of the learning rate."""
 
     name: Literal["adamw", "muon"] = Field(
-        default="adamw", description="muon: torch's, for the matrices of the layers, and AdamW for all else"
+        default="adamw",
+        description="muon: torch.optim.Muon for the matrices of the layers, AdamW for the other weights",
     )
     lr: float = Field(default=1e-6, gt=0)
     lr_of: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="other rates in the place of lr, by a part of the weights' names; the first that fits"
+        default={}, description="learning rates of weights whose name has this part; the first match counts"
     )
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
     warmup_steps: int = Field(default=0, ge=0, description="optimizer steps from 0 to lr")
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    final_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="lr at the last step / lr, of linear and cosine")
+    final_lr_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="lr of the last step / lr, for linear and cosine"
+    )
     max_grad_norm: float = Field(default=1.0, gt=0)

@@ -1,7 +1,8 @@
-"""The sets that the sampler kept, as two columns of a batch that follow its rows.
+"""The sets of tokens that truncated sampling kept, as two columns of a batch.
 
-``kept_counts`` int32 (B, T): how many ids the sampler left for each response token; 0 where it left all, and outside
-the response. ``kept_ids`` int32, ragged (B, *): these ids, token after token. A batch without truncation has neither.
+``kept_counts`` int32 (B, T): the number of ids that the sampler kept for each response token; 0 if it kept all, and
+outside the response. ``kept_ids`` int32, ragged (B, *): these ids, token after token. Without truncation a batch has
+neither column.
 """
 
 import torch
@@ -12,21 +13,21 @@ from rlprims.types import Kept
 
 
 def ids_left(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits (A, V) the ids that are not banned, row after row, and their counts (A,); none where all are left."""
+    """The ids with finite logits (A, V), row after row, and their counts (A,); 0 for a row in which all are finite."""
     left = logits.isfinite()
     left = left & ~left.all(-1, keepdim=True)
     return left.nonzero()[:, 1].int().cpu(), left.sum(-1, dtype=torch.int32).cpu()
 
 
 class KeptSets:
-    """The sets of a batch of responses while it is sampled, position after position."""
+    """Collects the kept sets of a batch while it is sampled, position after position."""
 
     def __init__(self, rows: int, width: int) -> None:
         self.ids = [torch.zeros(0, dtype=torch.int32)]
         self.counts = torch.zeros(width, rows, dtype=torch.int32)
 
     def add(self, position: int, rows: Tensor, logits: Tensor) -> None:
-        """What is left at a position: of these rows, in ascending order, by the logits (A, V) that they draw from."""
+        """Add the sets of these rows, in ascending order, at a position: the ids with finite logits (A, V)."""
         ids, self.counts[position, rows.cpu()] = ids_left(logits)
         self.ids.append(ids)
 
@@ -38,7 +39,7 @@ class KeptSets:
 
 
 def kept_columns(ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    """The columns of a batch, of the ids row after row, and how many each token has, (B, T).
+    """The two columns of a batch from the ids, row after row, and their counts (B, T).
 
     >>> columns = kept_columns(torch.tensor([3, 5, 0]), torch.tensor([[2, 0], [1, 0]]))
     >>> [row.tolist() for row in columns["kept_ids"].unbind()]
@@ -51,7 +52,7 @@ def kept_columns(ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
 
 
 def kept_of(batch: DataProto) -> Kept | None:
-    """The sets of the tokens (B, T), row after row, for ``logprobs``; None if the batch has no such columns.
+    """The kept sets of the tokens (B, T), row after row, for ``logprobs``; None if the batch has no such columns.
 
     >>> batch = DataProto.from_dict(kept_columns(torch.tensor([3, 5, 0]), torch.tensor([[2, 0], [1, 0]])))
     >>> kept_of(batch[1:])

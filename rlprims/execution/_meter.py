@@ -1,4 +1,4 @@
-"""The work of a process since its last report: seconds, tokens and operations by verb; and its memory."""
+"""The work of a process since its last report, by verb: seconds, tokens and operations; and its memory."""
 
 import re
 import resource
@@ -18,28 +18,31 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Work(NamedTuple):
-    """Of one verb."""
+    """The work of one verb."""
 
     seconds: float = 0.0
     tokens: int = 0
-    """Sampled by ``generate``; read by the others: prompts and responses, without padding."""
+    """For ``generate`` the sampled tokens; for other verbs the tokens that were read, without padding."""
     flops: float = 0.0
-    """Operations of the model, as :mod:`rlprims.execution.hf._flops` counts them; 0 for verbs without training."""
+    """Operations of the model by :mod:`rlprims.execution.hf._flops`; 0 for verbs that do not train."""
 
 
 class WorkerReport(NamedTuple):
-    """Of one worker."""
+    """The work and the memory of one worker."""
 
     worker: str
     work: dict[str, Work]
     peak_flops: float
     """The peak rate of its device, in FLOP/s."""
     peak_memory: int
-    """Bytes: the largest that the process ever held, or of a GPU what was allocated on it."""
+    """Bytes: the largest memory that the process used; with a GPU, the largest that was allocated on it."""
 
 
 class Meter:
-    """Counts for one worker. ``costs`` gives the operations of a verb on a batch, ``peak`` those of a device second."""
+    """Counts the work of one worker.
+
+    ``costs`` has for each verb a function from a batch to its operations; ``peak`` returns the FLOP/s of the device.
+    """
 
     def __init__(
         self, costs: Mapping[str, Callable[[DataProto], float]] | None = None, peak: Callable[[], float] = lambda: 0.0
@@ -59,7 +62,7 @@ class Meter:
 
 
 def metered(method: Method) -> Method:
-    """A verb whose work the object's ``meter`` counts, under a name of its own in a profile."""
+    """Decorates a verb: the object's ``meter`` counts its work, and a profile shows its name."""
     verb = method.__name__
 
     @wraps(method)

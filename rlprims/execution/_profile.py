@@ -1,6 +1,6 @@
-"""A profile of one process, by torch's profiler: a trace for a viewer, and a table for a reader.
+"""Profiles of one process by torch's profiler: a trace for a viewer, and a table to read.
 
-:class:`Observed` is the base of a Ray worker: its report, and its profile.
+:class:`Observed` is the base of Ray workers, :class:`SingleProcess` that of executions in one process.
 """
 
 import os
@@ -22,7 +22,7 @@ class Profile(NamedTuple):
 
 
 class Profiler:
-    """Of this process, from :meth:`start` to :meth:`stop`; without a start it costs nothing."""
+    """Profiles this process from :meth:`start` to :meth:`stop`."""
 
     def __init__(self) -> None:
         self._running: Any = None
@@ -38,7 +38,7 @@ class Profiler:
         self._running.start()
 
     def stop(self) -> Profile | None:
-        """None if it was not started."""
+        """The profile; None if it was not started."""
         if self._running is None:
             return None
         running, self._running = self._running, None
@@ -52,7 +52,7 @@ class Profiler:
 
 
 def _all_threads() -> Any:
-    """A batch that is sampled ahead is sampled in a thread of its own."""
+    """Profile all threads: a prefetched batch is sampled in another thread."""
     try:
         return torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
     except TypeError:
@@ -74,3 +74,18 @@ class Observed:
 
     def stop_profile(self, name: str) -> Profile | None:
         return self.profiler.stop()
+
+
+class SingleProcess:
+    """The reports of an execution in the caller's process, whose profile the caller makes."""
+
+    meter: Meter
+
+    def reports(self) -> list[WorkerReport]:
+        return [self.meter.report("local")]
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """Does nothing: there is no other process."""
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return {}

@@ -1,7 +1,7 @@
-"""What a loss on stored rows is on, and what it reads: its signature says so.
+"""The kind of stored rows that a loss needs, from its signature.
 
-Of ``log_probs`` it is on demonstrations; of ``chosen_log_probs`` on pairs that a policy gives log-probs to; of
-``chosen_scores`` on pairs that a reward model gives scores to.
+A loss of ``log_probs`` is on demonstrations, one of ``chosen_log_probs`` on pairs for a policy, and one of
+``chosen_scores`` on pairs for a reward model.
 """
 
 from typing import Literal, TypeAlias
@@ -19,10 +19,10 @@ _READS: dict[Kind, set[str]] = {
 
 
 def kind_of(loss: Use) -> Kind:
-    """What a loss is on, by its signature.
+    """The kind of rows that a loss needs.
 
     Raises:
-        ValueError: stored rows do not have what it asks for.
+        ValueError: the loss has a parameter that no kind of stored rows has.
 
     >>> from rlprims import losses
     >>> from rlprims.algorithms import use
@@ -40,10 +40,10 @@ def kind_of(loss: Use) -> Kind:
 
 
 def reads_reference(loss: Use) -> bool:
-    """Whether a loss on pairs asks for the reference's log-probs."""
+    """Whether a loss on pairs reads the reference's log-probs."""
     return "ref_chosen_log_probs" in loss.needs
 
 
 def reads_means(loss: Use) -> bool:
-    """Whether a loss on pairs asks for each response's mean log-prob over its tokens, and not for the sum."""
+    """Whether a loss on pairs is defined on the mean log-prob of each response, and not on the sum."""
     return loss.fn in (losses.orpo, losses.simpo)

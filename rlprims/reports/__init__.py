@@ -1,1 +1,1 @@
-"""Reports of a run: curves and tables, and its samples in a terminal or as a page."""
+"""Reports of a run: curves, tables, progress, and its samples in a terminal or as a page."""

@@ -41,14 +41,14 @@ PANELS = (
 )
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """The value as a float if it is a finite number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def series(rows: Sequence[Mapping[str, Any]], kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
-    """Where lines of this kind have both numbers."""
-    pairs = ((number(row.get(x)), number(row.get(key))) for row in rows if row.get("kind") == kind)
+    """The x and y values of the lines of this kind that have both."""
+    pairs = ((finite_number(row.get(x)), finite_number(row.get(key))) for row in rows if row.get("kind") == kind)
     points = [(at, value) for at, value in pairs if at is not None and value is not None]
     return [at for at, _ in points], [value for _, value in points]
 
@@ -57,8 +57,8 @@ def has_data(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> bool:
     return any(series(rows, panel.kind, key, panel.x)[0] for key in panel.lines)
 
 
-def palette(count: int) -> list[Any]:
-    """Colours that the colour-blind can distinguish; for more than seven runs even steps of lightness."""
+def colours_of(count: int) -> list[Any]:
+    """Colours that colour-blind readers can distinguish; for more than seven runs even steps of lightness."""
     if count <= len(_COLOURS):
         return list(_COLOURS[:count])
     from matplotlib import colormaps
@@ -82,8 +82,8 @@ def draw(axes: Any, panel: Panel, rows: Sequence[Mapping[str, Any]], colour: Any
     return smoothed
 
 
-def dress(axes: Any, panel: Panel, *, lowest: bool) -> None:
-    """Title, ticks and limits, once every run is drawn."""
+def decorate(axes: Any, panel: Panel, *, lowest: bool) -> None:
+    """Set title, ticks and limits after all runs are drawn."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
@@ -110,7 +110,7 @@ def dress(axes: Any, panel: Panel, *, lowest: bool) -> None:
 
 
 def _fit_height(axes: Any, panel: Panel) -> None:
-    """From zero, unless something is negative; a gradient norm that jumps is drawn on a logarithmic scale."""
+    """Begin the axis at 0 unless a value is negative; use a logarithmic scale for a gradient norm with outliers."""
     from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
     heights = sorted(y for line in axes.get_lines() for y in line.get_ydata())

@@ -1,4 +1,4 @@
-"""All recorded rollouts of a run as one HTML page that needs nothing else. See :func:`write_page`."""
+"""All recorded rollouts of a run as one self-contained HTML page."""
 
 import base64
 import hashlib
@@ -16,18 +16,17 @@ _MOST_BYTES = 64_000_000
 def write_page(
     run: Path, out: Path, *, step: int | None = None, source: str | None = None, most_bytes: int = _MOST_BYTES
 ) -> Path:
-    """Write the run's rollouts as one self-contained HTML page: no network, no other file.
+    """Write the run's rollouts as one HTML page that needs no network and no other file.
 
-    The page has all recorded steps, and shows one at a time. Rows are embedded from the newest step back until
-    ``most_bytes`` are used; the page says which rows it leaves out, and which lines were damaged. The model's text is
-    data: it is shown, never run.
+    The page shows one recorded step at a time. Rows are embedded from the newest step back until ``most_bytes`` are
+    used; the page says which rows it leaves out, and which lines were damaged. Text of the model is shown, never run.
 
     Args:
         run: a run directory.
         out: the file.
         step: only this recorded step.
         source: only prompts of this ``data_source``.
-        most_bytes: of all rows together.
+        most_bytes: the largest size of all rows together.
 
     Raises:
         ValueError: nothing recorded, or not at that step, or not of that source.
@@ -77,9 +76,9 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
 
 
 def _cap_note(step: int, partly: bool, recorded: int, shown: int) -> str:
-    held = f"the newest {shown} of {recorded} recorded steps" if shown else "none of the recorded steps"
+    kept = f"the newest {shown} of {recorded} recorded steps" if shown else "none of the recorded steps"
     part = f", step {step} in part" if partly else ""
-    return f"To stay small, this page holds {held}{part}. Choose another by: rlprims rollouts RUN --html FILE --step N."
+    return f"To stay small, this page has {kept}{part}. Choose another by: rlprims rollouts RUN --html FILE --step N."
 
 
 def _group(row: Row) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def _group(row: Row) -> dict[str, Any]:
 
 
 def _response(row: Row) -> dict[str, Any]:
-    """Numbers to a few digits, and one advantage instead of a list where all tokens share it."""
+    """The response with short numbers; one advantage instead of a list if all tokens have the same."""
     advantages = None if row.advantages is None else [_short(value) for value in row.advantages]
     if advantages and len(set(advantages)) == 1:
         advantages = advantages[0]  # type: ignore[assignment]
@@ -114,7 +113,7 @@ def _response(row: Row) -> dict[str, Any]:
 
 
 def _turns(row: Row) -> list[dict[str, Any]]:
-    """The turns of an episode: where each begins and ends, how many tokens it read first, and its reward."""
+    """The turns of an episode: the begin and end of each, the number of tokens that it read, and its reward."""
     turns: list[dict[str, Any]] = []
     for at, turn in enumerate(row.turn_ids):
         if not turns or turns[-1]["turn"] != turn:
@@ -135,5 +134,5 @@ def _shown(value: Any) -> float | str | None:
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element: ASCII, and no ``<`` that could end it or open a comment."""
+    """JSON for a script element: ASCII, without ``<``, which could end the element or open a comment."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

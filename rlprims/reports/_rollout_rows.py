@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 _FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
-# Named, so that a response can neither steer a terminal nor turn the text around it.
+# Shown by name, so that a response can neither control a terminal nor reverse the text around it.
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)
 _NAMES = {code: f"⟨U+{code:04X}⟩" for code in (*_CONTROLS, *_SURROGATES) if chr(code) not in "\t\n"}
@@ -18,18 +18,18 @@ _NAMES = {code: f"⟨U+{code:04X}⟩" for code in (*_CONTROLS, *_SURROGATES) if 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One recorded response; fields that its line does not have are empty or None.
+    """One recorded response. Fields that its line does not have are empty or None.
 
     Attributes:
-        tokens: the response token by token, as text; the whole response in one where tokens were not recorded.
-        log_probs: the sampler's own, one a token, or empty.
-        old_log_probs: the trainer's before the step's updates, one a token, or empty.
-        advantages: one a token, or None where the row was not trained on.
-        status: ``trained``, or why it was not.
+        tokens: the text of each response token; one text, the whole response, if tokens were not recorded.
+        log_probs: the sampler's, one for each token, or empty.
+        old_log_probs: the trainer's before the step's updates, one for each token, or empty.
+        advantages: one for each token, or None if the row was not trained on.
+        status: ``trained``, or the reason why it was not.
         columns: the verifier's other columns, such as ``acc``.
-        turn_ids: of an episode, which turn brought each token; empty for a single response.
+        turn_ids: of an episode, the turn of each token; empty for a single response.
         observed: of an episode, whether each token was read and not sampled.
-        turn_rewards: what each turn earned, by its number.
+        turn_rewards: the reward of each turn, by its number.
     """
 
     step: int
@@ -67,17 +67,17 @@ class Row:
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
-    """Each recorded step, ascending, and its file.
+    """The recorded steps in ascending order, each with its file.
 
     Raises:
-        ValueError: the run has none.
+        ValueError: the run has no recorded steps.
     """
     found = ((_FILE.fullmatch(path.name), path) for path in (Path(run) / "rollouts").glob("step_*"))
     steps = {int(match[1]): path for match, path in found if match}
     if not steps:
         raise ValueError(
-            f"{run} holds no recorded rollouts (rollouts/step_000001.jsonl and so on): pass a run directory, the one "
-            "that the trainer writes, of a run that records rollouts"
+            f"{run} has no recorded rollouts (rollouts/step_000001.jsonl and so on): pass the directory of a run that "
+            "records rollouts"
         )
     return dict(sorted(steps.items()))
 
@@ -86,7 +86,7 @@ def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
     """The rows of one recorded step, the last by default, in the order in which they were written.
 
     Raises:
-        ValueError: nothing was recorded, or not at that step; or a line is damaged: it names file and line.
+        ValueError: nothing was recorded, or not at that step; or a line is damaged. The message has file and line.
     """
     chosen = max(recorded_steps(run)) if step is None else step
     path = file_of(run, chosen)
@@ -102,7 +102,7 @@ def file_of(run: Path, step: int) -> Path:
     """The file of a recorded step.
 
     Raises:
-        ValueError: nothing was recorded, or not at that step; it names those that were.
+        ValueError: nothing was recorded, or not at that step. The message has the recorded steps.
     """
     steps = recorded_steps(run)
     if step not in steps:
@@ -116,7 +116,7 @@ def open_rollouts(path: Path, mode: str = "rb") -> IO[bytes]:
 
 
 def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
-    """Each line's number and its row, or the error in it."""
+    """The lines' numbers, each with its row or the error in it."""
     with open_rollouts(path) as lines:
         for at, line in enumerate(lines, 1):
             if line.strip():
@@ -127,7 +127,7 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
 
 
 def visible(text: str) -> str:
-    """The text with control characters, and those that reorder it, named; tab and newline stay.
+    """The text with names in place of characters that control a terminal or reorder text; tab and newline stay.
 
     >>> visible("\\x1b[2J")
     '⟨U+001B⟩[2J'
@@ -136,7 +136,7 @@ def visible(text: str) -> str:
 
 
 def by_group(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each group together, groups in order of appearance; a row without a group is its own."""
+    """The rows by group, groups in order of appearance. A row without a group is a group of its own."""
     groups: dict[Any, list[Row]] = {}
     for at, row in enumerate(rows):
         groups.setdefault(("alone", at) if row.group is None else row.group, []).append(row)
@@ -145,7 +145,7 @@ def by_group(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _row(record: Any, step: int) -> Row:
     if not isinstance(record, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("expected a JSON object")
     text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "status")}
     answer = record.pop("answer", None)
     tokens = record.pop("response_tokens", None)
@@ -161,7 +161,7 @@ def _row(record: Any, step: int) -> Row:
     earned = record.pop("turn_rewards", None) or {}
     if not isinstance(earned, dict):
         raise ValueError("turn_rewards is no object")
-    record.pop("kept", None)  # for a replay: too many ids to show
+    record.pop("kept", None)  # too many ids to show; only a replay reads them
     advantages = per_token["advantages"]
     return Row(
         **text,
@@ -187,7 +187,7 @@ def _row(record: Any, step: int) -> Row:
 
 
 def _ended(record: dict[str, Any]) -> str:
-    """The name of the reason; of records that only know whether a response was truncated, "length" if it was."""
+    """The reason of the end. A record that has only ``truncated`` gives "length" or "stop"."""
     truncated = record.pop("truncated", None)
     known = "" if truncated is None else "length" if truncated else "stop"
     return str(record.pop("ended", None) or known)

@@ -1,4 +1,4 @@
-"""A run's numbers, read back from its directory: as a list, a figure, a table."""
+"""The metrics of runs, read from their directories: as a list, a figure or a table."""
 
 import json
 import math
@@ -10,22 +10,32 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rlprims.reports._curve_panels import FAINT, INK, PANELS, draw, dress, has_data, number, palette, series
+from rlprims.reports._curve_panels import (
+    FAINT,
+    INK,
+    PANELS,
+    colours_of,
+    decorate,
+    draw,
+    finite_number,
+    has_data,
+    series,
+)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of ``run/metrics.jsonl``, in order; non-finite numbers are None.
 
-    A last line torn by a killed process is left out.
+    An incomplete last line, of a process that was killed, is left out.
 
     Raises:
-        ValueError: there is no such file, or a line before the last is no JSON object; it names the line.
+        ValueError: there is no such file, or a line before the last is not a JSON object. The message has the line.
     """
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(
-            f"{run} is no run directory: it has no metrics.jsonl. A run directory is the one that the trainer writes, "
-            "with config.yaml, metrics.jsonl and rollouts/; pass its path"
+            f"{run}: expected the directory of a run, with config.yaml, metrics.jsonl and rollouts/, got one without "
+            "metrics.jsonl"
         )
     lines = path.read_bytes().rstrip().splitlines()
     rows: list[dict[str, Any]] = []
@@ -39,19 +49,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if at == len(lines):
                 break
-            raise ValueError(f"{path}, line {at}: no JSON object ({error}); remove the line") from error
+            raise ValueError(f"{path}, line {at}: expected a JSON object ({error}); remove the line") from error
         rows.append(row)
     return rows
 
 
 def draw_curves(runs: Sequence[Path], out: Path) -> Path:
-    """Draw the runs' curves as one figure of small panels, and save it; the suffix of ``out`` is the format.
+    """Draw the curves of runs as one figure of small panels, and save it; the suffix of ``out`` is the format.
 
-    Training series are noisy: the faint line is each step, the strong one a running mean. A panel for which no run has
+    In training panels the faint line has every step and the strong line is a running mean. A panel for which no run has
     numbers is left out.
 
     Raises:
-        ValueError: no runs, a path that is no run directory, or no run with a number to draw.
+        ValueError: there are no runs, a path is not the directory of a run, or no run with a number to draw.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -68,12 +78,12 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.03)
     figure = Figure(figsize=(12, 2.55 * down + 0.95), dpi=150, layout=layout, facecolor="white")
     grid = figure.subplots(down, across, squeeze=False).ravel()
-    colours = palette(len(runs))
+    colours = colours_of(len(runs))
     smoothed = False
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         for rows, colour in zip(metrics, colours, strict=True):
             smoothed |= draw(axes, panel, rows, colour, faint=0.3 if len(runs) < 4 else 0.12)
-        dress(axes, panel, lowest=place + across >= len(panels))
+        decorate(axes, panel, lowest=place + across >= len(panels))
     for axes in grid[len(panels) :]:
         axes.remove()
     _name_runs(figure, [label.replace("$", r"\$") for label in _labels(runs)], colours)
@@ -92,7 +102,7 @@ def summary_table(runs: Sequence[Path]) -> Table:
     If responses could not be scored, also their number by cause.
 
     Raises:
-        ValueError: a path is no run directory.
+        ValueError: a path is not the directory of a run.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "algorithm", "seed"):
@@ -122,7 +132,7 @@ def summary_table(runs: Sequence[Path]) -> Table:
 
 
 def _unscored(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many sampled responses had no score, by cause, the most frequent first; empty if all had one."""
+    """The number of responses without a score by cause, the most frequent first; empty if all have one."""
     counts: Counter[str] = Counter()
     for row in rows:
         if row.get("kind") == "train":
@@ -147,7 +157,7 @@ def _name_runs(figure: Any, labels: Sequence[str], colours: Sequence[Any]) -> No
 
 
 def _identity(run: Path) -> tuple[str, str]:
-    """The algorithm, or the loss on stored rows, and the seed, as far as the run's config names them."""
+    """The algorithm (or the loss on stored rows) and the seed in the run's config; – for what it does not have."""
     import yaml
 
     try:
@@ -163,7 +173,7 @@ def _identity(run: Path) -> tuple[str, str]:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Algorithm and seed; runs with the same ones also have their directories."""
+    """A label for each run: algorithm and seed, and the directory if several runs have the same."""
     names = []
     for run in runs:
         name, seed = _identity(run)
@@ -182,11 +192,11 @@ def _change(values: Sequence[float], *, percent: bool = False) -> str:
 
 
 def _seconds(run: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Wall time: the larger of the summary's and the steps', because a resumed run's summary counts from the resume."""
+    """Wall time: the larger of the summary's, which after a resume begins there, and the sum of the steps."""
     try:
         summary = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):
         summary = None
-    recorded = number(summary.get("seconds")) if isinstance(summary, dict) else None
+    recorded = finite_number(summary.get("seconds")) if isinstance(summary, dict) else None
     seconds = max(recorded or 0.0, sum(_values(rows, "train", "time/step")))
     return f"{seconds:,.0f}" if seconds else "–"

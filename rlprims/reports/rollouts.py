@@ -1,4 +1,4 @@
-"""The recorded responses of a run, to read: as rows, in the terminal, as one page of HTML."""
+"""The recorded responses of a run: as rows, in the terminal, or as an HTML page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ def print_rollouts(
     source: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print a step's samples by group: the prompt, and responses with every token in the colour of its advantage.
+    """Print the samples of a step by group: the prompt, and the responses with tokens in the colour of their advantage.
 
-    Green tokens were made likelier, red ones less likely; the stronger the colour the larger the advantage, against the
-    largest of the step. Rows that were not trained on are dim, and come last.
+    Tokens with a positive advantage are green, those with a negative one red; the colour is stronger for a larger
+    advantage, relative to the largest of the step. Rows that were not trained on are dim, and come last.
 
     Args:
         run: a run directory.
-        step: which recorded step; the last by default.
-        count: how many responses at most.
+        step: a recorded step; by default the last one.
+        count: the largest number of responses.
         source: only prompts of this ``data_source``.
         console: where to print; standard output by default.
 
     Raises:
-        ValueError: nothing recorded for this step or source, a damaged line, or ``count`` below 1.
+        ValueError: nothing is recorded for this step or source, a line is damaged, or ``count`` is below 1.
     """
     if count < 1:
-        raise ValueError(f"count is {count}: ask for at least 1 response")
+        raise ValueError(f"count={count}: expected at least 1")
     rows = read_rollouts(run, step)
     largest = max((abs(a) for row in rows for a in row.advantages or [] if a is not None), default=0.0)
     sources = sorted({row.data_source for row in rows})

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PIPED_WIDTH = 160
-"""Of a file or a pipe, which has no width of its own: whole table rows on one line each."""
+"""The width of a file or a pipe, so that each row of a table is one line."""
 
 
 class PlainConsole:
-    """The few methods of rich's Console that commands need without it."""
+    """The methods of rich's Console that commands need if rich is not installed."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         self.stderr = stderr
@@ -21,7 +21,7 @@ class PlainConsole:
 
 
 def open_console(*, stderr: bool = False) -> Any:
-    """Standard output, or standard error."""
+    """A console for standard output, or for standard error."""
     try:
         from rich.console import Console
     except ModuleNotFoundError:
@@ -34,7 +34,7 @@ def open_console(*, stderr: bool = False) -> Any:
 def make_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", styles: Mapping[str, str] | None = None
 ) -> Any:
-    """A table to print on :func:`open_console`; ``styles`` are rich's, of cells with that text."""
+    """A table for :func:`open_console`; ``styles`` maps the text of a cell to a style of rich."""
     try:
         from rich.table import Table
         from rich.text import Text

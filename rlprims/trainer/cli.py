@@ -15,13 +15,13 @@ from rlprims.reports.terminal import make_table, open_console
 _RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
               "compress_rollouts", "num_examine", "optimizer", "profile", "algorithm.filter", "model.max_",
               "ray")  # fmt: skip
-"""Settings that may change on resume. A change of any other would make it a different run."""
-_OF_TRAIN = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
-"""Modules of the extra ``train``. Only the commands that need them import them."""
+"""Beginnings of settings that may change in a resume. With any other change it would be a different run."""
+_TRAIN_MODULES = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
+"""Modules of the extra ``train``, which only some commands import."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code. An error of the user prints one message and no traceback."""
+    """Run a command; returns the exit code. An error of the user is one message without a traceback."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options, open_console())
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _OF_TRAIN:
+        if package not in _TRAIN_MODULES:
             raise
         return _failed(f"this command needs {package}, which is not installed: {hint('train')}")
     except KeyboardInterrupt:
@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="start a run",
-        description="Start a run from a YAML file. Modules beside the file can be named in it (verifier: mine.reward): "
-        "its folder is searched after all that is installed. A setting may name any function, which then runs: start "
+        description="Start a run from a YAML file. The file can name modules of its folder (verifier: mine.reward). "
+        "The folder is searched after all installed packages. A setting may name any function, which then runs: start "
         "no file that you do not trust.",
     )
     train.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -60,24 +60,24 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--resume-if-exists",
         action="store_true",
-        help="continue the run that is in run_dir, with the config that it has; start it if there is none: the same "
-        "command begins a job and restarts it",
+        help="continue the run in run_dir, with its own config; start it if there is none. So the same command begins "
+        "a job and restarts it",
     )
     train.set_defaults(run=_train)
 
     fit = commands.add_parser(
         "fit",
         help="train on stored rows: SFT, preference pairs, a reward model",
-        description="Train on a JSON lines file, as a YAML file says. Its loss decides what the rows are. loss: sft, "
-        "the default, is supervised fine-tuning on rows with prompt and response, or messages of a chat. loss: dpo, or "
-        "another on pairs, is on rows with prompt, chosen and rejected. loss: bradley_terry trains a reward model on "
-        "such rows. The result is a Hugging Face directory, for model.path or model.reward of another run. rlprims "
-        "resume continues a run.",
+        description="Train on a JSON lines file with the settings of a YAML file. The loss defines the form of rows. "
+        "loss: sft, the default, is supervised fine-tuning on rows with prompt and response, or messages of a chat. "
+        "loss: dpo, or another loss on pairs, reads rows with prompt, chosen and rejected. loss: bradley_terry trains "
+        "a reward model on such rows. The result is a Hugging Face folder, for model.path or model.reward of another "
+        "run. rlprims resume continues a run.",
     )
     fit.add_argument("config", type=Path, metavar="CONFIG.yaml")
     fit.add_argument("overrides", nargs="*", metavar="key=value", help="such as epochs=3 loss=dpo loss.beta=0.2")
     fit.add_argument(
-        "--resume-if-exists", action="store_true", help="continue the run that is in run_dir; start it if there is none"
+        "--resume-if-exists", action="store_true", help="continue the run in run_dir; start it if there is none"
     )
     fit.set_defaults(run=_fit)
 
@@ -95,22 +95,24 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser(
         "plan",
-        help="the memory that a run will take, and the seconds of a step",
-        description="Print the memory of a config, line by line, and which setting lowers it; with the rates of the "
-        "hardware also the bytes and seconds of each phase of a step. Of the model only the config is read.",
+        help="the memory that a run will use, and the seconds of a step",
+        description="Print the memory of a run, part by part, and the settings that lower it; with the rates of the "
+        "hardware also the bytes and seconds of each phase of a step. Only the config of the model is read.",
     )
     plan.add_argument("config", type=Path, metavar="CONFIG.yaml")
     plan.add_argument("overrides", nargs="*", metavar="key=value", help="such as model.fused_head=true")
-    plan.add_argument("--prompt-tokens", type=int, help="of every prompt, where the data are not here yet")
+    plan.add_argument("--prompt-tokens", type=int, help="tokens of every prompt, if the data are not on this machine")
     rates = plan.add_argument_group(
         "seconds of a step",
-        "rates that your devices reach, not those of a data sheet; the first three together print the phases",
+        "rates that your devices reach, not those of a data sheet; the table needs the first three",
     )
-    rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations a second: 400 of an H100, say")
-    rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s: 3000 of an H100, say")
-    rates.add_argument("--network", type=float, help="that a rank receives from the others, GB/s: 50 of 400 Gb/s")
-    rates.add_argument("--disk", type=float, help="that a process writes, GB/s: the seconds of a checkpoint")
-    rates.add_argument("--response-tokens", type=float, help="of the mean response (default: the longest)")
+    rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations per second, such as 400 for an H100")
+    rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s, such as 3000 for an H100")
+    rates.add_argument(
+        "--network", type=float, help="GB/s that a rank receives from the others, such as 50 for 400 Gb/s"
+    )
+    rates.add_argument("--disk", type=float, help="GB/s that a process writes, for the seconds of a checkpoint")
+    rates.add_argument("--response-tokens", type=float, help="tokens of the mean response (default: the limit)")
     plan.set_defaults(run=_plan)
 
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw runs in one picture.")
@@ -127,23 +129,26 @@ def _parser() -> argparse.ArgumentParser:
     rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
     rollouts.set_defaults(run=_rollouts)
 
-    presets = commands.add_parser("algorithms", help="what a preset is made of", description="List or show presets.")
-    presets.add_argument("names", nargs="*", metavar="NAME", help="one to show it, two to compare them")
-    presets.add_argument("--yaml", action="store_true", help="as a config would write it")
+    presets = commands.add_parser("algorithms", help="the parts of a preset", description="List or show presets.")
+    presets.add_argument("names", nargs="*", metavar="NAME", help="one: show it; two: compare them")
+    presets.add_argument("--yaml", action="store_true", help="print it as in a config")
     presets.set_defaults(run=_algorithms)
 
     doctor = commands.add_parser(
         "doctor", help="what is installed and works", description="Try what is installed; say how to repair the rest."
     )
     doctor.add_argument(
-        "model", nargs="?", metavar="MODEL|CONFIG.yaml", help="do its tokenizer and settings agree about the end?"
+        "model",
+        nargs="?",
+        metavar="MODEL|CONFIG.yaml",
+        help="also check whether the files of the model use the same end token",
     )
     doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
     doctor.add_argument(
         "--cluster",
         action="store_true",
-        help="start the cluster of CONFIG.yaml (execution: ray), and time a sum over its ranks, sampling beside the "
-        "bare engine, an update, and a sync of its model; nothing is saved",
+        help="start the cluster of CONFIG.yaml (execution: ray), and time a sum over its ranks, sampling compared with "
+        "the bare engine, an update, and a sync of the model; nothing is saved",
     )
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="such as ray.training_workers=8")
     doctor.set_defaults(run=_doctor)
@@ -180,7 +185,7 @@ def _fit(options: argparse.Namespace, console: Any) -> int:
 
 
 def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
-    """Say which settings of the file a run does not take on, as it keeps those that it began with."""
+    """Print the settings that differ from those of the run, which the run does not take over."""
     if changed := _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json")):
         note = f"note: the run keeps its own {', '.join(changed)}; rlprims resume {path} key=value changes some"
         console.print(note, style="yellow", highlight=False, soft_wrap=True)
@@ -201,7 +206,7 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
     for override in options.overrides:
         if override.startswith("execution="):
             raise ValueError(
-                f"{override}: one process and ranks save optimizers differently, so that a run goes on as it began; "
+                f"{override}: one process and ranks save optimizers in different forms; "
                 f"start a new run from its weights: model.path={options.run_directory}/checkpoints/step_.../policy"
             )
         if not override.startswith(_RESUMABLE):
@@ -224,8 +229,8 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
         run = RunDirectory.open(options.what)
         if run.is_fit:
             raise ValueError(
-                f"{run.path} is a run on stored rows, which asks no questions: evaluate its model with the config of a "
-                f"run of samples, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
+                f"{run.path} is a run on stored rows, which has no questions: evaluate its model with the config of "
+                f"another run, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
             )
         config = run.config(options.overrides)
         checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
@@ -233,7 +238,7 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
     else:
         config = load_config(options.what, options.overrides)
         weights = config.model.path
-    # The policy alone: no reward model, and an algorithm without reference and critic.
+    # Only the policy is needed: no reward model, and an algorithm without reference and critic.
     needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
     parts = build(config.model_copy(update=needed), console, weights=weights)
     with closing(parts.execution):
@@ -288,7 +293,7 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
     if not chosen:
         rows = [(name, (preset.__doc__ or "").splitlines()[0]) for name, preset in sorted(PRESETS.items())]
         title = "rlprims algorithms NAME shows one, NAME NAME compares two"
-        console.print(make_table(("preset", "what it is"), rows, title=title))
+        console.print(make_table(("preset", "description"), rows, title=title))
     elif len(chosen) == 2:
         differences = [(setting, *map(str, values)) for setting, values in algorithms.diff(*chosen).items()]
         console.print(make_table(("setting", *(algorithm.name for algorithm in chosen)), differences))
@@ -297,7 +302,7 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
             if options.yaml:
                 console.print(algorithm.to_yaml(), markup=False, highlight=False)
             else:
-                console.print(_described(name, algorithm), markup=False, highlight=False)
+                console.print(_description(name, algorithm), markup=False, highlight=False)
     return 0
 
 
@@ -331,7 +336,7 @@ def _preset(name: str) -> Algorithm:
     return PRESETS[name]()
 
 
-def _described(name: str, algorithm: Algorithm) -> str:
+def _description(name: str, algorithm: Algorithm) -> str:
     paragraphs = inspect.cleandoc(PRESETS[name].__doc__ or "").split("\n\n")
     doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     stages = [f"  {stage:<18}{part}" for stage, part in algorithm.uses()]

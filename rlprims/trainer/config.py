@@ -24,10 +24,10 @@ _PRODUCED = {
     *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
+"""Columns of the vocabulary that the trainer computes, for any algorithm."""
 _PRODUCED_BY_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
-
-
 _SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
+"""Columns of the trainer whose names no reward may have."""
 
 
 class Section(BaseModel):
@@ -53,30 +53,36 @@ class DataConfig(Section):
     eval: Path | None = Field(default=None, description="null: no evaluation")
     question: str = Field(default="question", description="field that holds the question")
     answer: str = Field(default="answer", description="field that holds the answer")
-    source: str = Field(default="data_source", description="field to report by; rows without it: the file's name")
+    source: str = Field(
+        default="data_source",
+        description="field by whose values metrics are reported; rows without it: the file's name",
+    )
     template: str = Field(
         default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
     )
     system: str | None = Field(default=None, description="system message of the chat template")
     max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
-        default="filter", description="truncate keeps the end"
+        default="filter", description="truncate: the beginning is cut off"
     )
     shuffle: bool = True
-    teacher: str | None = Field(default=None, description="field that names the row's teacher, of several")
+    teacher: str | None = Field(
+        default=None, description="field with the name of the row's teacher, if there are several"
+    )
     teacher_template: str | None = Field(
         default=None,
         description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
         "and {sibling}, another correct response of the group; null: the same prompt",
     )
-    teacher_success: float = Field(default=1.0, description="the least score of a sibling that is shown")
+    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
     environment: Use | None = Field(
-        default=None, description="class of an environment: its arguments are the row's fields; null: one response"
+        default=None,
+        description="class of an environment; its parameters are fields of the row; null: a single response",
     )
     pools: dict[str, tuple[float, float]] | None = Field(
         default=None,
-        description="pools of prompts by solve rate, filters.DifficultyPools: name to (least solve rate, weight "
-        "when prompts are drawn); null: every prompt once per epoch",
+        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
+        "the draw of prompts); null: every prompt once per epoch",
     )
     calls: CallStyle | None = Field(
         default=None, description="how tool calls are written; null: json with the chat template, else tags"
@@ -84,7 +90,7 @@ class DataConfig(Section):
 
     @field_validator("pools")
     @classmethod
-    def _makes_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
+    def _are_valid_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
         if pools is not None:
             DifficultyPools(pools)
         return pools
@@ -96,23 +102,22 @@ class DataConfig(Section):
 
 
 class ScoringConfig(Section):
-    """Processes and limits of the verifier. The limits hold in worker processes only."""
+    """Processes and limits of the verifier. The limits apply only in worker processes."""
 
     workers: int = Field(default=0, ge=0, description="processes; 0: the trainer's own, without limits")
     seconds: float = Field(default=10.0, gt=0, description="wall time of one response")
-    cpu_seconds: float | None = Field(
-        default=None, gt=0, description="CPU time of one response; null: no limit of its own"
-    )
+    cpu_seconds: float | None = Field(default=None, gt=0, description="CPU time of one response; null: no limit")
     memory_mb: int | None = Field(
         default=2048, ge=1, description="address space of a worker beyond its start; null: no limit"
     )
     recycle_after: int = Field(default=100_000, ge=1, description="responses after which a worker is replaced")
     preload: tuple[str, ...] = Field(default=(), description="modules that the verifier imports when it first runs")
     timeout: Literal["nan", "zero"] = Field(
-        default="nan", description="score of a response that a limit ended; nan takes its group out of training"
+        default="nan", description="score of a response that reaches a limit; nan: its group is dropped, see unscored"
     )
     thinking: tuple[str, str] | None = Field(
-        default=None, description="opening and closing tag: what is between them is removed before the verifier reads"
+        default=None,
+        description="opening and closing tag; the text between them is removed before the verifier reads the response",
     )
     thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
 
@@ -136,26 +141,32 @@ class RewardConfig(Section):
     skips: bool = Field(default=False, description="a result of None means that it does not apply to the response")
     workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
     concurrency: int | None = Field(
-        default=None, ge=1, description="calls at once; null: 64 if async, 8 of a server, else one by one"
+        default=None, ge=1, description="calls at the same time; null: 64 if async, 8 to a server, otherwise 1"
     )
-    seconds: float | None = Field(default=None, gt=0, description="of one async call, or of one attempt at a server")
+    seconds: float | None = Field(
+        default=None, gt=0, description="limit of one async call, or of one request to a server"
+    )
     requests_per_minute: float | None = Field(default=None, gt=0)
-    tokens_per_minute: float | None = Field(default=None, gt=0, description="of responses, about 4 bytes each")
-    rows_per_request: int = Field(default=16, ge=1, description="of a server")
+    tokens_per_minute: float | None = Field(default=None, gt=0, description="tokens of responses, about 4 bytes each")
+    rows_per_request: int = Field(default=16, ge=1, description="responses in a request to a server")
     deadline: float | None = Field(default=600.0, gt=0, description="seconds of all requests of a batch to a server")
-    retries: int = Field(default=4, ge=0, description="of a request to a server")
-    key: str | None = Field(default=None, description="environment variable with the server's key, sent as a bearer's")
+    retries: int = Field(default=4, ge=0, description="repetitions of a failed request to a server")
+    key: str | None = Field(
+        default=None, description="environment variable with the server's key, sent as a bearer token"
+    )
 
     @model_validator(mode="after")
-    def _one_place(self) -> "RewardConfig":
+    def _function_or_server(self) -> "RewardConfig":
         if (self.fn is None) == (self.url is None):
             raise ValueError("write fn, a function's import path, or url, a server's address")
         if self.url is not None and not self.name:
-            raise ValueError("a server's column needs a name: write name: ...")
+            raise ValueError("expected a name for the column of a server: write name: ...")
         if self.url is not None and (self.workers or self.per != "answer"):
-            raise ValueError("workers and per are for functions; a request to a server has rows_per_request rows")
+            raise ValueError("workers and per are for functions, not for servers: leave them out")
         if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
-            raise ValueError("workers score response by response, within the limits of scoring: leave out the others")
+            raise ValueError(
+                "workers score one response at a time, with the limits of scoring: leave out per, concurrency, seconds"
+            )
         if self.fn is not None:
             called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
             limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
@@ -177,26 +188,35 @@ class RewardConfig(Section):
 class CriticConfig(Section):
     """Settings of the critic's training, if the algorithm has a critic."""
 
-    optimizer: OptimizerConfig | None = Field(default=None, description="null: as the policy's")
-    warmup_steps: int = Field(default=0, ge=0, description="first steps, in which only the critic is trained")
+    optimizer: OptimizerConfig | None = Field(default=None, description="null: that of the policy")
+    warmup_steps: int = Field(default=0, ge=0, description="first steps, which train only the critic")
 
 
-class EvaluationConfig(Section):
+class EvaluationSteps(Section):
+    """The steps of a run after which it is evaluated."""
+
     every: int = Field(default=50, ge=1, description="steps")
     before_training: bool = True
+
+
+class EvaluationConfig(EvaluationSteps):
+    """Settings of the evaluation by responses to questions."""
+
     samples: int = Field(default=4, ge=1, description="sampled responses per question, in addition to the greedy one")
     limit: int | None = Field(default=None, ge=1, description="questions; null: all")
-    num_examine: int = Field(default=0, ge=0, description="greedy responses printed of each data source")
+    num_examine: int = Field(default=0, ge=0, description="greedy responses of each data source that are printed")
     vote: Literal["boxed", "number", "tag", "text"] | None = Field(
         default=None,
         description="function that extracts the answer of a response, for maj@k, the majority of k; null: no maj@k",
     )
     best: str | None = Field(
         default=None,
-        description="metric of an evaluation, such as sampled/acc: the checkpoint in which it is largest is kept",
+        description="metric of an evaluation, such as sampled/acc; the checkpoint with its largest value is kept",
     )
     stop_at: float | None = Field(default=None, description="value of best at which the run ends")
-    patience: int | None = Field(default=None, ge=1, description="evaluations without a larger best that end the run")
+    patience: int | None = Field(
+        default=None, ge=1, description="the run ends after this many evaluations without a larger value of best"
+    )
 
     @model_validator(mode="after")
     def _best_is_named(self) -> "EvaluationConfig":
@@ -207,10 +227,22 @@ class EvaluationConfig(Section):
 
 class CheckpointConfig(Section):
     every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
-    keep: int = Field(default=2, ge=1, description="how many")
+    keep: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
 
 
-class Config(Section):
+class RunConfig(Section):
+    """Methods of the settings of any kind of run."""
+
+    @field_validator("log_to", mode="before", check_fields=False)
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+class Config(RunConfig):
     """All settings of a run."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
@@ -221,17 +253,17 @@ class Config(Section):
     steps: int = Field(default=100, ge=1)
     prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
     prompts_per_generation: int | None = Field(
-        default=None, ge=1, description="groups sampled at once; null: prompts_per_step"
+        default=None, ge=1, description="groups that are sampled at once; null: prompts_per_step"
     )
     stream: bool = Field(
         default=False,
-        description="score and filter a group when its last response (or episode) ends, and replace a dropped group "
-        "at once; false: finish a whole generation batch first",
+        description="score and filter each group when its last response (or episode) ends, and replace a dropped group "
+        "at once; false: when the whole generation batch has ended",
     )
     staleness: int = Field(
         default=0,
         ge=0,
-        description="updates that samples may be older than the weights that they train. 1: the next batch is sampled "
+        description="the age of samples, in updates. 0: sampled from the newest weights; 1: the next batch is sampled "
         "while this one is trained; 2 or more, with stream: batches of the groups that are complete",
     )
     recompute_log_probs: int = Field(
@@ -245,22 +277,23 @@ class Config(Section):
     data: DataConfig
     verifier: Use | None = Field(
         default=use(rewards.verifiers.gsm8k),
-        description="(response, answer) to a score, also for evaluation; null: the first of rewards is used there. "
-        "Default if rewards are listed: null",
+        description="function of (response, answer) to a score, also in evaluations; null: evaluations use the first "
+        "of rewards. Default if there are rewards: null",
     )
     rewards: tuple[RewardConfig, ...] = Field(default=(), description="reward functions, each with a weight")
     scoring: ScoringConfig = ScoringConfig()
     score_weights: dict[str, float] | None = Field(
         default=None,
         min_length=1,
-        description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, those of rewards, "
-        "or any of the verifier's; null: all of the first three, each 1 or its own weight",
+        description="columns whose weighted sum is the score, with weights: verifier_scores, reward_model_scores, "
+        "those of rewards, or any other of the verifier; null: the first three, with weight 1 or that of the reward",
     )
     unscored: Literal["drop_group", "leave_out"] = Field(
-        default="drop_group", description="for a response without a score: leave_out keeps the rest of its group"
+        default="drop_group",
+        description="of a response without a score: drop its group, or leave out only the response",
     )
     sampling: Sampling = Sampling()
-    limits: Limits = Field(default=Limits(), description="of an environment's episodes")
+    limits: Limits = Field(default=Limits(), description="limits of an environment's episodes")
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -269,18 +302,17 @@ class Config(Section):
     ray: RayConfig = RayConfig()
     record_rollouts: bool = Field(default=True, description="write every sample to rollouts/")
     record_rollouts_every: int = Field(default=1, ge=1, description="steps; a replay needs every one")
-    compress_rollouts: bool = Field(default=False, description="rollouts/*.jsonl.gz, read by the same commands")
-    num_examine: int = Field(default=0, ge=0, description="samples printed of each data source in each step")
-    replay: Path | None = Field(default=None, description="a run whose rollouts are used instead of sampling")
+    compress_rollouts: bool = Field(
+        default=False, description="write rollouts/*.jsonl.gz, which the same commands read"
+    )
+    num_examine: int = Field(default=0, ge=0, description="samples of each data source that are printed in each step")
+    replay: Path | None = Field(
+        default=None, description="directory of a run whose rollouts are used instead of sampling"
+    )
     replay_scores: bool = Field(default=False, description="use the recorded scores too; rows without one are scored")
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
     profile: ProfileConfig = ProfileConfig()
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
-
-    @field_validator("log_to", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -289,12 +321,12 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _rewards_alone(cls, values: Any) -> Any:
+    def _no_verifier_beside_rewards(cls, values: Any) -> Any:
         listed = isinstance(values, Mapping) and values.get("rewards")
         return {**values, "verifier": None} if listed and "verifier" not in values else values
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _is_possible(self) -> "Config":
         if self.prompts_per_step % self.algorithm.mini_batches:
             raise ValueError(
                 f"prompts_per_step={self.prompts_per_step} is not divisible by "
@@ -304,9 +336,9 @@ class Config(Section):
             raise ValueError("sampling.temperature=0 is greedy, so all responses of a group are equal: use 1.0")
         names = [reward.column for reward in self.rewards]
         if self.verifier is None and not names:
-            raise ValueError("verifier: null needs rewards: list a function or a server")
+            raise ValueError("verifier: null needs rewards: write a function or a server in rewards")
         if repeated := sorted({n for n in names if names.count(n) > 1 or n in _SOURCES or n in _PRODUCED}):
-            raise ValueError(f"rewards: {repeated} are taken or occur twice: give each a different name")
+            raise ValueError(f"rewards: {repeated} occur twice or are names of the trainer: give each a different name")
         if not self.weights:
             raise ValueError("rewards: every weight is 0, expected at least one other weight")
         if self.verifier is None and "verifier_scores" in self.weights:
@@ -346,7 +378,7 @@ class Config(Section):
         several = isinstance(self.model.teacher, dict)
         if several != (self.data.teacher is not None):
             raise ValueError(
-                "model.teacher with several models and data.teacher, the field that names a row's, need each other: "
+                "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other: "
                 f"got model.teacher={self.model.teacher!r} and data.teacher={self.data.teacher!r}"
             )
         if self.execution != "local" and (self.model.teacher_follows or self.model.reference_follows):
@@ -361,23 +393,23 @@ class Config(Section):
         if self.stream and "baseline_scores" in self.algorithm.needs:
             raise ValueError(
                 f"stream: true samples no greedy responses, but {self.algorithm.advantage.path} needs their "
-                "scores: leave it out, or set algorithm.baseline"
+                "scores: leave stream out, or set algorithm.baseline"
             )
         on_ranks = self.model.reward is not None and self.ray.roles.reward == "main"
         if self.stream and self.execution == "ray" and self.ray.colocate and on_ranks:
             raise ValueError(
-                "stream: true scores while engines sample, and with ray.colocate the reward model waits for their "
-                "devices: leave one of the two out, or give the reward model a pool of its own"
+                "stream: true scores while engines sample, but with ray.colocate the reward model waits for their "
+                "devices: leave one of the two out, or give the reward model its own pool"
             )
         if self.stream and self.execution == "ray" and self.data.pools and self.data.environment is None:
             raise ValueError(
-                "stream: true draws a prompt when a group is dropped, so with data.pools it would depend on which "
-                "engine is faster: leave one of the two out"
+                "stream: true draws a prompt when a group is dropped, so with data.pools the prompts would depend on "
+                "the speed of the engines: leave one of the two out"
             )
 
     def _check_flow(self) -> None:
         on_ray, limits = self.execution == "ray", self.algorithm.filter
-        for wrong, why in (
+        for wrong, reason in (
             (not self.stream, "needs stream: true"),
             (self.replay is not None, "cannot replay a run"),
             (on_ray and self.ray.colocate, "needs engines with devices of their own, without ray.colocate"),
@@ -385,7 +417,7 @@ class Config(Section):
             (limits is not None and limits.at_limit == "smaller_batch", "needs filter.at_limit: error"),
         ):
             if wrong:
-                raise ValueError(f"staleness: {self.staleness} {why}; otherwise use 0 or 1")
+                raise ValueError(f"staleness: {self.staleness} {reason}; otherwise use 0 or 1")
 
     def _check_environment(self) -> None:
         if self.data.environment is None:
@@ -395,8 +427,8 @@ class Config(Section):
             raise ValueError(f"data.environment: {self.data.environment.path} needs a value for {wanted}")
         if self.data.template not in ("chat", "{question}"):
             raise ValueError(
-                f"data.template={self.data.template!r} with data.environment: the environment writes the prompt; "
-                "use chat, or leave the template out: then contents are concatenated"
+                f"data.template={self.data.template!r} with data.environment: expected chat, or no template; without a "
+                "template the contents of the messages are concatenated"
             )
         for name, setting in (
             ("model.reward", self.model.reward),
@@ -428,7 +460,7 @@ class Config(Section):
         return self.verifiers()[0]
 
     def verifiers(self) -> list[RewardConfig]:
-        """The verifier as one of the rewards, and those that are listed."""
+        """The verifier as a reward, and the rewards of the config."""
         if self.verifier is None:
             return list(self.rewards)
         first = RewardConfig(fn=self.verifier, name="verifier_scores", workers=self.scoring.workers)
@@ -436,49 +468,48 @@ class Config(Section):
 
     @property
     def score_parts(self) -> list[str]:
-        """Columns that are logged in addition to the score; none if the score is the verifier's."""
+        """Columns that are logged in addition to the score; empty if the score is that of the verifier alone."""
         if self.model.reward is None and self.score_weights is None and not self.rewards:
             return []
         return list(dict.fromkeys([*self.score_sources, *self.weights]))
 
     def warnings(self) -> list[str]:
-        """Settings that are legal but probably not intended."""
-        found = [message for severity, message in algorithms.check(self.algorithm) if severity == "warning"]
+        """Settings that are allowed but probably not intended."""
+        messages = [message for severity, message in algorithms.check(self.algorithm) if severity == "warning"]
         for part in self.algorithm.score_shaping:
             length = dict(part.bound).get("max_length", self.sampling.max_new_tokens)
             if part.fn is rewards.overlong_penalty and length != self.sampling.max_new_tokens:
-                found.append(
-                    f"overlong_penalty counts to max_length={length}, and responses end at "
+                messages.append(
+                    f"overlong_penalty has max_length={length}, and responses end at "
                     f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
                 )
         episodes = self.data.environment is not None
         unknown = sorted(self.algorithm.needs - _PRODUCED - (_PRODUCED_BY_EPISODES if episodes else set()))
         if unknown:
             source = "the environment must put them into Step.columns" if episodes else "the verifier must return them"
-            found.append(
-                f"the algorithm needs {unknown}, which the trainer does not make: {source}, one number per response"
+            messages.append(
+                f"the algorithm needs {unknown}, which the trainer does not compute: {source}, one number per response"
             )
         if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
-            found.append(
+            messages.append(
                 f"staleness: {self.staleness} trains on samples of older weights, and nothing in "
                 f"{self.algorithm.name} corrects it: add corrections: [rlprims.corrections.tis], or use a loss that "
                 "reads rollout_log_probs"
             )
-        taught = self.algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}
-        if taught and self.model.teacher in (None, self.model.path) and self.data.teacher_template is None:
-            found.append(
+        uses_teacher = self.algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}
+        if uses_teacher and self.model.teacher in (None, self.model.path) and self.data.teacher_template is None:
+            messages.append(
                 "the teacher is the model itself with the same prompt, so teacher and student are equal at the start: "
                 "set model.teacher, or data.teacher_template"
             )
-        if not taught and (self.model.teacher is not None or self.model.teacher_follows is not None):
-            found.append(f"model.teacher is set, but nothing in {self.algorithm.name} uses a teacher: it is not loaded")
+        if not uses_teacher and (self.model.teacher is not None or self.model.teacher_follows is not None):
+            messages.append(
+                f"model.teacher is set, but nothing in {self.algorithm.name} uses a teacher: it is not loaded"
+            )
         in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
         if not episodes and rewards.verifiers.math in in_this_process:
-            found.append("verifiers.math may never finish on a model's response: set scoring.workers")
-        return found
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+            messages.append("verifiers.math may never finish on a model's response: set scoring.workers")
+        return messages
 
 
 def algorithm_from(value: Any) -> Algorithm:
@@ -561,7 +592,7 @@ def _set(values: dict[str, Any], override: str) -> None:
     *parents, last = dotted.split(".")
     for key in parents:
         inner = values.get(key)
-        # `algorithm: dapo` and `advantage: rlprims.advantage.rloo` are short for mappings.
+        # `algorithm: dapo` and `advantage: rlprims.advantage.rloo` are short forms of mappings.
         short = {"preset": inner} if key == "algorithm" else {"fn": inner}
         values[key] = dict(inner) if isinstance(inner, dict) else short if isinstance(inner, str) else {}
         values = values[key]
@@ -586,7 +617,7 @@ def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
 def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
     section: Any = kind
     for name in location:
-        if isinstance(name, int):  # of a list, whose section is found already
+        if isinstance(name, int):  # an index of a list
             continue
         annotation = section.model_fields[str(name)].annotation
         section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))

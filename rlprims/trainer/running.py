@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from rich.console import Console
 
 from rlprims.execution import ExecutionError, Observable, ProfileConfig, Profiler
@@ -17,6 +18,7 @@ from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import (
     load_groups,
     load_random_state,
+    newest_checkpoint,
     save_checkpoint,
     save_groups,
     save_random_state,
@@ -197,6 +199,23 @@ class StepProfiles:
             for name, profile in profiles.items():
                 (folder / f"{name}.json.gz").write_bytes(profile.trace)
                 (folder / f"{name}.txt").write_text(profile.table)
+
+
+def prepare_process(threads: int) -> None:
+    """Set torch's threads, and turn off the messages of transformers."""
+    from transformers.utils import logging
+
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def lock_and_find_checkpoint(run: RunDirectory, console: Console) -> Path | None:
+    """Take the lock of a run, and return its newest complete checkpoint; None if it has no checkpoints."""
+    run.lock()
+    if not any(run.checkpoints.glob("step_*")):
+        return None
+    return newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
 
 
 def begin_or_resume(

@@ -1,18 +1,16 @@
-"""A run from its config to its summary: builds the parts, adds the hooks, saves, and ends cleanly."""
+"""A run from its config to its summary."""
 
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from rich.console import Console
 
 from rlprims.execution import ExecutionError, Models, Observable
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.progress import print_samples
 from rlprims.trainer.best import Best
-from rlprims.trainer.checkpoint import newest_checkpoint
 from rlprims.trainer.collect.episodes import Player
 from rlprims.trainer.collect.replay import Replay
 from rlprims.trainer.collect.rewarding import answer_check
@@ -25,12 +23,12 @@ from rlprims.trainer.loop import Hook, Step, Trainer
 from rlprims.trainer.measures import worker_metrics
 from rlprims.trainer.notes import EqualScores, filter_note
 from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.running import Running, begin_or_resume, on_interrupt
+from rlprims.trainer.running import Running, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.trainer.writing import writing
 
 
 class Parts(NamedTuple):
-    """The parts of a run, checked, in the order in which mistakes are cheapest to find."""
+    """The checked parts of a run. They are built in this order so that mistakes are found early."""
 
     tokenizer: Any
     training: Examples
@@ -45,13 +43,10 @@ class _Backend(Models, Observable, Protocol):
 
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
-    """Tokenizer and data first, then the models; ``weights`` in the place of ``model.path``."""
+    """Build the parts of a run. ``weights`` replaces ``model.path``."""
     from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils import logging
 
-    torch.set_num_threads(config.threads)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    prepare_process(config.threads)
     path = weights or config.model.path
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
@@ -62,8 +57,8 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     limit = min(longest, config.data.max_prompt_length or longest)
     if limit < 1:
         raise ValueError(
-            f"sampling.max_new_tokens={config.sampling.max_new_tokens} leaves no room for a prompt in the model's "
-            f"window of {window} tokens"
+            f"sampling.max_new_tokens={config.sampling.max_new_tokens}: expected fewer tokens than the model's window "
+            f"of {window}, so that a prompt fits into it"
         )
     training = _load(config.data.train, config, tokenizer, limit, console)
     evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
@@ -72,7 +67,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     backend = _backend(config, path, tokenizer, console)
     execution: Models = backend
     if config.replay is not None:
-        execution = Replay(
+        replay: Any = Replay(
             backend,
             config.replay,
             seed=config.seed,
@@ -80,6 +75,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
             tokenizer=tokenizer,
             end_ids=load_end_tokens(path)[1],
         )
+        execution = replay  # it has every attribute of the backend
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 
@@ -121,7 +117,7 @@ def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Conso
 
 
 def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, float]:
-    """The evaluation split's metrics; some of its responses are printed, if the config says so."""
+    """The metrics of the evaluation split; prints as many of its responses as the config says."""
     if parts.evaluation is None:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
     return evaluate(
@@ -140,7 +136,7 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
 
 
 def start(config: Config, console: Console) -> int:
-    """A new run; the exit code."""
+    """Start a new run; returns the exit code."""
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
@@ -154,16 +150,13 @@ def start(config: Config, console: Console) -> int:
 
 
 def resume(run: RunDirectory, config: Config, console: Console, *, overrides: Sequence[str] = ()) -> int:
-    """Continue from the newest complete checkpoint with the same numbers; the exit code.
+    """Continue from the newest complete checkpoint with the same numbers; returns the exit code.
 
-    A run that ended before its first checkpoint begins again. The config is recorded if overrides made it.
+    A run that ended before its first checkpoint begins again. A config with overrides is recorded.
     """
     check_loggers(config)
-    run.lock()
-    checkpoint = None
-    if any(run.checkpoints.glob("step_*")):
-        checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
-    with on_interrupt(console, f"stopped during the start: {run.path} is as it was"):
+    checkpoint = lock_and_find_checkpoint(run, console)
+    with on_interrupt(console, f"stopped during the start: {run.path} is unchanged"):
         parts = build(config, console)
     with closing(parts.execution):
         session = _Session(config, run, parts, console)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
+from rlprims.execution._padding import left_padded
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import filled_prompt
 
@@ -64,13 +65,8 @@ def _give_teacher_prompts(rows: DataProto, config: Config, tokenizer: Any, execu
         fits = len(ids) + lengths[i] <= execution.context_window
         prompts.append(ids if fits else own)
         has_prompt.append(prompts[-1] is not own)
-    widest = max(map(len, prompts))
-    padded = torch.full((len(prompts), widest), execution.pad_token_id)
-    read = torch.zeros(len(prompts), widest, dtype=attention.dtype)
-    for i, ids in enumerate(prompts):
-        padded[i, widest - len(ids) :] = torch.tensor(ids)
-        read[i, widest - len(ids) :] = True
-    rows.batch["attention_mask"] = torch.cat([read, attention[:, width:]], 1)
+    padded, in_prompt = left_padded(prompts, max(map(len, prompts)), execution.pad_token_id)
+    rows.batch["attention_mask"] = torch.cat([in_prompt, attention[:, width:]], 1)
     rows.batch["prompts"] = padded
     return torch.tensor(has_prompt, dtype=torch.bool)
 

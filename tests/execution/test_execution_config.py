@@ -10,17 +10,17 @@ from rlprims.execution import RayConfig
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"roles": {"critic": "values"}}, r"name the pools \['main', 'values'\] and ray.pools are \[\]"),
-        ({"pools": {"spare": {}}}, r"ray.pools are \['spare'\]: each needs the other"),
-        ({"pools": {"main": {}}}, "but for main, which is made of training_workers"),
-        ({"pools": {"a": {}}, "roles": {"rollout": "a", "reward": "a"}}, "engines need the pool a for themselves"),
+        ({"roles": {"critic": "values"}}, r"has the pools \['main', 'values'\], ray.pools \[\]"),
+        ({"pools": {"spare": {}}}, r"ray.pools \['spare'\]: expected the same pools"),
+        ({"pools": {"main": {}}}, "main only in ray.roles: training_workers and"),
+        ({"pools": {"a": {}}, "roles": {"rollout": "a", "reward": "a"}}, "expected only engines in the pool a"),
         ({"training_workers": 4, "shard_over": 3}, "expected a number that divides the 4 ranks of the pool main"),
         (
             {"pools": {"a": {}}, "roles": {"critic": "a"}, "training_workers": 2, "shard_over": 2},
             "the 1 ranks of the pool a",
         ),
-        ({"colocate": True, "rollout_workers": 2}, "every engine needs a rank of the pool main beside it"),
-        ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "every engine needs a rank"),
+        ({"colocate": True, "rollout_workers": 2}, "expected as many ranks as engines or more"),
+        ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "expected as many ranks as engines"),
     ],
 )
 def test_pools_and_roles_need_each_other(settings: dict[str, Any], expected: str) -> None:

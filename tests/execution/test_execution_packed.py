@@ -7,7 +7,7 @@ from rlprims import algorithms
 from rlprims.batching import prefix_tree
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._forward import _before_responses
-from rlprims.execution.hf._packed import PACKED_MODELS, layout, packed_micro_batches, use_packing
+from rlprims.execution.hf._packed import PACKED_MODELS, packed_layout, packed_micro_batches, use_packing
 from tests import tiny
 from tests.execution.execution_contract import OPTIMIZER, local, training_batch, weights
 from tests.execution.execution_families import (
@@ -29,7 +29,7 @@ MODELS = {**{kind: (kind, {}) for kind in PACKED_MODELS}, **WINDOWS}
 
 def test_the_tokens_that_are_read():
     """By hand: [5 6] and [7 5 6] once for two rows each, and [9]; of the responses 4, 0, 2, 3 and 0 tokens."""
-    where = layout(ragged_batch())
+    where = packed_layout(ragged_batch())
     assert len(where.predicting) == 5 + 1 + 3 + 4
     assert where.input_ids.tolist() == [[5, 6, 3, 4, 5, 6, 7, 5, 6, 6, 7, 9, 4, 5, 6]]
     assert where.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 1, 2, 3]]
@@ -178,7 +178,7 @@ def test_histories_are_shared_across_prompts_and_responses(kind):
 
     padded, of_padded = log_probs_and_gradients(packing=False)
     use_packing(model)
-    where = layout(batch)
+    where = packed_layout(batch)
     assert where.input_ids.tolist() == [[1, 2, 3, 4, 9, 5, 7, 8, 9]]
     assert int(batch["attention_mask"].sum()) == 4 + 7 + 5 + 7
     packed, of_packed = log_probs_and_gradients(packing=True)

@@ -144,8 +144,8 @@ def test_a_teacher_of_other_tokens_is_refused(model_path, teacher_path, tmp_path
     [
         ({"teacher_follows": {}, "lora": {}}, "teacher_follows needs whole weights"),
         ({"reference_follows": {}, "lora": {}}, "reference_follows needs whole weights"),
-        ({"teacher_follows": {}, "teacher": {"a": "x"}}, "several teachers cannot follow"),
-        ({"teacher": {}}, "names none"),
+        ({"teacher_follows": {}, "teacher": {"a": "x"}}, "expected a single teacher, got several"),
+        ({"teacher": {}}, "expected null, a model, or"),
     ],
 )
 def test_settings_that_cannot_be(model_path, options, message):

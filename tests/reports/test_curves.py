@@ -50,7 +50,7 @@ def test_numbers_that_json_does_not_have_are_none(make_run: MakeRun) -> None:
 
 
 def test_a_path_that_is_no_run_is_refused_with_what_a_run_is(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no metrics\.jsonl\. A run directory is"):
+    with pytest.raises(ValueError, match=r"expected the directory of a run, .* got one without metrics\.jsonl"):
         read_metrics(tmp_path)
 
 

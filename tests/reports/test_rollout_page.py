@@ -141,5 +141,5 @@ def test_damaged_lines_are_left_out_and_named(make_run: MakeRun, tmp_path: Path)
 
 
 def test_a_run_without_rollouts_is_an_error(make_run: MakeRun, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no recorded rollouts"):
+    with pytest.raises(ValueError, match="has no recorded rollouts"):
         write_page(make_run(), tmp_path / "page.html")

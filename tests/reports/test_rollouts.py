@@ -43,7 +43,7 @@ def test_the_last_step_is_the_default_and_another_can_be_chosen(make_run: MakeRu
 
 
 def test_a_run_without_rollouts_is_an_error(make_run: MakeRun) -> None:
-    with pytest.raises(ValueError, match="holds no recorded rollouts"):
+    with pytest.raises(ValueError, match="has no recorded rollouts"):
         read_rollouts(make_run())
 
 
@@ -51,7 +51,7 @@ def test_a_run_without_rollouts_is_an_error(make_run: MakeRun) -> None:
     ("line", "complaint"),
     [
         ('{"step": 1, "resp', "line 2"),
-        ("[1, 2]\n", "line 2: no JSON object"),
+        ("[1, 2]\n", "line 2: expected a JSON object"),
         ('{"response_tokens": ["a", "b"], "advantages": [1.0]}\n', "line 2: advantages has 1 entries for 2 response"),
         ('{"response_tokens": "ab"}\n', "line 2: response_tokens is no list"),
         ('{"prompt_ids": 3}\n', "line 2: prompt_ids is no list"),
@@ -84,7 +84,7 @@ def test_count_limits_responses_and_says_what_is_left(make_run: MakeRun) -> None
     assert text.count("▸ score") == 3
     assert "1 more in this group" in text
     assert "3 more responses in this step" in text
-    with pytest.raises(ValueError, match="count is 0"):
+    with pytest.raises(ValueError, match="count=0: expected at least 1"):
         printed(make_run("other", rollouts={1: [sample(0)]}), count=0)
 
 

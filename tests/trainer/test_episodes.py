@@ -414,7 +414,7 @@ def test_groups_of_other_widths_are_padded_where_their_tokens_are_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.template": "Q: {question}"}, "the environment writes the prompt; use chat, or leave the template out"),
+        ({"data.template": "Q: {question}"}, "with data.environment: expected chat, or no template"),
         ({"replay": "somewhere", "replay_scores": True}, "replay_scores is for single responses"),
         ({"data.environment": "tests.trainer.environments.Nobody"}, "cannot import"),
         ({"data.environment": {"fn": DIGITS, "mosst": 3}}, "no hyperparameter 'mosst': did you mean 'most'?"),

@@ -205,7 +205,7 @@ def test_what_other_commands_and_a_resume_refuse(
     run = start("run", "steps=1")
     (run / ".lock").unlink()
     assert main(["eval", str(run)]) == 2
-    assert "a run on stored rows, which asks no questions" in " ".join(capsys.readouterr().err.split())
+    assert "a run on stored rows, which has no questions" in " ".join(capsys.readouterr().err.split())
     assert main(["resume", str(run), "loss=dpo"]) == 2
     assert main(["rollouts", str(run)]) == 2
     tiny.write_jsonl(Path(settings["data"]["train"]), [{"prompt": "1", "response": "2"}] * 20)

@@ -231,7 +231,7 @@ def test_the_limit_ends_with_what_was_seen(
 def test_a_prompt_that_fills_the_window(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
-    with pytest.raises(ValueError, match="leaves no room for a prompt in the model's window of 128 tokens"):
+    with pytest.raises(ValueError, match="expected fewer tokens than the model's window of 128"):
         build(load(settings, "sampling.max_new_tokens=128"), console)
     with pytest.raises(ValueError, match="all 20 prompts are longer than 2 tokens"):
         build(load(settings, "sampling.max_new_tokens=126"), console)

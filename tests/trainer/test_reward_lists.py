@@ -140,9 +140,12 @@ def test_beside_a_verifier_and_weights(load: Load, settings: Settings, console: 
     ("change", "said"),
     [
         ({"rewards": [{"weight": 1.0}]}, "write fn, a function's import path, or url"),
-        ({"rewards": [{"url": "http://a/"}]}, "needs a name"),
+        ({"rewards": [{"url": "http://a/"}]}, "expected a name for the column"),
         ({"rewards": [{"fn": f"{OWN}.brief"}, {"fn": f"{OWN}.brief"}]}, "occur twice"),
-        ({"rewards": [{"fn": f"{OWN}.brief", "name": "scores"}]}, r"\['scores'\] are taken"),
+        (
+            {"rewards": [{"fn": f"{OWN}.brief", "name": "scores"}]},
+            r"\['scores'\] occur twice or are names of the trainer",
+        ),
         ({"rewards": [{"fn": f"{OWN}.brief", "weight": 0}]}, "every weight is 0"),
         ({"rewards": [{"fn": f"{OWN}.brief", "workers": 1}]}, "do not support async functions"),
         ({"rewards": [{"fn": f"{OWN}.rank", "seconds": 1}]}, "has seconds, expected an async function"),

@@ -202,5 +202,5 @@ def test_a_row_without_a_role_says_what_to_write(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
     config = load(settings | {"algorithm": ROLES, "prompts_per_generation": None})
-    with pytest.raises(ValueError, match=r"takes \['roles'\].*the field role of every row"):
+    with pytest.raises(ValueError, match=r"takes \['roles'\].*roles needs a field role in every row"):
         steps(config, console)

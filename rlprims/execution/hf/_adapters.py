@@ -19,7 +19,7 @@ from rlprims._extras import hint
 from rlprims.execution._config import LoraConfig
 
 HEADS = ("score", "classifier")
-"""Names of a critic's head, which is new and therefore trained in full."""
+"""Names of a critic's head, all of whose weights are trained."""
 _NAME = "default"
 _PREFIX = "base_model.model."
 _FILE = "adapter_model.safetensors"
@@ -124,7 +124,7 @@ def save_adapter(
     base_checksum: str = "",
     scores_sequences: bool = False,
 ) -> None:
-    """Write the trained tensors for ``peft.PeftModel.from_pretrained``; a head is a critic's, or a reward model's."""
+    """Write the trained tensors for ``peft.PeftModel.from_pretrained``; critics and reward models also have a head."""
     targets = sorted({name.split(".lora_")[0] for name in state if ".lora_" in name})
     heads = sorted({name.split(".")[0] for name in state if name.startswith(HEADS)})
     directory.mkdir(parents=True)
@@ -146,8 +146,8 @@ def check_base(model: nn.Module, directory: Path, state: Mapping[str, Tensor]) -
         was = file.metadata()["base_checksum"]
     if was != checksum(model, state):
         raise ValueError(
-            f"{directory} was trained on other weights than those of {model.config.name_or_path} now: "  # type: ignore[union-attr]
-            "put back the model that the run began with"
+            f"{directory} was trained on other weights than {model.config.name_or_path} has now: "  # type: ignore[union-attr]
+            "restore the model of the run's start"
         )
 
 

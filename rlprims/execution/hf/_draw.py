@@ -1,7 +1,7 @@
 """The draw of vLLM 0.32's GPU model runner (V2), in torch: Gumbel noise that is a hash of (seed, position, token).
 
-A token is the argmax of logits plus noise, so it is drawn from their softmax (Gumbel-max). The noise has no state: a
-sample is the same in any batch, in any order, after a crash, and in an engine. The hash is MurmurHash3 (x86, 32 bits)
+The argmax of logits plus noise is a draw from their softmax (Gumbel-max). The noise has no state: a sample is the same
+in any batch and order, after a crash, and in an engine. The hash is MurmurHash3 (x86, 32 bits)
 of four words: the low and the high word of the seed, the position, the token.
 """
 

@@ -25,10 +25,13 @@ _DENSE_TFLOPS = {
 }
 
 
-def meter_of(training: Training, dtype: str | None = None) -> Meter:
-    """The meter of a training worker, for the model's dtype or for ``dtype``."""
+def meter_of(training: Training, dtype: str | None = None, *, verb: str | None = None) -> Meter:
+    """The meter of a training worker, for the model's dtype or for ``dtype``.
+
+    ``verb`` is the method that updates its model; None: ``update`` for a policy, ``update_critic`` for a critic.
+    """
     model, verbs = training.model, {"policy": "update", "critic": "update_critic"}
-    costs = {verbs[name]: update_cost(state.module) for name, state in training.train_states().items()}
+    costs = {verb or verbs[name]: update_cost(state.module) for name, state in training.train_states().items()}
     known, kind = model.peak_tflops, getattr(torch, dtype or model.dtype)
     return Meter(costs, lambda: known * 1e12 if known else peak_flops(training.device.type, kind))
 

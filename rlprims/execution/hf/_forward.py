@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprims.algorithms import Algorithm, Part, objective_parts
-from rlprims.execution.hf._packed import layout, packed_inputs
+from rlprims.execution.hf._packed import packed_inputs, packed_layout
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import Kept, token_wise
 
@@ -36,7 +36,7 @@ FUSED_HEAD_MODELS = (
 """Values of ``model_type`` with logits = last hidden states times the head's weight, optionally with a soft cap."""
 
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
-"""Columns that exist in a tile only, not in a batch."""
+"""Columns of the tiles of :func:`fused_objective`."""
 
 _SCALES = ("logit_scale", "logits_scaling")
 """Names of a config's factor of the logits, in Cohere and Granite."""
@@ -206,8 +206,8 @@ def _before_responses(
     Also ``attended``, bool (B, T), True on these M tokens. The head is applied to these tokens only.
     """
     if packing:
-        where = layout(batch)
-        inputs, columns, attended = packed_inputs(where), where.predicting, where.attended
+        layout = packed_layout(batch)
+        inputs, columns, attended = packed_inputs(layout), layout.predicting, layout.attended
     else:
         inputs, columns = _padded_inputs(batch), _columns_before_responses(batch)
         attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()

@@ -1,6 +1,6 @@
 """Sampling of responses to prompts, with the columns that ``Execution`` defines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
 from rlprims.execution._kept import kept_columns
+from rlprims.execution._padding import left_padded
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._sampler import Responses, sample
 
@@ -72,16 +73,6 @@ def prompt_ids(prompts: DataProto, prompt_width: int | None) -> list[list[int]]:
     if prompt_width is not None and longest > prompt_width:
         raise ValueError(f"a prompt has {longest} tokens, more than prompt_width={prompt_width}: raise the width")
     return ids
-
-
-def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """(B, width): the tokens at the right end of each row, and their mask."""
-    padded = torch.full((len(ids), width), pad_token_id, dtype=torch.int64)
-    mask = torch.zeros(len(ids), width, dtype=torch.bool)
-    for i, row in enumerate(ids):
-        padded[i, width - len(row) :] = torch.tensor(row, dtype=torch.int64)
-        mask[i, width - len(row) :] = True
-    return padded, mask
 
 
 def with_responses(

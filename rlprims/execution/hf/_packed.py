@@ -45,7 +45,7 @@ PACKED_MODELS = (
 )
 """Values of ``model_type`` for which the tests compare packed logits and gradients with padded ones."""
 
-_REFUSED = {
+_NOT_PACKED = {
     "bloom": "its attention adds a bias by position (ALiBi)",
     "falcon": "its attention may add a bias by position (ALiBi)",
     "gemma2": "its attention has a soft cap",
@@ -63,7 +63,7 @@ def use_packing(model: nn.Module) -> None:
     """
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = config.model_type
-    reason = _REFUSED.get(kind)
+    reason = _NOT_PACKED.get(kind)
     if reason is None and getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its attention has a soft cap"
     if reason is None and kind not in PACKED_MODELS:
@@ -74,9 +74,9 @@ def use_packing(model: nn.Module) -> None:
 
 
 class Layout(NamedTuple):
-    """The places of the tokens of B rows in their prefix tree, without the last token of each response.
+    """Where the tokens of B rows are in their prefix tree, without the last token of each response.
 
-    For attention the rows are put into blocks of nearly equal lengths, each as wide as its longest row: S slots in all.
+    Attention computes blocks of rows with similar lengths, each as wide as its longest row, with S slots in all.
     """
 
     input_ids: Tensor  # (1, N)
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
     attended: Tensor  # (B, T), the attended response tokens
 
 
-def layout(batch: dict[str, Tensor]) -> Layout:
+def packed_layout(batch: dict[str, Tensor]) -> Layout:
     """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
     in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
@@ -121,22 +121,22 @@ def layout(batch: dict[str, Tensor]) -> Layout:
 
 
 def _block_widths(lengths: Sequence[int]) -> list[int]:
-    """For each row, longest first, the width of its block: a row joins the block that it fills to three quarters."""
+    """For each row, longest first, the width of its block. A row with 3/4 of the width or more is in the same block."""
     widths: list[int] = []
     for length in lengths:
         widths.append(widths[-1] if widths and 4 * length >= 3 * widths[-1] else max(length, 1))
     return widths
 
 
-def packed_inputs(where: Layout) -> dict[str, Any]:
+def packed_inputs(layout: Layout) -> dict[str, Any]:
     """The arguments of a packed forward pass."""
     return {
-        "input_ids": where.input_ids,
-        "position_ids": where.position_ids,
-        "layout": where,
+        "input_ids": layout.input_ids,
+        "position_ids": layout.position_ids,
+        "layout": layout,
         # transformers passes on a mask of four dimensions unchanged, and the packed attention does not use it.
         # Without one transformers would make a mask of (N, N).
-        "attention_mask": where.attended.new_ones(1, 1, 1, 1),
+        "attention_mask": layout.attended.new_ones(1, 1, 1, 1),
     }
 
 
@@ -154,7 +154,7 @@ def packed_micro_batches(
     units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
     used, numbers = 0, nodes.cpu().numpy()
-    last_part = np.full(numbers.max(initial=-1) + 1, -1)  # that has each token
+    last_part = np.full(numbers.max(initial=-1) + 1, -1)  # the last part with each token
     for rows in units:
         tokens = np.unique(numbers[rows])
         tokens = tokens[tokens >= 0]
@@ -178,21 +178,21 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Causal attention of (1, heads, N, d) within each row of the layout; without a layout transformers' ``sdpa``."""
-    where: Layout | None = kwargs.pop("layout", None)
-    if where is None:
+    layout: Layout | None = kwargs.pop("layout", None)
+    if layout is None:
         if query.shape[2] == 1 and query.shape[1] > key.shape[1] and kwargs.get("position_bias") is None:
-            return _of_one_token(query, key, value, attention_mask, kwargs.get("scaling")), None
+            return _decode_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
         raise ValueError(f"packed attention has no {unknown}: set model.packing: false")
     window = kwargs.pop("sliding_window", None)
 
     def in_blocks(x: Tensor) -> list[Tensor]:
-        # The gradient of index_select adds slices, that of x[...] single numbers.
-        tokens = x[0].transpose(0, 1).index_select(0, where.tokens)
-        parts = torch.split(tokens, [rows * width for rows, width in where.blocks])
+        # The gradient of index_select is faster than that of x[...]: it adds whole slices.
+        tokens = x[0].transpose(0, 1).index_select(0, layout.tokens)
+        parts = torch.split(tokens, [rows * width for rows, width in layout.blocks])
         return [
-            part.view(*block, *part.shape[1:]).transpose(1, 2) for part, block in zip(parts, where.blocks, strict=True)
+            part.view(*block, *part.shape[1:]).transpose(1, 2) for part, block in zip(parts, layout.blocks, strict=True)
         ]
 
     outputs = []
@@ -200,14 +200,14 @@ def _attention(
         width = q.shape[2]
         mask = None if window is None or window >= width else _window_mask(width, window, q.device)
         outputs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
-    return torch.cat(outputs).index_select(0, where.slots)[None], None
+    return torch.cat(outputs).index_select(0, layout.slots)[None], None
 
 
-def _of_one_token(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attention of the newest token, (batch, 1, heads, d), where several query heads share the keys of one head.
+def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of one new token, (batch, 1, heads, d), if several query heads share the keys of one head.
 
-    The heads that share keys stand in the place of positions. transformers' ``sdpa`` copies the cache once for each of
-    them if there is a mask, in every layer for every token.
+    Heads that share keys are put on the axis of positions. With a mask, transformers' ``sdpa`` would copy the cache for
+    each of them, in every layer for every token.
     """
     batch, heads, _, width = query.shape
     sharing = query.reshape(batch, key.shape[1], heads // key.shape[1], width)

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig
-from rlprims.execution.hf._generation import left_padded
+from rlprims.execution._padding import left_padded
 from rlprims.execution.hf._models import load_classifier
 from rlprims.execution.hf._training import token_budget
 

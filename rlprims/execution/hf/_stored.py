@@ -13,13 +13,13 @@ from torch import Tensor
 from rlprims import algorithms, diagnostics
 from rlprims.algorithms import Algorithm, Use
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig
-from rlprims.execution._meter import Meter, WorkerReport, metered
-from rlprims.execution._profile import Profile
+from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution._meter import metered
+from rlprims.execution._profile import SingleProcess
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution._stored import kind_of, reads_reference
 from rlprims.execution.hf._adapters import adapt
-from rlprims.execution.hf._flops import peak_flops, update_cost
+from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._forward import last_token_scores
 from rlprims.execution.hf._models import load_new_classifier
 from rlprims.execution.hf._train_state import TrainState
@@ -28,11 +28,11 @@ from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.types import Mean, Metrics, merge_metrics
 
 _SCALES = ("beta", "tau", "odds_coef")
-"""The names of the factor of the rewards in losses on pairs."""
+"""Names of the hyperparameter by which losses on pairs scale the rewards."""
 
 
-class StoredTraining(Training):
-    """The model that is trained on stored rows: a policy, or for a loss on scores a reward model.
+class StoredTraining(SingleProcess, Training):
+    """Trains on stored rows: a policy, or a reward model if the loss is on scores.
 
     A batch has the columns of responses (:class:`rlprims.execution.Execution`) except those of the sampler. A batch of
     pairs has the rows chosen, rejected, chosen, ... with ``pair_ids`` int64 and ``is_chosen`` bool (B,), and
@@ -65,10 +65,7 @@ class StoredTraining(Training):
         if self.kind == "scores":
             module = adapt(load_new_classifier(model.path, model), model.lora)
             self.scorer = TrainState(module, optimizer, updates)
-        (state,) = self.train_states().values()
-        known, kind = model.peak_tflops, getattr(torch, model.dtype)
-        costs = {"update_rows": update_cost(state.module)}
-        self.meter = Meter(costs, lambda: known * 1e12 if known else peak_flops(self.device.type, kind))
+        self.meter = meter_of(self, verb="update_rows")
 
     def train_states(self) -> dict[str, TrainState]:
         return super().train_states() | ({"reward": self.scorer} if self.scorer is not None else {})
@@ -93,17 +90,8 @@ class StoredTraining(Training):
 
     @metered
     def sequence_log_probs(self, batch: DataProto) -> Tensor:
-        """float (B,): the sequences' log-probs under the current policy, as a loss on pairs compares them."""
+        """float (B,): the log-probs of the responses under the current policy, as sums or, with ``means``, as means."""
         return self._of_responses(self.log_probs(batch), batch["response_mask"])
-
-    def reports(self) -> list[WorkerReport]:
-        return [self.meter.report("local")]
-
-    def start_profile(self, config: ProfileConfig) -> None:
-        """Does nothing: there is no other process."""
-
-    def stop_profile(self) -> dict[str, Profile]:
-        return {}
 
     def save(self, directory: Path) -> None:
         """Write all state to an empty directory, with the model for Hugging Face in ``policy`` or ``reward``."""
@@ -144,7 +132,7 @@ class StoredTraining(Training):
 
         def of_pairs(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             per_pair, chosen, rejected = self._pair_losses(part)
-            return per_pair.sum() / pairs, _described(per_pair, chosen, rejected)
+            return per_pair.sum() / pairs, _pair_metrics(per_pair, chosen, rejected)
 
         return demonstrations if self.kind == "demonstrations" else of_pairs
 
@@ -168,7 +156,7 @@ class StoredTraining(Training):
         return self.loss(data), rewards[chosen], rewards[~chosen]
 
 
-def _described(per_pair: Tensor, chosen: Tensor, rejected: Tensor) -> Metrics:
+def _pair_metrics(per_pair: Tensor, chosen: Tensor, rejected: Tensor) -> Metrics:
     """Means over the pairs. A pair is correct if the chosen response has the larger reward."""
     values = {
         "loss": per_pair,

@@ -1,4 +1,4 @@
-"""The models that are trained, their reference, and the verbs on them: measure a batch, or make an optimizer step."""
+"""The models of a training process: measure a batch, or do an optimizer step."""
 
 import json
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from rlprims.grouping import dense_ids, rows_by_label
 from rlprims.types import Metric, Metrics, Totals, merge_metrics
 
 StepTotals: TypeAlias = Mapping[str, Totals]
-"""The totals of a step by their names: of the policy's tokens, and of each loss term that counts its own."""
+"""The totals of a step by name: of the policy's tokens, and of each loss term with its own tokens."""
 
 
 class Ranks(NamedTuple):
@@ -50,13 +50,13 @@ class Ranks(NamedTuple):
     shard: Callable[[nn.Module], nn.Module]
     """Wrap a module so that its gradients are means over the ranks."""
     load: Callable[[str, ModelConfig], nn.Module]
-    """Load a wrapped causal language model. If its files can be read in parts, no rank loads the whole model."""
+    """Load a causal language model and wrap it. If its files can be read in parts, no rank loads the whole model."""
     largest: Callable[[int], int]
-    """The largest of the ranks' numbers."""
+    """The maximum of a number over the ranks."""
     within: Callable[[nn.Module, Callable[[], Any]], Any]
     """Call a function while the weights outside the module's layers, such as the LM head's, are whole."""
     reduce_next: Callable[[nn.Module, bool], None]
-    """Whether the next backward pass of a module sums gradients over the ranks, or keeps them until one does."""
+    """Set whether the next backward pass of a module sums the gradients over the ranks, or keeps them on the rank."""
 
 
 SINGLE_PROCESS = Ranks(
@@ -70,7 +70,7 @@ SINGLE_PROCESS = Ranks(
 
 
 def with_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, StepTotals]:
-    """The batch of an optimizer step with the counts of its means, and its totals. Call it before the split."""
+    """The batch of an optimizer step with the counts for its means, and its totals. Call it before the split."""
     counts = step_counts(algorithm, dict(batch.batch.items()))
     return batch.union(DataProto.from_dict(tensors=counts.columns)), counts.totals
 
@@ -80,7 +80,7 @@ def token_budget(config: ModelConfig, longest: int) -> int:
     return config.max_tokens_per_micro_batch or max(16384, longest)
 
 
-def _largest(prompts: Sequence[int], responses: Sequence[int], labels: Sequence[Hashable] | None) -> int:
+def _largest_unit(prompts: Sequence[int], responses: Sequence[int], labels: Sequence[Hashable] | None) -> int:
     """The tokens, with padding, of the largest row, or of the largest set of rows that stay together."""
     units = [[row] for row in range(len(prompts))] if labels is None else rows_by_label(labels)
     sizes = (len(rows) * (max(prompts[i] for i in rows) + max(responses[i] for i in rows)) for rows in units)
@@ -96,7 +96,7 @@ def without_tokens(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Training:
-    """The policy, and the reference, teachers and critic if the algorithm's signatures name their outputs.
+    """The policy; and the reference, the teachers and the critic if the algorithm reads their outputs.
 
     ``roles`` limits which of them are loaded. With ranks these are this rank's shards, and a batch is this rank's rows.
     Call every method on all ranks in the same order: a forward pass communicates.
@@ -160,16 +160,16 @@ class Training:
         """The log-probs at the sampler's temperature, or at another."""
         model = self.reference if reference else self.policy.module
         if model is None:
-            raise ValueError("no reference model was loaded: the algorithm's signatures did not ask for ref_log_probs")
+            raise ValueError("no reference model was loaded: the algorithm does not read ref_log_probs")
         with adapters_off(model) if reference else nullcontext():
             return self._policy_scores(batch, model, "log_probs", temperature)
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
         """The log-probs of the teacher; if there are several, of the one that the column ``teacher`` names."""
-        return self._of_teachers(batch, lambda rows, teacher: self._policy_scores(rows, teacher, "log_probs"))
+        return self._by_teacher(batch, lambda rows, teacher: self._policy_scores(rows, teacher, "log_probs"))
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        """int64 (B, T, K)"""
+        """int64 (B, T, K): the likeliest tokens of the policy."""
         return self._top(batch, self.policy.module, size)["topk_ids"]
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
@@ -179,28 +179,32 @@ class Training:
             found = self._top(rows, teacher, size)
             return torch.cat([found["topk_ids"].double(), found["topk_log_probs"].double()], -1)  # exact: ids < 2^53
 
-        ids, log_probs = self._of_teachers(batch, top).chunk(2, -1)
+        ids, log_probs = self._by_teacher(batch, top).chunk(2, -1)
         return DataProto.from_dict(tensors={"topk_ids": ids.long(), "teacher_topk_log_probs": log_probs.float()})
 
-    def _of_teachers(self, batch: DataProto, measure: Callable[[DataProto, nn.Module], Tensor]) -> Tensor:
+    def _by_teacher(self, batch: DataProto, measure: Callable[[DataProto, nn.Module], Tensor]) -> Tensor:
         if not self.teachers:
-            raise ValueError("no teacher was loaded: the algorithm's signatures did not ask for teacher_log_probs")
+            raise ValueError("no teacher was loaded: the algorithm does not read teacher_log_probs")
         if len(self.teachers) == 1:
             return measure(batch, next(iter(self.teachers.values())))
         names = batch["teacher"] if "teacher" in batch else [None] * len(batch)
         if unknown := sorted({str(name) for name in names} - self.teachers.keys()):
-            raise ValueError(f"teacher is {unknown}; model.teacher has {sorted(self.teachers)}: set data.teacher")
-        found: Tensor | None = None
-        for name, teacher in self.teachers.items():  # all rows on all ranks: a forward pass communicates
-            mine = torch.tensor([each == name for each in names], dtype=torch.bool)
-            if self.ranks.size == 1 and not mine.any():
+            raise ValueError(
+                f"the column teacher has {unknown}; model.teacher has {sorted(self.teachers)}: set data.teacher"
+            )
+        result: Tensor | None = None
+        for name, teacher in self.teachers.items():
+            rows = torch.tensor([each == name for each in names], dtype=torch.bool)
+            if self.ranks.size > 1:  # all rows, so that all ranks do the same forward passes
+                scores = measure(batch, teacher)[rows]
+            elif rows.any():
+                scores = measure(batch[rows], teacher)
+            else:
                 continue
-            one = self.ranks.size == 1
-            scores = measure(batch[mine] if one else batch, teacher)
-            found = scores.new_zeros(len(batch), *scores.shape[1:]) if found is None else found
-            found[mine] = scores if one else scores[mine]
-        assert found is not None
-        return found
+            result = scores.new_zeros(len(batch), *scores.shape[1:]) if result is None else result
+            result[rows] = scores
+        assert result is not None
+        return result
 
     def _top(self, batch: DataProto, model: nn.Module, size: int) -> dict[str, Tensor]:
         size = min(size, model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
@@ -291,27 +295,27 @@ class Training:
         return self._optimizer_step(critic, batch, totals, forward, packing=False, together=algorithm.together)
 
     def train_states(self) -> dict[str, TrainState]:
-        """The models that are trained, by name: they belong in a checkpoint."""
+        """The models that are trained, by name. They are saved in a checkpoint."""
         states = {"policy": self._policy, "critic": self.critic}
         return {name: state for name, state in states.items() if state is not None}
 
     def _critic(self) -> TrainState:
         if self.critic is None:
-            raise ValueError("no critic was loaded: the algorithm's signatures did not ask for values")
+            raise ValueError("no critic was loaded: the algorithm does not read values")
         return self.critic
 
     def _policy_scores(self, batch: DataProto, model: nn.Module, name: str, temperature: float | None = None) -> Tensor:
+        at = self.temperature if temperature is None else temperature
+
         def forward(part: dict[str, Tensor]) -> Tensor:
-            return self._token_scores(model, part, self.temperature if temperature is None else temperature, [name])[
-                name
-            ]
+            return self._token_scores(model, part, at, [name])[name]
 
         return self._per_token(batch, forward, packing=self.model.packing)
 
     def _token_scores(
         self, model: nn.Module, part: dict[str, Tensor], temperature: float, wanted: list[str], **options: Any
     ) -> dict[str, Tensor]:
-        fused = self.model.fused_head and "topk_log_probs" not in wanted  # these need the whole vocabulary
+        fused = self.model.fused_head and "topk_log_probs" not in wanted  # which need the whole vocabulary
         packing = self.model.packing
         compute = partial(token_scores, model, part, temperature=temperature, wanted=wanted, packing=packing, **options)
         if not fused:  # the model's own forward pass, in which ranks also gather the whole head
@@ -335,7 +339,7 @@ class Training:
         labels = batch[together].tolist() if together is not None and together in tensors else None
         width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
         prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
-        budget = token_budget(self.model, _largest(prompts, responses, labels))
+        budget = token_budget(self.model, _largest_unit(prompts, responses, labels))
         if packing:
             nodes = prefix_tree(torch.cat([batch["prompts"], batch["responses"]], 1), attention).nodes
             parts = packed_micro_batches(nodes, labels, max_tokens=budget)

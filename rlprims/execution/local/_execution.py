@@ -1,4 +1,4 @@
-"""The execution of one process."""
+"""The execution in one process."""
 
 from functools import partial
 from pathlib import Path
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, Sampling
-from rlprims.execution._meter import WorkerReport, metered
-from rlprims.execution._profile import Profile
+from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
+from rlprims.execution._meter import metered
+from rlprims.execution._profile import SingleProcess
 from rlprims.execution._protocol import UpdateReport, load_version, save_version
 from rlprims.execution._stream import BatchStream
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
 
-class LocalExecution:
+class LocalExecution(SingleProcess):
     """:class:`rlprims.execution.Models` and :class:`rlprims.execution.Observable` in one process.
 
-    It samples from the weights that are trained.
+    It samples from the same weights that it trains.
     """
 
     overlaps = False
@@ -109,15 +109,6 @@ class LocalExecution:
     def sync_weights(self) -> None:
         """The sampler reads the trained weights themselves."""
         self.weights_version += 1
-
-    def reports(self) -> list[WorkerReport]:
-        return [self.meter.report("local")]
-
-    def start_profile(self, config: ProfileConfig) -> None:
-        """Nothing to start: the caller's is the only process."""
-
-    def stop_profile(self) -> dict[str, Profile]:
-        return {}
 
     def close(self) -> None:
         """Nothing to release."""

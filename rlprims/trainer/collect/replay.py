@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import BatchStream, Models, Sampling, Stream, UpdateReport, kept_columns
+from rlprims.execution import BatchStream, Models, Sampling, Stream, kept_columns
+from rlprims.execution._padding import left_padded, right_padded
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
 
 class Replay:
-    """An execution whose ``generate`` returns recorded samples for the run's seed; all other calls are passed on.
+    """An execution whose ``generate`` returns recorded samples for the run's seed; the rest is the execution's.
 
     Samples are found by their ids, so the run needs the data, seed and group size of the recorded one. Evaluation has
     another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
@@ -43,14 +42,10 @@ class Replay:
         self.seed = seed
         self.scores = scores
         self.tokenizer, self.end_ids = tokenizer, frozenset(end_ids)
-        self.pad_token_id = execution.pad_token_id
-        self.context_window = execution.context_window
-        self.overlaps = execution.overlaps
         self.samples = _read(run)
 
-    @property
-    def weights_version(self) -> int:
-        return self.execution.weights_version
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.execution, name)
 
     def stream(self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False) -> Stream:
         if seed != self.seed:
@@ -65,33 +60,23 @@ class Replay:
         rows = [
             self._row(int(i), list(ids)) for i, ids in zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
         ]
-        size = len(rows)
+        if too_long := [row for row in rows if len(row["response_ids"]) > limit]:
+            sample, count = too_long[0]["sample_id"], len(too_long[0]["response_ids"])
+            raise ValueError(f"{self.run}: sample {sample} has {count} tokens, the limit is {limit}")
         if prompt_width is None:
             prompt_width = max((len(row["prompt_ids"]) for row in rows), default=0)
-        padded = torch.full((size, prompt_width), self.pad_token_id)
-        responses = torch.full((size, limit), self.pad_token_id)
-        attention = torch.zeros(size, prompt_width + limit, dtype=torch.bool)
-        log_probs = torch.zeros(size, limit)
-        kept_ids, kept_counts = list[int](), torch.zeros(size, limit, dtype=torch.int32)
-        for i, row in enumerate(rows):
-            prompt, response = row["prompt_ids"], row["response_ids"]
-            if len(response) > limit:
-                raise ValueError(
-                    f"{self.run}: sample {row['sample_id']} has {len(response)} tokens, the limit is {limit}"
-                )
-            padded[i, prompt_width - len(prompt) :] = torch.tensor(prompt)
-            responses[i, : len(response)] = torch.tensor(response)
-            attention[i, prompt_width - len(prompt) : prompt_width + len(response)] = True
-            log_probs[i, : len(response)] = torch.tensor(row["rollout_log_probs"])
-            sets = row.get("kept") or [[]] * len(response)
-            kept_counts[i, : len(response)] = torch.tensor([len(ids) for ids in sets])
-            kept_ids += [token for ids in sets for token in ids]
+        padded, in_prompt = left_padded([row["prompt_ids"] for row in rows], prompt_width, self.pad_token_id)
+        responses, mask = right_padded([row["response_ids"] for row in rows], limit, self.pad_token_id)
+        sampled = [log_prob for row in rows for log_prob in row["rollout_log_probs"]]
+        log_probs = torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(sampled, dtype=torch.float32))
+        sets = [ids for row in rows for ids in row.get("kept") or [[]] * len(row["response_ids"])]
+        counts = torch.tensor([len(ids) for ids in sets], dtype=torch.int32)
         recorded = DataProto.from_dict(
             tensors={
                 "prompts": padded,
                 "responses": responses,
-                "attention_mask": attention,
-                "response_mask": attention[:, prompt_width:].clone(),
+                "attention_mask": torch.cat([in_prompt, mask], 1),
+                "response_mask": mask,
                 "rollout_log_probs": log_probs,
                 "ended": torch.tensor([self._end_reason(row, sampling) for row in rows], dtype=torch.int8),
                 "weights_version": torch.tensor(
@@ -100,49 +85,12 @@ class Replay:
             }
         )
         if any("kept" in row for row in rows):
-            recorded = recorded.union(DataProto.from_dict(kept_columns(torch.tensor(kept_ids), kept_counts)))
+            kept_ids = torch.tensor([token for ids in sets for token in ids], dtype=torch.int32)
+            kept_counts = torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
+            recorded = recorded.union(DataProto.from_dict(kept_columns(kept_ids, kept_counts)))
         if self.scores:
             recorded["rm_scores"] = torch.tensor([_score(row) for row in rows])
         return prompts.union(recorded)
-
-    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        return self.execution.log_probs(batch, reference=reference)
-
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self.execution.teacher_log_probs(batch)
-
-    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        return self.execution.top_tokens(batch, size)
-
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self.execution.teacher_top(batch, size)
-
-    def entropies(self, batch: DataProto) -> Tensor:
-        return self.execution.entropies(batch)
-
-    def values(self, batch: DataProto) -> Tensor:
-        return self.execution.values(batch)
-
-    def reward_scores(self, batch: DataProto) -> Tensor:
-        return self.execution.reward_scores(batch)
-
-    def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self.execution.update(batch, algorithm)
-
-    def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self.execution.update_critic(batch, algorithm)
-
-    def sync_weights(self) -> None:
-        self.execution.sync_weights()
-
-    def close(self) -> None:
-        self.execution.close()
-
-    def save(self, directory: Path) -> None:
-        self.execution.save(directory)
-
-    def load(self, directory: Path) -> None:
-        self.execution.load(directory)
 
     def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
         row = self.samples.get(sample_id)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from rlprims import losses
@@ -18,7 +17,7 @@ from rlprims.execution import (
     reads_means,
     reads_reference,
 )
-from rlprims.trainer.config import CheckpointConfig, Section, check_template
+from rlprims.trainer.config import CheckpointConfig, EvaluationSteps, RunConfig, Section, check_template
 
 _OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
 """Settings of ``model`` that are only for runs on the policy's own samples."""
@@ -62,14 +61,7 @@ class FitDataConfig(Section):
         return check_template(template, "{prompt}")
 
 
-class FitEvaluationConfig(Section):
-    """Settings of the evaluation on held-out rows."""
-
-    every: int = Field(default=50, ge=1, description="steps")
-    before_training: bool = True
-
-
-class FitConfig(Section):
+class FitConfig(RunConfig):
     """The settings of a run on stored rows. The loss defines the form of the rows and what is trained."""
 
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
@@ -95,17 +87,12 @@ class FitConfig(Section):
     model: ModelConfig
     data: FitDataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
-    evaluation: FitEvaluationConfig = FitEvaluationConfig()
+    evaluation: EvaluationSteps = Field(default=EvaluationSteps(), description="on held-out rows")
     checkpoint: CheckpointConfig = CheckpointConfig()
     execution: Literal["local", "ray"] = Field(default="local", description="one process; ray is not supported yet")
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
     profile: ProfileConfig = ProfileConfig()
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
-
-    @field_validator("log_to", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("loss", mode="before")
     @classmethod
@@ -118,7 +105,7 @@ class FitConfig(Section):
         return {**value, "fn": full} if isinstance(value, Mapping) else full
 
     @model_validator(mode="after")
-    def _possible(self) -> "FitConfig":
+    def _is_possible(self) -> "FitConfig":
         kind = self.kind
         if self.loss.unbound:
             raise ValueError(f"loss: {self.loss.path} needs a value for {', '.join(sorted(self.loss.unbound))}")
@@ -147,6 +134,3 @@ class FitConfig(Section):
     @property
     def takes_means(self) -> bool:
         return reads_means(self.loss) if self.means is None else self.means
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

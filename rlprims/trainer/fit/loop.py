@@ -27,7 +27,7 @@ def steps_of(config: FitConfig, rows: int) -> int:
 
 
 class Fitting:
-    """The state of a run on stored rows and its step; ``reference`` is (R,), R the responses of the rows in order."""
+    """The state of a run on stored rows, and its step. ``reference`` (R,) has one number for each response."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Fitting:
 def measure(
     training: StoredTraining, rows: Sequence[StoredRow], config: FitConfig, pad_token_id: int, reference: Tensor | None
 ) -> dict[str, float]:
-    """The metrics of held-out rows, as means."""
+    """The metrics of held-out rows, as means over all of them."""
     parts: list[Metrics] = []
     for chunk in _chunks(len(rows), config.rows_per_step):
         parts.append(training.measure_rows(batch_of(rows, chunk, pad_token_id, reference)))

@@ -10,6 +10,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
+from rlprims.execution._padding import left_padded, right_padded
 from rlprims.trainer.data import read_rows
 from rlprims.trainer.end_tokens import closing_tokens
 from rlprims.trainer.fit.config import FitDataConfig
@@ -83,13 +84,13 @@ class Reader:
                     )
                 filtered += 1
                 continue
-            room = self.window - len(row.prompt_ids)
+            space = self.window - len(row.prompt_ids)
             longest = max(len(response.ids) for response in row.responses)
-            if longest > room:
+            if longest > space:
                 if self.config.overlong_rows == "error":
                     got = len(row.prompt_ids) + longest
                     raise ValueError(f"{place}: expected a row of at most {self.window} tokens, got {got}")
-                cut = tuple(Response(r.ids[:room], r.learned[:room]) for r in row.responses)
+                cut = tuple(Response(r.ids[:space], r.learned[:space]) for r in row.responses)
                 if self.config.overlong_rows == "filter" or not all(any(r.learned) for r in cut):
                     filtered += 1
                     continue
@@ -115,8 +116,10 @@ class Reader:
         if config.template == "chat":
             first = [{"role": "system", "content": config.system}] if config.system else []
             first.append({"role": "user", "content": prompt})
-            told = [self._conversation([*first, {"role": "assistant", "content": answer}], place) for answer in answers]
-            prompt_ids, responses = told[0].prompt_ids, [row.responses[0] for row in told]
+            conversations = [
+                self._conversation([*first, {"role": "assistant", "content": answer}], place) for answer in answers
+            ]
+            prompt_ids, responses = conversations[0].prompt_ids, [row.responses[0] for row in conversations]
         else:
             prompt_ids = self._encode(config.template.replace("{prompt}", prompt), special=True)
             ids = [[*self._encode(answer), self.end] for answer in answers]
@@ -134,15 +137,15 @@ class Reader:
         """
         if not self.tokenizer.chat_template:
             raise ValueError(f"{place}: a chat, but the tokenizer has no chat template: use prompt and response")
-        spoken = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not spoken or spoken[-1] != len(messages) - 1 or spoken[0] == 0:
+        assistant_messages = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not assistant_messages or assistant_messages[-1] != len(messages) - 1 or assistant_messages[0] == 0:
             roles = [message["role"] for message in messages]
             raise ValueError(f"{place}: expected a chat that begins with another and ends with assistant, got {roles}")
         prompt_ids: list[int] = []
         ids: list[int] = []
         learned: list[bool] = []
         written = ""
-        for i in spoken if self.config.turns == "all" else spoken[-1:]:
+        for i in assistant_messages if self.config.turns == "all" else assistant_messages[-1:]:
             before = self._written(messages[:i], add_generation_prompt=True)
             after = self._written(messages[: i + 1], add_generation_prompt=False)
             if not (before.startswith(written) and after.startswith(before)):
@@ -153,10 +156,10 @@ class Reader:
             between = self._encode(before[len(written) :])
             answer = self._encode(after[len(before) :])
             end = next((at for at, token in enumerate(answer) if token in self.end_ids), None)
-            if end is None and i == spoken[-1]:
+            if end is None and i == assistant_messages[-1]:
                 answer, end = [*answer, self.end_of_message], len(answer)
             own = len(answer) if end is None else end + 1
-            if i == spoken[-1]:
+            if i == assistant_messages[-1]:
                 answer = answer[:own]
             if not prompt_ids:
                 prompt_ids = between
@@ -217,19 +220,15 @@ def as_batch(rows: Sequence[StoredRow], pad_token_id: int) -> DataProto:
     """
     prompts = [row.prompt_ids for row in rows for _ in row.responses]
     responses = [response for row in rows for response in row.responses]
-    width, length = max(map(len, prompts)), max(len(response.ids) for response in responses)
-    left = [[pad_token_id] * (width - len(ids)) + ids for ids in prompts]
-    attended = [[False] * (width - len(ids)) + [True] * len(ids) for ids in prompts]
-    right = [length - len(response.ids) for response in responses]
-    each = list(zip(responses, right, strict=True))
-    attention = [
-        read + [True] * len(r.ids) + [False] * padding for read, (r, padding) in zip(attended, each, strict=True)
-    ]
+    longest = max(len(response.ids) for response in responses)
+    padded_prompts, in_prompt = left_padded(prompts, max(map(len, prompts)), pad_token_id)
+    padded_responses, in_response = right_padded([response.ids for response in responses], longest, pad_token_id)
+    learned, _ = right_padded([response.learned for response in responses], longest, False)
     tensors = {
-        "prompts": torch.tensor(left),
-        "responses": torch.tensor([r.ids + [pad_token_id] * padding for r, padding in each]),
-        "attention_mask": torch.tensor(attention),
-        "response_mask": torch.tensor([r.learned + [False] * padding for r, padding in each]),
+        "prompts": padded_prompts,
+        "responses": padded_responses,
+        "attention_mask": torch.cat([in_prompt, in_response], 1),
+        "response_mask": learned.bool(),
     }
     if len(responses) == 2 * len(rows):
         tensors |= {

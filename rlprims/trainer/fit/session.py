@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -12,7 +11,6 @@ from rlprims.execution.hf import StoredTraining
 from rlprims.reports.curves import draw_curves, read_metrics
 from rlprims.reports.terminal import make_table
 from rlprims.trainer.best import Best
-from rlprims.trainer.checkpoint import newest_checkpoint
 from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.fit.loop import (
@@ -27,7 +25,7 @@ from rlprims.trainer.fit.loop import (
 from rlprims.trainer.fit.rows import Reader, StoredRows
 from rlprims.trainer.loggers import check_loggers
 from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.running import Running, begin_or_resume, on_interrupt
+from rlprims.trainer.running import Running, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.trainer.writing import writing
 
 
@@ -42,11 +40,8 @@ class _Parts(NamedTuple):
 
 def _build(config: FitConfig, console: Console) -> _Parts:
     from transformers import AutoConfig
-    from transformers.utils import logging
 
-    torch.set_num_threads(config.threads)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    prepare_process(config.threads)
     path = config.model.path
     try:
         tokenizer, ends = load_end_tokens(path)
@@ -74,13 +69,13 @@ def _build(config: FitConfig, console: Console) -> _Parts:
 
 def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
     rows = reader.read(path)
-    told = (
+    notes = (
         (rows.filtered, f"rows were left out: a prompt has more than {reader.max_prompt} tokens, or a row than "
          f"{reader.window}"),
         (rows.truncated, f"rows were cut at {reader.window} tokens"),
         (rows.equal, "pairs were left out: their responses are equal"),
     )  # fmt: skip
-    for count, what in told:
+    for count, what in notes:
         if count:
             console.print(f"{path}: {count} of {len(rows.rows) + rows.filtered + rows.equal} {what}", style="yellow")
     return rows
@@ -98,10 +93,7 @@ def fit(config: FitConfig, console: Console) -> int:
 def resume_fit(run: RunDirectory, config: FitConfig, console: Console, *, overrides: Sequence[str] = ()) -> int:
     """Continue from the newest complete checkpoint with the same numbers; returns the exit code."""
     check_loggers(config)
-    run.lock()
-    checkpoint = None
-    if any(run.checkpoints.glob("step_*")):
-        checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
+    checkpoint = lock_and_find_checkpoint(run, console)
     with on_interrupt(console, f"stopped during the start: {run.path} is unchanged"):
         session = _FitSession(config, run, _build(config, console), console)
     return begin_or_resume(run, checkpoint, session, console, overrides)

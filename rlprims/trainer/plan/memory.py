@@ -1,7 +1,8 @@
-"""The memory that a run will take, by its config: arithmetic that can be checked by hand, before anything is loaded.
+"""The memory that a run will use, computed from its config before anything is loaded.
 
-Every line is one product. The model's sizes are read from its ``config.json`` alone; the weights need not be there.
-Bytes are those of a process that trains, or of an engine; a peak is the larger of sampling and updating.
+Every line is one product that can be checked by hand. The model's sizes are read from its ``config.json``; the weights
+are not needed. Bytes are those of a process that trains, or of an engine. The peak is the largest of sampling,
+updating, saving and sending.
 """
 
 import math
@@ -15,20 +16,20 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.data import load_examples
 
 _PROCESS = 0.42 * 2**30
-"""Python, torch and transformers (of a rank: and Ray) without a model, in a CPU process. A GPU's memory has none."""
+"""A CPU process with Python, torch and transformers (in a rank also Ray), without a model. In a GPU's memory: 0."""
 
 _ENGINE_PROCESS = 0.65 * 2**30
-"""The same with vLLM and its engine."""
+"""The same process with vLLM and its engine."""
 
 _COPIES_OF_LOGITS = 4
-"""Logits, their softmax for the entropies, and in the backward pass the gradient and what makes it."""
+"""Logits, their softmax for the entropies, and in the backward pass the gradient and an intermediate result."""
 
 _TILE = 2**26
-"""What a fused head holds at once, roughly."""
+"""Bytes that a fused head uses for a tile, roughly."""
 
 _SAMPLER_COPIES = 4
-"""float32 arrays of rows x vocabulary in a step of the sampler: two logits; a softmax and its sums in float64 are more,
-but the logits are gone by then."""
+"""The number of float32 arrays of rows x vocabulary at the peak of a step of the sampler: the softmax and its sums in
+float64, which are more than the two arrays of logits, released before."""
 
 
 class Line(NamedTuple):
@@ -54,7 +55,7 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Of a process that trains, and in ``execution: local`` samples too."""
+        """The peak of a process that trains, and with ``execution: local`` also samples."""
         return total(self.rank) + max(map(total, (self.sampling, self.update, self.saving, self.sending)))
 
 
@@ -67,7 +68,7 @@ class Prompts(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Numbers of a model."""
+    """The sizes of a model."""
 
     parameters: int
     trained: int
@@ -84,17 +85,17 @@ class Shape(NamedTuple):
 
 
 class MicroBatches(NamedTuple):
-    """Of a rank in one update, and the tokens that they read; a shared prompt once if the rows are packed."""
+    """The micro-batches of a rank in one update, and their tokens; with packing a shared prompt counts once."""
 
     number: int
     tokens: float
-    """Of the largest one, as are the next two."""
+    """Tokens of the largest micro-batch, as are the next two."""
     answers: float
     """Tokens of responses."""
     slots: float
     """Tokens with a shared prompt once for each response."""
     tokens_of_step: float
-    """Of all ranks, updates and micro-batches."""
+    """Tokens of all ranks, updates and micro-batches."""
 
 
 def total(lines: list[Line]) -> float:
@@ -102,7 +103,7 @@ def total(lines: list[Line]) -> float:
 
 
 def shape_of(model: ModelConfig) -> Shape:
-    """Built without memory, so that ties and adapters are counted as they will be.
+    """The sizes of a model, which is built without memory, so that ties and adapters are counted.
 
     Raises:
         ValueError: there is no config.
@@ -138,7 +139,7 @@ def shape_of(model: ModelConfig) -> Shape:
 
 
 def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
-    """The prompts of a config's data, or of so many tokens each.
+    """The lengths of the prompts in the config's data, or ``prompt_tokens`` for each.
 
     Raises:
         ValueError: the data or the tokenizer cannot be read, or the prompts are an environment's.
@@ -146,25 +147,25 @@ def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
     if prompt_tokens is not None:
         return Prompts(prompt_tokens, prompt_tokens, 0)
     if config.data.environment is not None:
-        raise ValueError("data.environment writes the prompts: say how long they are, --prompt-tokens 512")
+        raise ValueError("data.environment writes the prompts: give their length, such as --prompt-tokens 512")
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         rows = load_examples(config.data.train, config.data, tokenizer, max_prompt_length=2**31).rows
-        asked = (
+        evaluated = (
             config.data.eval and load_examples(config.data.eval, config.data, tokenizer, max_prompt_length=2**31).rows
         )
     except (OSError, ValueError) as error:
         what = str(error).splitlines()[0]
-        raise ValueError(f"{what}; without the data say how long prompts are: --prompt-tokens 512") from None
+        raise ValueError(f"{what}; without the data give the length of prompts, such as --prompt-tokens 512") from None
     lengths = [len(row.prompt_ids) for row in rows]
-    questions = len(asked[: config.evaluation.limit]) if asked else 0
+    questions = len(evaluated[: config.evaluation.limit]) if evaluated else 0
     return Prompts(round(sum(lengths) / len(lengths)), max(lengths), questions * config.evaluation.samples)
 
 
 def plan(config: Config, prompts: Prompts) -> Plan:
-    """The arithmetic of a config; it assumes that all responses have the maximum length.
+    """The memory of a run with this config, if all responses have the maximum length.
 
     Raises:
         ValueError: there is no model config.
@@ -174,18 +175,18 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     (width, trained_width), response = widths(model), config.sampling.max_new_tokens
     is_ray = config.execution == "ray"
     ranks = config.ray.sharers if is_ray else 1  # that have a copy of the weights together
-    half = is_ray and config.ray.mixed_precision is not None
-    computed = 2 if half else width  # bytes of a number in forward and backward
+    is_mixed = is_ray and config.ray.mixed_precision is not None
+    computed = 2 if is_mixed else width  # bytes of a number in forward and backward
     on_cpu = model.device == "cpu" or (model.device == "auto" and not torch.cuda.is_available())
 
-    frozen, over = (
+    frozen, per_rank = (
         shape.parameters + (shape.trained if model.lora else 0) - shape.trained,
         f" / {ranks} ranks" * (ranks > 1),
     )
     rank = [Line("process", _PROCESS, "Python, torch, transformers", "")] if on_cpu else []
     if frozen:
         rank.append(
-            Line("frozen weights", frozen * width / ranks, f"{frozen / 1e6:.1f} M x {width}{over}", "model.dtype")
+            Line("frozen weights", frozen * width / ranks, f"{frozen / 1e6:.1f} M x {width}{per_rank}", "model.dtype")
         )
     more = ", ray.training_workers, ray.cpu_offload" if is_ray else ""
     if width < trained_width and not is_ray and not model.lora:
@@ -196,15 +197,15 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         ("gradients", 1, "model.lora"),
         ("optimizer", 2, "model.lora"),
     ):
-        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x {copies}{over}"
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x {copies}{per_rank}"
         rank.append(Line(what, shape.trained * trained_width * copies / ranks, how, f"{lower}{more}"))
     needs = config.algorithm.needs
     if "ref_log_probs" in needs and (model.reference or model.lora is None):
-        how = f"{shape.parameters / 1e6:.1f} M x {width}{over}"
+        how = f"{shape.parameters / 1e6:.1f} M x {width}{per_rank}"
         rank.append(Line("reference", shape.parameters * width / ranks, how, "kl_coef: 0, model.lora"))
     if "values" in needs:
         size = shape.trained * trained_width * 4 + frozen * width
-        rank.append(Line("critic with its optimizer", size / ranks, f"as the policy{over}", "another preset"))
+        rank.append(Line("critic with its optimizer", size / ranks, f"as the policy{per_rank}", "another preset"))
 
     number, tokens, answers, slots, _ = micro_batches(config, prompts)
     checkpointed = is_ray and config.ray.activation_checkpointing
@@ -220,13 +221,13 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     if is_ray and on_cpu:  # beside a GPU both are in the memory of the host
         if model.engine_lora is None:
             largest = shape.vocabulary * shape.hidden * width
-            how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one on its way"
+            how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one being sent"
             sending.append(Line("largest part of a sync", 4 * largest, how, "model.lora.sync: adapter"))
-            how = f"{shape.trained / 1e6:.1f} M x {trained_width}{over}, for the engines"
+            how = f"{shape.trained / 1e6:.1f} M x {trained_width}{per_rank}, for the engines"
             rank.append(
                 Line("snapshot", shape.trained * trained_width / ranks, how, "model.lora, ray.training_workers")
             )
-        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 2 x 2{over}, as tensors and as a file"
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 2 x 2{per_rank}, as tensors and as a file"
         saving.append(
             Line("shards of the optimizer", 4 * shape.trained * trained_width / ranks, how, "ray.training_workers")
         )
@@ -234,8 +235,8 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     sampling: list[Line] = []
     engine: list[Line] = []
     sync: list[Line] = []
-    of_engine = engine_width(config)
-    per_token = 2 * shape.layers * shape.keys * of_engine
+    engine_bytes = engine_width(config)
+    per_token = 2 * shape.layers * shape.keys * engine_bytes
     if not is_ray:
         drawn = min(model.max_rows_per_generation, max(rows_sampled(config), prompts.evaluated))
         cache = drawn * (longest + response) * per_token
@@ -248,13 +249,15 @@ def plan(config: Config, prompts: Prompts) -> Plan:
         if on_cpu:
             engine.append(Line("process", _ENGINE_PROCESS, "Python, torch, transformers, vLLM", ""))
         devices = config.ray.tensor_parallel_size
-        how = f"{shape.parameters / 1e6:.1f} M x {of_engine}" + f" / {devices} devices" * (devices > 1)
-        engine.append(Line("weights", shape.parameters * of_engine / devices, how, "model.dtype"))
+        how = f"{shape.parameters / 1e6:.1f} M x {engine_bytes}" + f" / {devices} devices" * (devices > 1)
+        engine.append(Line("weights", shape.parameters * engine_bytes / devices, how, "model.dtype"))
         cache_bytes = config.ray.kv_cache_bytes
         if cache_bytes is not None:
             fits = int(cache_bytes * devices // ((longest + response) * per_token))
             engine.append(
-                Line("KV cache", cache_bytes, f"room for {fits} whole responses at once", "ray.kv_cache_bytes")
+                Line(
+                    "KV cache", cache_bytes, f"space for {fits} whole responses at the same time", "ray.kv_cache_bytes"
+                )
             )
         else:
             wanted = rows_sampled(config) / engine_count(config) * (longest + response) * per_token / devices
@@ -263,13 +266,15 @@ def plan(config: Config, prompts: Prompts) -> Plan:
             )
         adapters = model.engine_lora is not None
         if on_cpu and not adapters:
-            largest = shape.vocabulary * shape.hidden * of_engine
-            how = f"2 x {shape.vocabulary} words x {shape.hidden} x {of_engine}, the largest part"
+            largest = shape.vocabulary * shape.hidden * engine_bytes
+            how = f"2 x {shape.vocabulary} words x {shape.hidden} x {engine_bytes}, the largest part"
             engine.append(Line("arriving weights", 2 * largest, how, "model.lora.sync: adapter"))
-        sent = shape.trained * trained_width if adapters else shape.parameters * of_engine
+        sent = shape.trained * trained_width if adapters else shape.parameters * engine_bytes
         what = "adapters" if adapters else "whole weights"
         sync.append(Line("sync, to each engine", sent, f"{what}, after every step", "model.lora.sync: adapter"))
-        sync.append(Line("sync, from each rank", sent / ranks, f"its shard of them{over}", "model.lora.sync: adapter"))
+        sync.append(
+            Line("sync, from each rank", sent / ranks, f"its shard of them{per_rank}", "model.lora.sync: adapter")
+        )
     return Plan(rank, sampling, update, saving, sending, engine, sync)
 
 
@@ -283,12 +288,12 @@ def engine_count(config: Config) -> int:
 
 
 def widths(model: ModelConfig) -> tuple[int, int]:
-    """Bytes of a number of the model, and of a trained weight, of its gradient, and of each of Adam's moments."""
+    """Bytes of a number of the model; and of a trained weight, its gradient and each of Adam's moments."""
     return getattr(torch, model.dtype).itemsize, 4
 
 
 def engine_width(config: Config) -> int:
-    """Bytes of a number of an engine."""
+    """Bytes of a number in an engine."""
     is_vllm = config.execution == "ray" and config.ray.engine == "vllm"
     name = (config.ray.mixed_precision if is_vllm else None) or config.model.dtype
     size: int = getattr(torch, name).itemsize
@@ -296,7 +301,7 @@ def engine_width(config: Config) -> int:
 
 
 def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
-    """As many rows as there are, or as the budget lets in; None: all responses have the maximum length."""
+    """The micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
     model, algorithm = config.model, config.algorithm
     ranks = config.ray.training_workers if config.execution == "ray" else 1
     longest = prompts.longest + config.sampling.max_new_tokens
@@ -316,14 +321,14 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
 
 
 def _gathered(shape: Shape, width: int) -> Line:
-    """FSDP holds the current layer whole and the next one, which is being gathered; and all that is outside them."""
+    """FSDP keeps the current layer and the next one, which is being gathered, whole; and all weights outside layers."""
     layer, outside = shape.body / shape.layers, shape.parameters - shape.body
     how = f"(2 x {layer / 1e6:.1f} M + {outside / 1e6:.1f} M) x {width}"
     return Line("gathered weights", (2 * layer + outside) * width, how, "ray.mixed_precision")
 
 
 def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
-    """Of all trained weights until the last micro-batch; if each is reduced, of what is outside the layers."""
+    """Gradients of all trained weights until the last micro-batch; if each is reduced, of those outside the layers."""
     if config.ray.reduce_gradients == "once" and micro_batches > 1:
         how = f"{shape.trained / 1e6:.1f} M x 4, until the last of {micro_batches} micro-batches"
         return Line("whole gradients", shape.trained * 4, how, "ray.reduce_gradients: every_micro_batch")
@@ -332,11 +337,11 @@ def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
 
 
 def _activations(shape: Shape, tokens: float, slots: float, width: int, checkpointed: bool) -> list[Line]:
-    """What autograd keeps of a Llama's blocks for the backward pass.
+    """The tensors of a Llama's blocks that autograd keeps for the backward pass.
 
-    Of a token: two norms keep their input in float32, what they normalized and their output; the output layer of
-    attention keeps its input, the gated MLP four arrays. Of a slot, where a shared prompt has one for each of its
-    responses: queries, keys, values and the output of attention. What an adapter keeps, rank numbers, is left out.
+    For a token: two norms keep their input in float32, the normalized input and their output; the output layer of
+    attention keeps its input, and the gated MLP keeps four arrays. For a slot (a shared prompt has one for each of its
+    responses): queries, keys, values and the output of attention. Activations of adapters are small and left out.
     """
     of_token = 2 * shape.hidden * (4 + 2 * width) + (shape.queries + 4 * shape.inner) * width
     of_slot = 2 * (shape.queries + shape.keys) * width
@@ -364,7 +369,7 @@ def _logits(config: Config, shape: Shape, answers: float) -> Line:
 
 
 def table(found: Plan, *, measured: float | None = None) -> Any:
-    """For a terminal."""
+    """The plan as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
     rows: list[tuple[str, ...]] = []
@@ -390,7 +395,7 @@ def table(found: Plan, *, measured: float | None = None) -> Any:
 
 
 def text_of(number: float) -> str:
-    """Of bytes, for a person."""
+    """A number of bytes as text."""
     for unit, divisor, least in (("TiB", 2**40, 2**40), ("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
         if number >= least:
             return f"{number / divisor:.2f} {unit}"

@@ -1,8 +1,8 @@
-"""The bytes and seconds of a step, phase by phase, by formula: nothing is loaded and nothing is run.
+"""The bytes and seconds of each phase of a step, computed by formula; nothing is loaded or run.
 
-A phase takes at least as long as the slower of its arithmetic, its reads of a device's memory and its network. The
-rates are given: those that devices reach, not those of a data sheet. What the processor of rank 0 does in a sync, and
-the trainer's process in a recording, was measured on one core by ``benchmarks/host.py``. The memory of a step is in
+A phase takes at least as long as the slowest of its arithmetic, its reads of a device's memory and its network. The
+rates are inputs, those that devices reach and not those of a data sheet. The rates of rank 0's processor in a sync and
+of the trainer's process in a recording were measured on one core by ``benchmarks/host.py``. The memory of a step is in
 :mod:`rlprims.trainer.plan.memory`.
 
 n is tokens read (a shared prompt once), r those of responses, Σn² the sum of squared lengths of rows, N parameters, L
@@ -27,7 +27,7 @@ from rlprims.trainer.plan.memory import (
 
 
 class Rates(NamedTuple):
-    """Per second."""
+    """The rates of the hardware, per second."""
 
     flops: float
     """Operations that a device reaches in large matrix products of the model."""
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One step: all ranks, and all engines."""
+    """The sizes of one step, over all ranks and engines."""
 
     rows: float
     groups: float
@@ -69,33 +69,33 @@ class Job(NamedTuple):
 class Phase(NamedTuple):
     what: str
     flops: float
-    """Of all devices that take part."""
+    """The operations of all devices that take part."""
     read: float
-    """Bytes of memory that each device reads; only where that counts."""
+    """Bytes of memory that each device reads, if they matter."""
     moved: float
     """Bytes that each device or process receives, sends or writes."""
     seconds: float | None
-    """At least; None: the rate was not given."""
+    """A lower bound; None: the rate was not given."""
     how: str
     lower: str
-    """The setting that moves it."""
+    """The setting that changes it."""
 
 
 # Sampling
 
 
 def kv_bytes(shape: Shape, width: int) -> int:
-    """Of a token, in the cache: 2 L d_kv numbers."""
+    """Bytes of a token in the cache: 2 L d_kv numbers."""
     return 2 * shape.layers * shape.keys * width
 
 
 def read_bytes(shape: Shape, width: int) -> int:
-    """The weights that a forward pass reads: layers and head; of the embedding it looks a row up."""
+    """Bytes of the weights that a forward pass reads: layers and head. Of the embedding it reads only single rows."""
     return (shape.body + shape.vocabulary * shape.hidden) * width
 
 
 def decode_steps(job: Job, at_once: float) -> float:
-    """Of an engine: until its longest response ends, and until every response had its turn."""
+    """Steps of an engine until its longest response has ended, and until all its responses have."""
     return max(job.longest, job.answers / at_once)
 
 
@@ -123,65 +123,69 @@ def forward_flops(shape: Shape, tokens: float, answers: float, squares: float) -
 
 
 def update_flops(shape: Shape, tokens: float, answers: float, squares: float, *, recomputed: bool = False) -> float:
-    """Three forward passes, and the layers once more if they are recomputed; a frozen weight has no gradient."""
+    """Operations of an update: three forward passes, and one more of the layers if they are recomputed.
+
+    A frozen weight has no gradient.
+    """
     products, attention = product_flops(shape, tokens, answers), attention_flops(shape, squares)
     of_weights = products if shape.trained >= shape.parameters else 2 * shape.trained * tokens
     again = 2 * shape.body * tokens + attention if recomputed else 0.0
     return 2 * products + of_weights + 3 * attention + again
 
 
-# Bytes between the ranks: FSDP2 gathers a layer in forward and once more in backward, what is outside the layers once
+# Bytes between the ranks: FSDP2 gathers a layer in forward and again in backward, other weights once
 
 
-def others(ranks: int) -> float:
-    """The share of a tensor that is on the other ranks."""
+def remote_share(ranks: int) -> float:
+    """The share of a tensor that the other ranks have."""
     return (ranks - 1) / ranks
 
 
 def gathered_bytes(shape: Shape, ranks: int, width: int, micro_batches: float) -> float:
-    """That a rank receives of weights in an update."""
+    """Bytes of weights that a rank receives in an update."""
     outside = shape.parameters - shape.body
-    return others(ranks) * (2 * shape.body + outside) * width * micro_batches
+    return remote_share(ranks) * (2 * shape.body + outside) * width * micro_batches
 
 
 def scored_bytes(shape: Shape, ranks: int, width: int, micro_batches: float) -> float:
-    """That a rank receives of weights in a forward pass over its rows: what is outside the layers stays whole."""
+    """Bytes of weights that a rank receives in a forward pass over its rows; weights outside the layers only once."""
     outside = shape.parameters - shape.body
-    return others(ranks) * (shape.body * micro_batches + outside) * width
+    return remote_share(ranks) * (shape.body * micro_batches + outside) * width
 
 
 def reduced_bytes(shape: Shape, ranks: int, times: float) -> float:
-    """That a rank receives of gradients, in float32: once for an update, or once for each micro-batch."""
-    return others(ranks) * shape.trained * 4 * times
+    """Bytes of float32 gradients that a rank receives: once for an update, or once for each micro-batch."""
+    return remote_share(ranks) * shape.trained * 4 * times
 
 
 def exchanged_bytes(shape: Shape, ranks: int, copies: int, times: float) -> float:
-    """That a rank receives of its shard's gradients, in float32, from the other copies of the weights."""
-    return 2 * others(copies) * shape.trained * 4 / ranks * times
+    """Bytes of float32 gradients of its shard that a rank receives from the other copies of the weights."""
+    return 2 * remote_share(copies) * shape.trained * 4 / ranks * times
 
 
 # Weights to the engines, checkpoints, records
 
 
 def sync_bytes(shape: Shape, width: int) -> int:
-    """To every process of every engine."""
+    """Bytes that every process of every engine receives."""
     return shape.parameters * width
 
 
 def copies_sent(receivers: int) -> int:
-    """By rank 0: gloo broadcasts along a binomial tree."""
+    """The number of copies that rank 0 sends; gloo broadcasts along a binomial tree."""
     return math.ceil(math.log2(receivers + 1))
 
 
 def sync_seconds(size: float, receivers: int, rates: Rates) -> float:
-    """Rank 0 packs a layer while the one before it is sent."""
+    """Seconds of a sync, in which rank 0 packs a layer while it sends the layer before."""
     return max(size / rates.host, size * copies_sent(receivers) / rates.wire)
 
 
 def checkpoint_bytes(shape: Shape, *, policy_width: int = 4, masters: int = 0) -> float:
-    """Of the policy: Adam's two moments, the model for Hugging Face, and the trained weights beside it.
+    """Bytes of a checkpoint of the policy: Adam's two moments, the model for Hugging Face, and the trained weights.
 
-    ``masters`` is 4 where these are stored: by ranks always, by one process if it computes in 16 bits.
+    ``masters`` is 4 if the trained weights are stored separately: by ranks always, by one process if it computes in 16
+    bits.
     """
     return shape.trained * (8 + masters) + shape.parameters * policy_width
 
@@ -191,18 +195,18 @@ _FLOATS = 21
 
 
 def recorded_bytes(vocabulary: int, rows: float, prompt: float, response: float, *, characters: float = 4.0) -> float:
-    """Of a step's rollouts: for each token of a response its id, its text twice, and three numbers."""
+    """Bytes of a step's rollouts: for each token of a response its id, its text twice, and three numbers."""
     digits = len(str(vocabulary))
     of_prompt = digits + 2 + characters
     of_response = digits + 2 + 2 * characters + 4 + 3 * (_FLOATS + 2)
     return rows * (400 + prompt * of_prompt + response * of_response)
 
 
-# All of a step
+# A whole step
 
 
 def job_of(config: Config, prompts: Prompts, response_tokens: float | None = None) -> Job:
-    """``response_tokens`` of the mean response; None: of the longest."""
+    """The sizes of a step. ``response_tokens``: of the mean response; None: of the longest."""
     longest = config.sampling.max_new_tokens
     rows = config.prompts_per_step * config.algorithm.group_size
     return Job(rows, config.prompts_per_step, prompts.mean, response_tokens or longest, longest)
@@ -227,7 +231,7 @@ def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: floa
 
 
 def step_seconds(config: Config, found: list[Phase]) -> float:
-    """One batch ahead, engines sample while ranks train."""
+    """The seconds of a step. With ``staleness`` engines sample while ranks train."""
     seconds = {phase.what: phase.seconds or 0.0 for phase in found}
     sampling = seconds.pop("sampling")
     sync, recording = seconds.pop("sync", 0.0), seconds.pop("recording", 0.0)
@@ -237,7 +241,7 @@ def step_seconds(config: Config, found: list[Phase]) -> float:
 
 
 def checkpoint(config: Config, rates: Rates) -> Phase:
-    """Of the policy; rank 0 writes the model for Hugging Face besides its shards."""
+    """The phase of a checkpoint. Rank 0 writes the model for Hugging Face and its shards."""
     shape, is_ray = shape_of(config.model), config.execution == "ray"
     stored, trained = widths(config.model)
     masters = 4 if is_ray or stored != trained else 0
@@ -270,7 +274,7 @@ def _sampling(config: Config, shape: Shape, job: Job, rates: Rates) -> Phase:
         fits = config.ray.kv_cache_bytes * devices / kv_bytes(shape, width) / (own.prompt + own.response)
         at_once = min(at_once, max(1.0, fits))
     read = decode_bytes(shape, own, at_once, width) / devices
-    # Prompts are read once for a group; of a response every token is.
+    # A prompt is read once for its group, and every token of a response is read.
     tokens = own.groups * own.prompt + own.answers
     flops = forward_flops(shape, tokens, own.answers, own.rows * own.response * (own.prompt + own.response / 2))
     seconds = max(read / rates.memory, flops / devices / rates.flops)
@@ -326,13 +330,13 @@ def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
 
 
 def table(config: Config, found: list[Phase], saved: Phase) -> Any:
-    """For a terminal."""
+    """The phases as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
     rows = [cells(phase) for phase in found]
     rows.append(("step", "", "", "", f"{step_seconds(config, found):.1f}", "", ""))
     rows.append(cells(saved))
-    columns = ("phase", "operations", "read", "moved", "seconds", "how", "what moves it")
+    columns = ("phase", "operations", "read", "moved", "seconds", "how", "what changes it")
     return make_table(columns, rows, title="a step, at least")
 
 
