@@ -99,5 +99,9 @@ def replace(device: str, put: Callable[[Any, str, Any], None] = setattr) -> None
         put(module, "torch", Torch(device))
     put(packed_tensor, "_get_streams", lambda index, count: tuple(Stream() for _ in range(count)))
     put(packed_tensor, "reduce_tensor", handle)
-    put(nccl_common, "stateless_init_process_group", lambda *where, device: Communicator(*where))
+    put(
+        nccl_common,
+        "stateless_init_process_group",
+        lambda host, port, rank, size, device: Communicator(host, port, rank, size),
+    )
     put(reductions, "rebuild_cuda_tensor", opened)  # the importer of a buffer imports it when it needs it
