@@ -148,9 +148,10 @@ def _peak_beyond(worker: Any) -> int:
 
 
 def _layer_groups(worker: Any) -> list[int]:
-    from rlprims.execution.ray._wire import layers
+    from rlprims.execution.ray._source import Source
 
-    return [sum(info.bytes for info in worker._infos(part, None)) for part in layers(list(worker.shards))]
+    parts = Source(worker.training.policy.module, worker.shards).parts
+    return [sum(info.bytes for info in part) for part in parts]
 
 
 def ragged() -> dict[str, Any]:

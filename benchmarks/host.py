@@ -17,6 +17,7 @@ from rlprims.execution.ray._wire import Endpoint, Info, Receiver, Sender, checks
 from rlprims.trainer.plan.scale import copies_sent
 
 NUMBERS, PARTS, TOKENS = 48 * 2**20, 6, 3000
+INFOS = [[Info(f"w{i}", "bfloat16", [NUMBERS])] for i in range(PARTS)]
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
@@ -51,10 +52,9 @@ def sending(trained: Tensor, receivers: int) -> float:
     processes = [spawn.Process(target=receive, args=(place,)) for place in places]
     for process in processes:
         process.start()
-    parts = [[Info(f"w{i}", "bfloat16", [NUMBERS])] for i in range(PARTS)]
-    sender.connect(receivers, parts)
+    sender.connect(receivers)
     begun = process_time()
-    for part in parts:
+    for part in INFOS:
         sender.send(part, [trained])
     sender.finish()
     seconds = process_time() - begun
@@ -65,7 +65,7 @@ def sending(trained: Tensor, receivers: int) -> float:
 
 
 def receive(place: Endpoint) -> None:
-    for _ in Receiver(place):
+    for _ in Receiver(place).parts(INFOS):
         pass
 
 

@@ -211,6 +211,11 @@ class RayConfig(_Config):
     sleep_level: Literal[1, 2] = Field(
         default=1, description="1: a sleeping engine keeps its weights on the CPU; 2: it drops them"
     )
+    weight_transfer: Literal["auto", "nccl", "ipc", "gloo"] = Field(
+        default="auto",
+        description="how whole weights go to the engines: nccl from GPU to GPU, ipc within a GPU (colocate), gloo "
+        "through the CPU; auto: what fits the devices",
+    )
     kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
     tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share the weights of a vLLM engine")
     enforce_eager: bool | None = Field(default=None, description="vLLM without CUDA graphs; null: with them on a GPU")
@@ -273,7 +278,33 @@ class RayConfig(_Config):
             )
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
             raise ValueError("ray.colocate: expected as many ranks as engines or more, and no pool for the engines")
+        self._check_transfer()
         return self
+
+    def _check_transfer(self) -> None:
+        chosen = self.weight_transfer
+        if chosen not in ("nccl", "ipc"):
+            return
+        if self.engine == "hf":
+            raise ValueError(f"ray.weight_transfer={chosen}: expected ray.engine: vllm, got hf; use auto or gloo")
+        if chosen == "ipc" and (not self.colocate or self.tensor_parallel_size > 1):
+            raise ValueError(
+                "ray.weight_transfer=ipc: expected each engine on the one device of its rank (ray.colocate: true, "
+                f"tensor_parallel_size: 1), got colocate: {str(self.colocate).lower()}, tensor_parallel_size: "
+                f"{self.tensor_parallel_size}; use nccl, auto or gloo"
+            )
+        if chosen == "nccl" and (self.colocate or not self.has_whole_devices):
+            raise ValueError(
+                "ray.weight_transfer=nccl: expected ranks and engines with whole devices of their own "
+                "(ray.gpus_per_worker: 1, or pools with gpus; no ray.colocate), got some that share a device or have "
+                "none; use ipc with ray.colocate, auto or gloo"
+            )
+
+    @property
+    def has_whole_devices(self) -> bool:
+        """Whether each rank of the pool main and each engine has a GPU, or several, of its own."""
+        pools = self.all_pools
+        return not self.colocate and pools["main"].gpus >= 1 and pools[self.roles.rollout].gpus >= 1
 
     @property
     def sharers(self) -> int:

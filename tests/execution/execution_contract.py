@@ -71,7 +71,7 @@ def cluster(
             engine=engine,
             **{"kv_cache_bytes": 64 << 20, "call_timeout": 120.0, "start_timeout": 480.0, **(cluster or {})},
         ),
-        ModelConfig(path=str(path), device="cpu", **model),
+        ModelConfig(**{"path": str(path), "device": "cpu", **model}),
         optimizer,
         algorithm=algorithm,
         tokenizer=tiny.tokenizer(),

@@ -23,8 +23,10 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution.hf import Training, with_counts
 from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray._source import Source
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._wire import Endpoint, Receiver, Sender
+from rlprims.execution.ray._transfer import Gloo
+from rlprims.execution.ray._wire import Endpoint, Receiver
 from rlprims.trainer.plan.memory import Shape, shape_of
 from rlprims.trainer.plan.scale import (
     checkpoint_bytes,
@@ -174,19 +176,12 @@ def to_engines(path: Path, shape: Shape) -> Iterator[Measure]:
     worker: Any = TrainingWorker(dist.get_rank(), 2)
     worker.training, worker.meter = of, Nothing()
     worker.snapshot()
-    receivers, answers = [], multiprocessing.get_context("spawn").SimpleQueue()
-    if dist.get_rank() == 0:
-        worker.sender = Sender("127.0.0.1", 60.0)
-        for i in range(engines):
-            where = Endpoint(*worker.sender.address, 1 + i, 1 + engines, 60.0)
-            receivers.append(multiprocessing.get_context("spawn").Process(target=receive, args=(where, answers)))
-            receivers[-1].start()
+    source = Source(of.policy.module, worker.shards, "bfloat16")
+    client: Any = Processes(engines, source.parts)
     before = written()
-    worker.send_weights(engines, "bfloat16")
+    Gloo(dist.get_rank(), "127.0.0.1", 60.0).send(source, client)
     sent = written() - before
-    received = [answers.get() for _ in receivers]
-    for process in receivers:
-        process.join()
+    received = client.received()
     size = sync_bytes(shape, 2)
     if dist.get_rank() == 0:
         yield Measure("received by each engine in a sync", "w N", size, max(received))
@@ -205,9 +200,40 @@ class Nothing:
     def add(self, verb: str, work: Any) -> None: ...
 
 
-def receive(endpoint: Endpoint, answers: Any) -> None:
+class Processes:
+    """Receivers, in the place of engines."""
+
+    failures: dict[int, Exception] = {}  # noqa: RUF012
+
+    def __init__(self, count: int, parts: Any) -> None:
+        self.size, self.parts = 1 + count, parts
+        self.spawn, self.processes = multiprocessing.get_context("spawn"), list[Any]()
+        self.answers = self.spawn.SimpleQueue()
+
+    def init_weight_transfer_engine(self, info: Any) -> None:
+        for rank in range(1, self.size):
+            where = Endpoint(**(info | {"rank_offset": rank}))
+            self.processes.append(self.spawn.Process(target=receive, args=(where, self.parts, self.answers)))
+            self.processes[-1].start()
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, info: Any) -> None: ...
+
+    def finish_weight_update(self) -> None: ...
+
+    def heed(self) -> None: ...
+
+    def received(self) -> list[int]:
+        totals = [self.answers.get() for _ in self.processes]
+        for process in self.processes:
+            process.join()
+        return totals
+
+
+def receive(endpoint: Endpoint, parts: Any, answers: Any) -> None:
     total = 0
-    for part in Receiver(endpoint):
+    for part in Receiver(endpoint).parts(parts):
         total += next(iter(part.values())).untyped_storage().nbytes()  # one buffer for all tensors of a part
     answers.put(total)
 

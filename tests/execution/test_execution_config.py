@@ -21,6 +21,10 @@ from rlprims.execution import RayConfig
         ),
         ({"colocate": True, "rollout_workers": 2}, "expected as many ranks as engines or more"),
         ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "expected as many ranks as engines"),
+        ({"weight_transfer": "nccl"}, "expected ranks and engines with whole devices of their own"),
+        ({"weight_transfer": "nccl", "gpus_per_worker": 1, "colocate": True}, "use ipc with ray.colocate"),
+        ({"weight_transfer": "ipc"}, "expected each engine on the one device of its rank .* got colocate: false"),
+        ({"weight_transfer": "ipc", "colocate": True, "engine": "hf"}, "expected ray.engine: vllm, got hf"),
     ],
 )
 def test_pools_and_roles_need_each_other(settings: dict[str, Any], expected: str) -> None:

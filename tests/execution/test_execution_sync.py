@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from rlprims.execution.ray._wire import (  # noqa: E402
     Info,
     Receiver,
     Sender,
-    cancel,
     checksums,
     differences,
     layers,
@@ -43,13 +43,16 @@ def infos(names):
     return [Info(x, str(TENSORS[x].dtype).removeprefix("torch."), list(TENSORS[x].shape)) for x in names]
 
 
-def started(count, timeout=20.0):
+PARTS = [infos(names) for names in layers(list(TENSORS))]
+
+
+def started(count, heed=lambda: None, timeout=20.0):
     """A sender, and receivers that collect what comes in threads."""
-    sender, got = Sender("127.0.0.1", timeout), [None] * count
+    sender, got = Sender("127.0.0.1", timeout, heed), [None] * count
 
     def receive(i):
         try:
-            got[i] = [dict(part) for part in Receiver(Endpoint(*sender.address, 1 + i, 1 + count, timeout))]
+            got[i] = list(Receiver(Endpoint(*sender.address, 1 + i, 1 + count, timeout)).parts(PARTS))
         except Exception as error:
             got[i] = error
 
@@ -61,30 +64,34 @@ def started(count, timeout=20.0):
 
 class TestTheWire:
     def test_every_receiver_has_every_tensor_a_layer_at_a_time(self):
-        parts = [infos(names) for names in layers(list(TENSORS))]
-        assert [[info.name for info in part] for part in parts] == [
+        assert [[info.name for info in part] for part in PARTS] == [
             ["embed.weight"],
             ["layers.0.a.weight", "layers.0.b.weight"],
             ["norm.weight"],
         ]
         sender, got, threads = started(2)
-        sender.connect(2, parts)
-        for part in parts:
+        sender.connect(2)
+        for part in PARTS:
             sender.send(part, [TENSORS[info.name] for info in part])
         sender.finish()
         for thread in threads:
             thread.join()
         sender.close()
         for received in got:
-            assert [list(part) for part in received] == [[info.name for info in part] for part in parts]
+            assert [list(part) for part in received] == [[info.name for info in part] for part in PARTS]
             for part in received:
                 assert all(torch.equal(x, TENSORS[name]) and x.dtype == TENSORS[name].dtype for name, x in part.items())
 
-    def test_one_that_is_cancelled_ends_at_once_on_both_sides(self):
-        sender, got, threads = started(1)
-        threading.Timer(0.5, cancel, (sender.address, "engine 1 died")).start()
+    def test_one_that_nobody_waits_for_ends_at_once_on_both_sides(self):
+        end = time.monotonic() + 0.5
+
+        def heed():
+            if time.monotonic() > end:
+                raise ConnectionAbortedError("engine 1 died")
+
+        sender, got, threads = started(1, heed)
         with pytest.raises(ConnectionAbortedError, match="engine 1 died"):
-            sender.connect(2, [infos(["norm.weight"])])  # the second never comes
+            sender.connect(2)  # the second never comes
         sender.close()
         threads[0].join(10)
         assert isinstance(got[0], Exception)
@@ -202,32 +209,30 @@ def test_what_breaks_a_transfer(tied):
 
 
 def fail_once(worker):
-    receive = worker.engine.receive
+    update = worker.engine.update
 
-    def failing(endpoint, version):
-        worker.engine.receive = receive
-        next(iter(Receiver(endpoint)))
+    def failing(info):
+        worker.engine.update = update
+        next(worker.engine._wire.parts(info["parts"]))
         raise OSError("no such luck")
 
-    worker.engine.receive = failing
+    worker.engine.update = failing
 
 
 def ignore(worker):
-    def ignoring(endpoint, version):
-        sums = {}
-        for part in Receiver(endpoint):
-            sums |= checksums(part)
-        return sums
+    def ignoring(info):
+        for part in worker.engine._wire.parts(info["parts"]):
+            worker.engine._received |= checksums(part)
 
-    worker.engine.receive = ignoring
+    worker.engine.update = ignoring
 
 
 def die_in_mid_update(worker):
-    def dying(endpoint, version):
-        next(iter(Receiver(endpoint)))
+    def dying(info):
+        next(worker.engine._wire.parts(info["parts"]))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    worker.engine.receive = dying
+    worker.engine.update = dying
 
 
 @pytest.mark.parametrize(

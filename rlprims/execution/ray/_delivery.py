@@ -4,18 +4,18 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import ray
-
+from rlprims.execution._config import RayConfig
+from rlprims.execution.ray._client import Failures, name_of
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._wire import Endpoint, Sums, cancel
+from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerError, WorkerGroup, WorkerLost, fetch
-
-Failures = dict[int, WorkerError | WorkerLost]
-"""By the rank of a worker, the reason why it does not have the weights."""
 
 
 class Delivery(Protocol):
     """The weights of the moment of :meth:`take`, for any engine at any later time."""
+
+    name: str
+    """How they are sent."""
 
     def take(self) -> None: ...
 
@@ -26,6 +26,8 @@ class Delivery(Protocol):
 
 class Adapters:
     """Of LoRA alone: small, and held by reference in Ray's object store, once for all engines."""
+
+    name = "Ray's object store"
 
     def __init__(self, trainers: WorkerGroup) -> None:
         self.trainers = trainers
@@ -42,7 +44,7 @@ class Adapters:
             rank: worker.load.remote(self.reference, version) for rank, worker in workers.items()
         }.items():
             try:
-                fetch(ref, _who(rank), timeout)
+                fetch(ref, name_of(rank), timeout)
             except (WorkerError, WorkerLost) as error:
                 failures[rank] = error
         return failures, {}
@@ -51,10 +53,11 @@ class Adapters:
 class Wire:
     """The whole model, from the ranks' shards to all engines at once, a layer at a time."""
 
-    def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None) -> None:
+    def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None, backend: str = "gloo") -> None:
         self.trainers = trainers
         self.processes = processes  # of each engine
         self.dtype = dtype  # of an engine; None: as it is trained
+        self.name = self.backend = backend
         self.one_at_a_time = threading.Lock()
 
     def take(self) -> None:
@@ -65,35 +68,48 @@ class Wire:
             return self._deliver(workers, version, timeout)
 
     def _deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
-        address = self.trainers.call(TrainingWorker.listen, timeout).result()
-        size = len(workers) * self.processes
-        sending = self.trainers.call(TrainingWorker.send_weights, size, self.dtype)
-        receiving = {}
-        for i, (rank, worker) in enumerate(workers.items()):
-            endpoint = Endpoint(address[0], address[1], 1 + i * self.processes, 1 + size, timeout)
-            receiving[worker.receive.remote(endpoint, version)] = rank
+        # One that is dead already must not break the transfer of the others.
         failures: Failures = {}
-        received: dict[int, Sums] = {}
-        while receiving:
-            ready, _ = ray.wait(list(receiving), timeout=timeout)
-            for ref in ready or list(receiving):
-                rank = receiving.pop(ref)
-                try:
-                    received[rank] = fetch(ref, _who(rank), timeout if ready else 0)
-                except (WorkerError, WorkerLost) as error:
-                    failures[rank] = error
-                    cancel(address, str(error).splitlines()[0])
-        try:
-            sent: Sums = sending.result()[0]
-        except WorkerError:
-            if not failures:
-                raise
-            sent = {}
+        for rank, ref in {rank: worker.ping.remote() for rank, worker in workers.items()}.items():
+            try:
+                fetch(ref, name_of(rank), timeout)
+            except (WorkerError, WorkerLost) as error:
+                failures[rank] = error
+        well = {rank: worker for rank, worker in workers.items() if rank not in failures}
+        if not well:
+            return failures, {}
+        sent, received, broken = self.trainers.call(
+            TrainingWorker.send_weights,
+            well,
+            backend=self.backend,
+            processes=self.processes,
+            dtype=self.dtype,
+            version=version,
+            timeout=timeout,
+        ).result(3 * timeout)[0]  # rank 0 waits for the engines that long, and answers then
+        if broken:
+            return failures | broken, {}
         for rank, sums in received.items():
             if sums != sent:
-                failures[rank] = WorkerError(f"{_who(rank)} does not have the weights it was sent: not all arrived")
+                failures[rank] = WorkerError(f"{name_of(rank)} does not have the weights it was sent: not all arrived")
         return failures, sent
 
 
-def _who(rank: int) -> str:
-    return f"rollout worker {rank}"
+def backend_of(cluster: RayConfig, device: str) -> str:
+    """How whole weights go to the engines: ``ray.weight_transfer``, or what fits the devices.
+
+    Raises:
+        ValueError: the setting needs GPUs, and there are none.
+    """
+    chosen = cluster.weight_transfer
+    if chosen in ("nccl", "ipc") and device != "cuda":
+        raise ValueError(
+            f"ray.weight_transfer={chosen}: expected models on GPUs, got model.device {device}; use auto or gloo"
+        )
+    if chosen != "auto":
+        return chosen
+    if device != "cuda" or cluster.engine == "hf":
+        return "gloo"
+    if cluster.colocate:
+        return "ipc" if cluster.tensor_parallel_size == 1 else "gloo"
+    return "nccl" if cluster.has_whole_devices else "gloo"

@@ -20,8 +20,9 @@ from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import UpdateReport, load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
+from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import connect, with_whole_paths
-from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
+from rlprims.execution.ray._delivery import Adapters, Delivery, Wire, backend_of
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
@@ -90,6 +91,7 @@ class RayExecution:
         held: ExitStack,
         say: Callable[[str], None],
     ) -> None:
+        backend = backend_of(cluster, device_of(model).type)
         places = reserve_pools(cluster, model, held)
         engines = cluster.roles.rollout
         count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
@@ -109,13 +111,13 @@ class RayExecution:
 
         def start(rank: int) -> tuple[Any, Any]:
             worker = begun.pop() if begun else process(rank)
-            return worker, worker.build.remote(cluster, model, tokenizer, window)
+            return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
 
         # Engines get the numbers that they hold. The model's own forward keeps its dtype, for any that the ranks use.
         dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
         alone = model.engine_lora is not None
         delivery: Delivery = (
-            Adapters(self.trainers) if alone else Wire(self.trainers, cluster.tensor_parallel_size, dtype)
+            Adapters(self.trainers) if alone else Wire(self.trainers, cluster.tensor_parallel_size, dtype, backend)
         )
         self.rollouts = Rollouts(
             start,

@@ -165,10 +165,10 @@ class Shard(NamedTuple):
     of: DTensor | None  # its layout, without its data
     device: torch.device
 
-    def whole(self) -> Tensor:
-        """Of all ranks, on each of them: every rank must ask."""
+    def whole(self, device: torch.device) -> Tensor:
+        """Of all ranks, on this device of each of them: every rank must ask."""
         if self.of is None:
-            return self.local
+            return self.local.to(device)
         layout = self.of
         sharded = DTensor.from_local(
             self.local.to(self.device),
@@ -178,7 +178,7 @@ class Shard(NamedTuple):
             shape=layout.shape,
             stride=layout.stride(),
         )
-        return sharded.full_tensor().cpu()
+        return sharded.full_tensor().to(device)
 
 
 def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:

@@ -64,8 +64,24 @@ class Engine(Protocol):
         """An adapter's tensors."""
         ...
 
-    def receive(self, endpoint: Endpoint, version: int) -> Sums:
-        """The whole model's tensors, from the wire; their checksums as they came."""
+    def open(self, info: dict[str, Any]) -> None:
+        """Connect to who sends whole weights. With the three that follow: what a transfer's backend asks."""
+        ...
+
+    def start_update(self) -> None:
+        """From now on no step is made, until the weights are whole."""
+        ...
+
+    def update(self, info: dict[str, Any]) -> None:
+        """Receive tensors of the model."""
+        ...
+
+    def finish_update(self, version: int) -> Sums:
+        """Everything came, and is used from now on; the checksums of the tensors as they came."""
+        ...
+
+    def abandon_update(self) -> None:
+        """Forget the part of an update that came: another one will begin."""
         ...
 
     def unlike(self, sent: Sums) -> list[str]:
@@ -137,17 +153,29 @@ class ModelEngine:
         if missing:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
+    def open(self, info: dict[str, Any]) -> None:
+        self._wire = Receiver(Endpoint(**info))
+
+    def start_update(self) -> None:
+        self._received = Sums()
+
     @torch.no_grad()
-    def receive(self, endpoint: Endpoint, version: int) -> Sums:
-        missing, received = parameters(self.module), Sums()
-        for part in Receiver(endpoint):
-            received |= checksums(part)
+    def update(self, info: dict[str, Any]) -> None:
+        missing = parameters(self.module)
+        for part in self._wire.parts(info["parts"]):
+            self._received |= checksums(part)
             for name, tensor in part.items():
                 missing.pop(name).copy_(tensor)
         if missing:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+
+    def finish_update(self, version: int) -> Sums:
         self.version = version
-        return received
+        del self._wire
+        return self._received
+
+    def abandon_update(self) -> None:
+        self.__dict__.pop("_wire", None)
 
     def unlike(self, sent: Sums) -> list[str]:
         return differences(sent, [checksums(parameters(self.module))], {})
@@ -172,10 +200,12 @@ class RolloutWorker(Observed):
         self._numbers = count()
         self._answers: dict[int, asyncio.Future[DataProto]] = {}
         self._serving: asyncio.Task[None] | None = None
+        self._steady = asyncio.Event()
+        self._steady.set()
 
     @first
-    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int) -> Built:
-        """Load the engine."""
+    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
+        """Load the engine; whole weights come to it by this backend."""
         torch.set_num_threads(1)
         self.engine: Engine
         if cluster.engine == "hf":
@@ -187,7 +217,7 @@ class RolloutWorker(Observed):
 
             gc.freeze()
             gc.enable()
-            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window)
+            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 
     @first
@@ -199,10 +229,43 @@ class RolloutWorker(Observed):
         self.engine.version = version
 
     @first
+    def open(self, info: dict[str, Any]) -> None:
+        """Connect to the rank that sends whole weights."""
+        self.engine.open(info)
+
+    @first
     @metered
-    def receive(self, endpoint: Endpoint, version: int) -> Sums:
-        """New weights, from the wire; their checksums as they came."""
-        return self.engine.receive(endpoint, version)
+    def start_update(self) -> None:
+        """Begin to receive new weights: no step is made until they are whole."""
+        self._steady.clear()
+        self.engine.start_update()
+
+    @first
+    @metered
+    def update(self, info: dict[str, Any]) -> None:
+        """Receive new weights, or a part of them."""
+        try:
+            self.engine.update(info)
+        except BaseException:
+            self.engine.abandon_update()
+            raise
+
+    @first
+    @metered
+    def finish_update(self, version: int) -> Sums:
+        """The new weights are whole; their checksums as they came."""
+        try:
+            received = self.engine.finish_update(version)
+        except BaseException:
+            self.engine.abandon_update()
+            raise
+        self._steady.set()
+        return received
+
+    @first
+    def abandon_update(self) -> None:
+        """Forget the part of an update that came. No step is made until another update is whole."""
+        self.engine.abandon_update()
 
     @first
     def unlike(self, sent: Sums) -> list[str]:
@@ -235,6 +298,7 @@ class RolloutWorker(Observed):
     ) -> DataProto:
         """Responses when all of them are complete, each with the oldest version of the weights that sampled it, and
         with ``versions`` that of each token."""
+        await self._steady.wait()
         number = next(self._numbers)
         self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
         self._answers[number] = asyncio.get_running_loop().create_future()
@@ -253,6 +317,9 @@ class RolloutWorker(Observed):
         await asyncio.sleep(0.002 if self.engine.joins else 0)  # the calls of a batch arrive one after another
         while self._answers:
             await asyncio.sleep(0)  # calls that have arrived begin
+            await self._steady.wait()
+            if not self._answers:
+                return
             begun = time.perf_counter()
             try:
                 with torch.profiler.record_function("RolloutWorker.generate"):

@@ -11,7 +11,8 @@ import ray
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
-from rlprims.execution.ray._delivery import Delivery, Failures
+from rlprims.execution.ray._client import BrokenWith, Failures
+from rlprims.execution.ray._delivery import Delivery
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
 
@@ -87,7 +88,7 @@ class Rollouts:
             except (WorkerError, WorkerLost) as error:
                 failed[rank] = error
         for rank, reason in failed.items():
-            self.replace(rank, str(reason))
+            self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
         """Seconds of the engines' own function for the same prompts and lengths, in equal parts."""
@@ -138,13 +139,16 @@ class Rollouts:
         if wrong is not None:
             raise WorkerError(f"{self.name_of(rank)} does not have the weights it was sent: {wrong}")
 
-    def replace(self, rank: int, reason: str) -> None:
-        """Replace a lost worker. The new one is used only after it has the newest weights."""
+    def replace(self, rank: int, reason: str, *, counts: bool = True) -> None:
+        """Replace a lost worker. The new one is used only after it has the newest weights.
+
+        One that is replaced for the loss of another does not count as one of ``max_replacements``.
+        """
         if self.stopped:
             raise WorkerLost(f"{self.name_of(rank)}: stopped")
-        if self.replacements == self.max_replacements:
+        if counts and self.replacements == self.max_replacements:
             raise WorkerLost(f"{self.name_of(rank)}: {reason}; {self.replacements} were replaced already")
-        self.replacements += 1
+        self.replacements += counts
         log.warning("%s: %s; it is replaced", self.name_of(rank), reason)
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)

@@ -1,9 +1,9 @@
 """The Ray actor that trains: one FSDP2 rank with its shards of the models."""
 
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,23 @@ from rlprims.execution._meter import metered
 from rlprims.execution._profile import Observed
 from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
-from rlprims.execution.hf._adapters import merged, parameters, trained
+from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray._client import EngineClient, Failures
 from rlprims.execution.ray._division import SCORED
-from rlprims.execution.ray._wire import Info, Sender, Sums, layers
+from rlprims.execution.ray._source import Source
+from rlprims.execution.ray._transfer import Transfer, transfer_by
+from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import everywhere, first, reads, split, split_by_prompt
+
+
+class Outcome(NamedTuple):
+    """Of a transfer of weights: the checksums of what was sent, and by the rank of a rollout worker what came there."""
+
+    sent: Sums
+    received: dict[int, Sums]
+    failures: Failures
 
 
 class TrainingWorker(Observed):
@@ -33,7 +44,7 @@ class TrainingWorker(Observed):
         self.rank, self.size = rank, size
         self.listener: socket.socket | None = None
         self.shards: dict[str, _fsdp.Shard] = {}
-        self.sender: Sender | None = None
+        self.transfers: dict[str, Transfer] = {}
 
     @first
     def address(self) -> tuple[str, int]:
@@ -150,60 +161,28 @@ class TrainingWorker(Observed):
             for name, parameter in parameters(module).items()
         }
 
-    @first
-    def listen(self, timeout: float) -> tuple[str, int]:
-        """Where engines connect for the next :meth:`send_weights`."""
-        import ray
-
-        self.sender = Sender(ray.util.get_node_ip_address(), timeout)
-        return self.sender.address
-
     @everywhere
     @metered
-    def send_weights(self, receivers: int, dtype: str | None) -> Sums | None:
-        """The snapshot to all receivers, a layer at a time; rank 0 answers with the checksums of what it sent.
+    def send_weights(
+        self,
+        engines: Mapping[int, Any],
+        *,
+        backend: str,
+        processes: int,
+        dtype: str | None,
+        version: int,
+        timeout: float,
+    ) -> Outcome | None:
+        """The snapshot to these rollout workers, a layer at a time; rank 0 says what became of it."""
+        import ray
 
-        A rank that sends nothing takes part in gathering, and so does rank 0 when the transfer has failed.
-        """
-        module = self.training.policy.module
-        parts = layers(list(self.shards))
-        failure, sums, sender = None, Sums(), self.sender if self.rank == 0 else None
-        if sender is not None:
-            self.sender = None
-        infos: list[list[Info]] = [[] for _ in parts]
-        for number, names in enumerate(parts):
-            state = {name: self.shards[name].whole() for name in names}
-            if sender is None or failure is not None:
-                continue
-            tensors = merged(module, state)
-            try:
-                if number == 0:
-                    infos = [self._infos(part, dtype) for part in parts]
-                    sender.connect(receivers, infos)
-                sums |= sender.send(infos[number], [tensors[info.name] for info in infos[number]])
-            except Exception as error:
-                failure = error
-        if sender is None:
-            return None
-        try:
-            if failure is not None:
-                raise failure
-            sender.finish()
-        finally:
-            sender.close()
-        return sums
-
-    def _infos(self, names: list[str], dtype: str | None) -> list[Info]:
-        """Of the plain model's tensors that :func:`merged` makes of these."""
-        plain = {name: self.shards[name] for name in names if ".lora_" not in name}
-        return [
-            Info(
-                name.replace(".base_layer.", "."),
-                dtype or str(shard.local.dtype).removeprefix("torch."),
-                list(shard.local.shape if shard.of is None else shard.of.shape),
-            )
-            for name, shard in plain.items()
-        ]
+        if backend not in self.transfers:
+            self.transfers[backend] = transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
+        client = EngineClient(engines, processes=processes, version=version, timeout=timeout)
+        device = None if backend == "gloo" else self.training.device
+        source = Source(self.training.policy.module, self.shards, dtype, device)
+        sent = self.transfers[backend].send(source, client)
+        return Outcome(sent, client.received, client.failures) if self.rank == 0 else None
 
     @everywhere
     def offload(self) -> None:

@@ -27,8 +27,8 @@ from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._sampler import Responses
-from rlprims.execution.ray._vllm_worker import BACKEND, WorkerExtension
-from rlprims.execution.ray._wire import Endpoint, Sums, differences
+from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
+from rlprims.execution.ray._wire import Sums, differences
 
 _ENDED = {
     "stop": Ended.STOP,
@@ -94,6 +94,7 @@ class VllmEngine:
         cluster: RayConfig,
         *,
         context_window: int,
+        backend: str = "gloo",
     ) -> None:
         settings = GenerationConfig.from_pretrained(model.path)
         self.pad_token_id, self.end_ids = special_ids(settings, tokenizer)
@@ -122,7 +123,7 @@ class VllmEngine:
         if self.adapter:
             ours |= self.adapter.options()
         else:
-            ours["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+            ours["weight_transfer_config"] = WeightTransferConfig(backend=PREFIX + backend)
         if on_cpu:
             # A seeded request whose prompt is read in parts ends V1 on a CPU: it rewinds its generator, which cannot.
             ours["enable_chunked_prefill"] = False
@@ -280,33 +281,30 @@ class VllmEngine:
         self.adapter.renew(self.llm.llm_engine, dict(weights))
         self.llm.reset_prefix_cache()
 
-    def receive(self, endpoint: Endpoint, version: int) -> Sums:
-        """Whole weights by vLLM's four calls; the checksums of what came.
+    def open(self, info: dict[str, Any]) -> None:
+        self.llm.shutdown_weight_transfer_engine()
+        self.llm.init_weight_transfer_engine({"init_info": info})
 
-        Requests that run are kept, and go on with the new weights and the keys and values that they have.
-        """
+    def start_update(self) -> None:
+        """Requests that run are kept, and go on with the new weights and the keys and values that they have."""
         self.llm.sleep(level=0, mode="keep")  # nothing is scheduled, until an update is whole
         for _ in range(self.llm.llm_engine.vllm_config.max_concurrent_batches):
             self._advance()  # tokens that the old weights drew already
-        received = self._receive(endpoint, version)
+        self.llm.start_weight_update()
+
+    def update(self, info: dict[str, Any]) -> None:
+        self.llm.update_weights({"update_info": info})
+
+    def finish_update(self, version: int) -> Sums:
+        self.llm.finish_weight_update(str(version))
         self.version = version
         self.llm.reset_prefix_cache()
         self.llm.wake_up(tags=["scheduling"])
-        return received
-
-    def _receive(self, endpoint: Endpoint, version: int) -> Sums:
-        try:
-            self.llm.init_weight_transfer_engine({"init_info": endpoint._asdict()})
-            self.llm.start_weight_update()
-            self.llm.update_weights({"update_info": {}})
-            self.llm.finish_weight_update(str(version))
-        except BaseException:
-            self.llm.collective_rpc("abandon_weight_update")
-            raise
-        finally:
-            self.llm.shutdown_weight_transfer_engine()
         received: Sums = self.llm.collective_rpc("received_sums")[0]
         return received
+
+    def abandon_update(self) -> None:
+        self.llm.collective_rpc("abandon_weight_update")
 
     def unlike(self, sent: Sums) -> list[str]:
         """Names of its parameters that differ from these."""

@@ -1,5 +1,6 @@
 """The code that vLLM's own worker processes import: the receiver of weights, and a GPU's draw on a CPU."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,16 +8,20 @@ import torch
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import (
+    LOADING_LAYERS,
+    _place_kernel_tensors,
+    get_layerwise_info,
+)
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from rlprims.execution.hf._draw import draw
 from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums
-
-BACKEND = "rlprims_gloo"
 
 
 class CpuDraw(nn.Module):
@@ -40,21 +45,74 @@ class CpuDraw(nn.Module):
         return draw(logits, torch.tensor(seeds, dtype=torch.int64), positions), logits.log_softmax(-1)
 
 
+class _Loading:
+    """What every receiver does with the tensors that come, beside what vLLM does.
+
+    It sums them; and it loads embeddings where they are. They are the largest tensors, and vLLM would load them into
+    new memory first and on a CPU pack them there, before it copies them: two more copies beside the one that came.
+    """
+
+    model: Any
+    received: Sums
+
+    def start_weight_update(self) -> None:
+        super().start_weight_update()  # type: ignore[misc]  # of vLLM's receiver
+        self.received = {}
+        for module in _embeddings(self.model):
+            info = get_layerwise_info(module)
+            _place_kernel_tensors(module, info)
+            info.reset()
+
+    def receive_weights(self, update_info: Any) -> None:
+        model, self.model = self.model, _Summing(self.model, self.received)
+        try:
+            super().receive_weights(update_info)  # type: ignore[misc]
+        finally:
+            self.model = model
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()  # type: ignore[misc]
+        for module in _embeddings(self.model):
+            if module.weight.is_cpu:  # there a head keeps a packed copy, of a tied embedding as well
+                module.cpu_linear = None  # the old one first, or there would be three
+                module.quant_method.process_weights_after_loading(module)
+
+
+def _embeddings(model: nn.Module) -> Iterator[Any]:
+    """Embeddings and heads whose parameter is the checkpoint's tensor."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and type(module.quant_method) is UnquantizedEmbeddingMethod:
+            yield module
+
+
+class _Summing:
+    """A model that sums what it loads."""
+
+    def __init__(self, model: Any, sums: Sums) -> None:
+        self.model, self.sums = model, sums
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
+        tensors = dict(weights)
+        self.sums.update(checksums(tensors))
+        return self.model.load_weights(iter(tensors.items()))
+
+
 @dataclass
 class _Init(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there when types are checked
     host: str
     port: int
-    rank: int
+    rank_offset: int
     size: int
     timeout: float
 
 
 @dataclass
 class _Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """An update of the whole model: the sender describes its tensors."""
+    parts: list[list[list[Any]]]
+    """Name, dtype and shape of each tensor of each part."""
 
 
-class GlooReceiver(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
+class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
     """vLLM's interface for new weights, over the wire of :mod:`rlprims.execution.ray._wire`."""
 
     init_info_cls, update_info_cls = _Init, _Update
@@ -62,32 +120,44 @@ class GlooReceiver(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
 
     def init_transfer_engine(self, init_info: _Init) -> None:
         # The engine's processes follow each other.
-        mine = init_info.rank + self.parallel_config.rank
+        mine = init_info.rank_offset + self.parallel_config.rank
         self.wire = Receiver(Endpoint(init_info.host, init_info.port, mine, init_info.size, init_info.timeout))
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: _Update) -> None:
-        self.received: Sums = {}
-        for part in self.wire or ():
-            self.received |= checksums(part)
-            self.model.load_weights(iter(part.items()))
+        if self.wire is None:
+            raise RuntimeError("expected init_weight_transfer_engine before update_weights, got no connection")
+        for part in self.wire.parts(update_info.parts):
+            self.model.load_weights(part.items())
+            del part  # before the next one has its memory
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
-        # Of tied weights only the embedding comes, and on a CPU the head keeps its own packed copy of the old one.
-        named = self.model.named_parameters(remove_duplicate=False)
-        embeddings = {id(parameter) for name, parameter in named if "embed" in name}
-        for module in self.model.modules():
-            if isinstance(module, ParallelLMHead) and module.weight.is_cpu and id(module.weight) in embeddings:
-                module.quant_method.process_weights_after_loading(module)
+        self.shutdown()
 
     def shutdown(self) -> None:
         self.wire = None
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, GlooReceiver)
+class GlooReceiver(_Loading, _Gloo):
+    """Through the memory of the CPU."""
+
+
+class NcclReceiver(_Loading, NCCLWeightTransferEngine):  # type: ignore[misc]
+    """vLLM's, from another device."""
+
+
+class IpcReceiver(_Loading, IPCWeightTransferEngine):  # type: ignore[misc]
+    """vLLM's, from another process of the same device."""
+
+
+RECEIVERS: dict[str, type] = {"gloo": GlooReceiver, "nccl": NcclReceiver, "ipc": IpcReceiver}
+"""By the backend. vLLM knows them by these names and a prefix."""
+PREFIX = "rlprims_"
+for _name, _receiver in RECEIVERS.items():
+    WeightTransferEngineFactory.register_engine(PREFIX + _name, _receiver)
 
 
 class WorkerExtension:
@@ -121,6 +191,7 @@ class WorkerExtension:
         LOADING_LAYERS.clear()
         self.weight_transfer_engine.reset_weight_update_target()
         self._weight_update_active = False
+        self.weight_transfer_engine.shutdown()
 
     def fused_names(self) -> dict[str, list[str]]:
         """Which of the checkpoint's names are one parameter here, such as qkv_proj."""

@@ -5,13 +5,11 @@ breaks, some engines have a part of the weights, which the next transfer replace
 """
 
 import itertools
-import json
 import math
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -47,7 +45,7 @@ class Endpoint(NamedTuple):
 
     host: str
     port: int
-    rank: int
+    rank_offset: int
     size: int
     timeout: float
 
@@ -80,10 +78,13 @@ def checksums(tensors: Mapping[str, Tensor]) -> Sums:
 
 
 class Sender:
-    """Rank 0's end of a transfer."""
+    """Rank 0's end of a transfer.
 
-    def __init__(self, host: str, timeout: float) -> None:
-        self.limit = timedelta(seconds=timeout)
+    While it waits it calls ``heed``, which raises an error if nobody can answer any more.
+    """
+
+    def __init__(self, host: str, timeout: float, heed: Callable[[], None] = lambda: None) -> None:
+        self.limit, self.heed = timedelta(seconds=timeout), heed
         listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self.store: Any = dist.TCPStore(
@@ -96,11 +97,15 @@ class Sender:
         self.flying: Any = None
         self.group: Any = None
 
-    def connect(self, receivers: int, parts: Sequence[Sequence[Info]]) -> None:
-        """Say what will come, and wait for all receivers."""
-        self.receivers = receivers
-        self.store.set("parts", json.dumps(parts))
-        self._wait_for("here")
+    def connect(self, receivers: int) -> None:
+        """Wait for all receivers."""
+        keys = [f"here/{rank}" for rank in range(1, receivers + 1)]
+        end = time.monotonic() + self.limit.total_seconds()
+        while not self.store.check(keys):
+            self.heed()
+            if time.monotonic() > end:
+                raise TimeoutError(f"{receivers} receivers of weights: not all were here in time")
+            time.sleep(1e-3)
         self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), 0, receivers + 1, self.limit)
 
     def send(self, part: Sequence[Info], tensors: Sequence[Tensor]) -> Sums:
@@ -112,68 +117,44 @@ class Sender:
         sent = _views(flat, part)
         for info, tensor in zip(part, tensors, strict=True):
             sent[info.name].copy_(tensor.detach())  # in the dtype of the engine
-        self._land()
+        self.finish()
         self.flying = self.group.broadcast(flat, 0)
         return checksums(sent)
 
     def finish(self) -> None:
-        self._land()
-        self._wait_for("done")
-
-    def close(self) -> None:
-        """Close the connections; processes that still wait get an error."""
-        self.flying = self.group = self.store = None
-
-    def _land(self) -> None:
+        """Wait until the last part has left."""
         while self.flying is not None and not self.flying.is_completed():
-            self._heed()
+            self.heed()
             time.sleep(2e-4)
         if self.flying is not None:
             self.flying.wait()
 
-    def _wait_for(self, what: str) -> None:
-        keys = [f"{what}/{rank}" for rank in range(1, self.receivers + 1)]
-        end = time.monotonic() + self.limit.total_seconds()
-        while not self.store.check(keys):
-            self._heed()
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.receivers} receivers of weights: not all were {what} in time")
-            time.sleep(1e-3)
-
-    def _heed(self) -> None:
-        if self.store.check(["cancelled"]):
-            raise ConnectionAbortedError(
-                f"the transfer of weights was cancelled: {self.store.get('cancelled').decode()}"
-            )
-
-
-def cancel(address: tuple[str, int], reason: str) -> None:
-    """End a transfer for which another process waits, if it has not ended."""
-    with suppress(RuntimeError, OSError):
-        dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=5)).set("cancelled", reason)
+    def close(self) -> None:
+        """Close the connections; processes that still wait get an error."""
+        self.flying = self.group = self.store = None
 
 
 class Receiver:
     """An engine's end of a transfer, in one of its processes."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.rank, limit = endpoint.rank, timedelta(seconds=endpoint.timeout)
+        rank, limit = endpoint.rank_offset, timedelta(seconds=endpoint.timeout)
         # The sender listens already: a receiver that cannot connect soon is too late for this transfer.
         soon = min(limit, timedelta(seconds=30))
         self.store = dist.TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=soon)
         self.store.set_timeout(limit)
-        self.parts = [[Info(*info) for info in part] for part in json.loads(self.store.get("parts"))]
-        self.store.set(f"here/{self.rank}", "")
-        store = dist.PrefixStore("weights", self.store)
-        self.group = dist.ProcessGroupGloo(store, self.rank, endpoint.size, limit)
+        self.store.set(f"here/{rank}", "")
+        self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), rank, endpoint.size, limit)
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def parts(self, infos: Sequence[Sequence[Sequence[Any]]]) -> Iterator[dict[str, Tensor]]:
         """Each part's tensors by name, in a buffer that is used for no other part."""
-        for part in self.parts:
-            flat = torch.empty(_size(part), dtype=torch.uint8)
-            self.group.broadcast(flat, 0).wait()
-            yield _views(flat, part)
-        self.store.set(f"done/{self.rank}", "")
+        for part in infos:
+            yield self._part([Info(*info) for info in part])  # no name here keeps a buffer longer than its part
+
+    def _part(self, part: Sequence[Info]) -> dict[str, Tensor]:
+        flat = torch.empty(_size(part), dtype=torch.uint8)
+        self.group.broadcast(flat, 0).wait()
+        return _views(flat, part)
 
 
 def _room(info: Info) -> int:

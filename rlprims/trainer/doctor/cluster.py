@@ -107,7 +107,8 @@ def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
     begun = time.perf_counter()
     execution.sync_weights()
     seconds, size = time.perf_counter() - begun, _bytes_of_a_sync(config)
-    found = f"{_size(size)} to each engine in {seconds:.2f} s, {_size(size / seconds)}/s; all tensors compared"
+    by = execution.rollouts.delivery.name
+    found = f"{_size(size)} to each engine in {seconds:.2f} s, {_size(size / seconds)}/s ({by}); all tensors compared"
     yield Finding("sync of weights", True, found, "")
     yield agreement(sample(2 * len(rows))[0], "after it")
 

@@ -1,0 +1,53 @@
+"""What a transfer of weights sends."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rlprims.execution.hf._adapters import merged
+from rlprims.execution.ray._fsdp import Shard
+from rlprims.execution.ray._wire import Info, layers
+
+
+class Source:
+    """The snapshot of a policy as whole tensors of the plain model, a decoder layer at a time.
+
+    Gathering a layer needs all ranks: each goes through the whole source, whatever becomes of the tensors.
+
+    Args:
+        dtype: of the engines; None: as it is trained.
+        device: where the tensors are; None: on the CPU.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shards: Mapping[str, Shard],
+        dtype: str | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.module, self.shards, self.device = module, shards, device or torch.device("cpu")
+        self._names = layers(list(shards))
+        self.parts = [self._infos(names, dtype) for names in self._names]
+
+    def __iter__(self) -> Iterator[tuple[list[Info], list[Tensor]]]:
+        for names, infos in zip(self._names, self.parts, strict=True):
+            tensors = merged(self.module, {name: self.shards[name].whole(self.device) for name in names})
+            yield infos, [tensors.pop(info.name) for info in infos]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor."""
+        return max(info.bytes for part in self.parts for info in part)
+
+    def _infos(self, names: list[str], dtype: str | None) -> list[Info]:
+        plain = {name: self.shards[name] for name in names if ".lora_" not in name}
+        return [
+            Info(
+                name.replace(".base_layer.", "."),
+                dtype or str(shard.local.dtype).removeprefix("torch."),
+                list(shard.local.shape if shard.of is None else shard.of.shape),
+            )
+            for name, shard in plain.items()
+        ]

@@ -1,0 +1,118 @@
+"""vLLM's own transfers of weights between GPUs, as a training rank uses them: NCCL to other devices, IPC on the same.
+
+vLLM's classes send; here are what they send, whom they tell, and what is done when an engine is lost.
+"""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+from rlprims.execution.ray._client import EngineClient
+from rlprims.execution.ray._source import Source
+from rlprims.execution.ray._wire import Sums, checksums
+
+_BUFFER = 64 << 20
+"""Least bytes of vLLM's packed buffers. One must have room for the largest tensor."""
+
+
+class SnapshotSource(WeightSource):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """A :class:`Source` as vLLM's trainer classes read it; with ``sums`` of what they have read, on rank 0."""
+
+    def __init__(self, source: Source, rank: int) -> None:
+        self.source, self.rank = source, rank
+        self.sums: Sums = {}
+
+    def metadata(self) -> list[Any]:
+        return [
+            ParamMeta(info.name, getattr(torch, info.dtype), tuple(info.shape))
+            for part in self.source.parts
+            for info in part
+        ]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        self.sums = {}
+        for infos, tensors in self.source:
+            for info, tensor in zip(infos, tensors, strict=True):
+                cast = tensor.detach().to(getattr(torch, info.dtype)).contiguous()
+                if self.rank == 0:
+                    self.sums |= checksums({info.name: cast})
+                yield info.name, cast
+
+
+class Nccl:
+    """From rank 0 to engines on other devices, packed. The communicator is kept while the engines stay the same."""
+
+    def __init__(self, rank: int, host: str) -> None:
+        self.rank, self.host = rank, host
+        self.engine: Any = None
+        self.connected: list[Any] = []
+
+    def send(self, source: Source, client: EngineClient) -> Sums:
+        reads = SnapshotSource(source, self.rank)
+        client.unblock = self._unblock
+        engines = list(client.engines.values())
+        if self.engine is None or engines != self.connected:
+            self.close()
+            try:
+                self.engine, self.connected = self._connected(reads, client), engines
+            except Exception:
+                if not client.failures:
+                    raise
+                for _ in source:  # the other ranks wait for this one to gather
+                    pass
+                return {}
+        self.engine.client, self.engine.source = client, reads
+        self.engine.send_weights()
+        if client.failures:
+            self.close()
+        return reads.sums
+
+    def _connected(self, reads: SnapshotSource, client: EngineClient) -> Any:
+        info = NCCLTrainerInitInfo(
+            rank=self.rank,
+            master_address=self.host,
+            master_port=_free_port(self.host) if self.rank == 0 else 0,
+            world_size=client.size,
+            packed=True,
+            packed_buffer_size_bytes=max(_BUFFER, reads.source.largest),
+        )
+        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads)
+
+    def _unblock(self) -> None:
+        """End what waits for the engines on this device. Called by another thread than that which waits."""
+        group = self.engine and self.engine.model_update_group
+        if group is not None and group.available and not group.disabled:
+            group.disabled = True  # further broadcasts do nothing
+            group.nccl.ncclCommAbort(group.comm)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.shutdown()
+        self.engine, self.connected = None, []
+
+
+class Ipc:
+    """From every rank to the engine on its device, packed: the engine reads the rank's memory."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def send(self, source: Source, client: EngineClient) -> Sums:
+        reads = SnapshotSource(source, self.rank)
+        size = max(_BUFFER, source.largest)
+        info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=size)
+        WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads).send_weights()
+        torch.cuda.empty_cache()  # the device is the engine's from now on
+        return reads.sums
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
