@@ -19,6 +19,11 @@ from rlprims.execution import RayConfig
             {"pools": {"a": {}}, "roles": {"critic": "a"}, "training_workers": 2, "shard_over": 2},
             "the 1 ranks of the pool a",
         ),
+        ({"training_workers": 3, "training_tensor_parallel": 2}, "a number that divides the 3 ranks of the pool main"),
+        (
+            {"training_workers": 6, "shard_over": 3, "training_tensor_parallel": 2},
+            "divides the 3 ranks of the pool",
+        ),
         ({"colocate": True, "rollout_workers": 2}, "every engine needs a rank of the pool main beside it"),
         ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "every engine needs a rank"),
     ],
