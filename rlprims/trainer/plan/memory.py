@@ -84,7 +84,10 @@ class Shape(NamedTuple):
 
 
 class MicroBatches(NamedTuple):
-    """Of a rank in one update, and the tokens that they read; a shared prompt once if the rows are packed."""
+    """Of a rank (or of those that divide the layers) in one update, and the tokens that they read.
+
+    A shared prompt counts once if the rows are packed.
+    """
 
     number: int
     tokens: float
@@ -208,10 +211,12 @@ def plan(config: Config, prompts: Prompts) -> Plan:
 
     number, tokens, answers, slots, _ = micro_batches(config, prompts)
     checkpointed = is_ray and config.ray.activation_checkpointing
+    tensor = config.ray.training_tensor_parallel if is_ray else 1
+    part = part_of(shape, tensor)
     update = [
-        *([_gathered(shape, computed)] if ranks > 1 else []),
-        *([_whole_gradients(config, shape, number)] if is_ray and config.ray.training_workers > 1 else []),
-        *_activations(shape, tokens, slots if model.packing else tokens, computed, checkpointed),
+        *([_gathered(part, computed, tensor)] if ranks > 1 else []),
+        *([_whole_gradients(config, part, number)] if is_ray and config.ray.training_workers > 1 else []),
+        *_activations(part, tokens, slots if model.packing else tokens, computed, checkpointed),
         _logits(config, shape, answers),
     ]
 
@@ -298,7 +303,7 @@ def engine_width(config: Config) -> int:
 def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
     """As many rows as there are, or as the budget lets in; None: all responses have the maximum length."""
     model, algorithm = config.model, config.algorithm
-    ranks = config.ray.training_workers if config.execution == "ray" else 1
+    ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
     longest = prompts.longest + config.sampling.max_new_tokens
     response = response or config.sampling.max_new_tokens
     rows = config.prompts_per_step * algorithm.group_size / algorithm.mini_batches / ranks
@@ -315,11 +320,21 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
     )
 
 
-def _gathered(shape: Shape, width: int) -> Line:
-    """FSDP holds the current layer whole and the next one, which is being gathered; and all that is outside them."""
-    layer, outside = shape.body / shape.layers, shape.parameters - shape.body
-    how = f"(2 x {layer / 1e6:.1f} M + {outside / 1e6:.1f} M) x {width}"
-    return Line("gathered weights", (2 * layer + outside) * width, how, "ray.mixed_precision")
+def part_of(shape: Shape, tensor: int) -> Shape:
+    """What each of so many ranks has of a model whose layers, embedding and head they divide."""
+    names = ("parameters", "trained", "body", "queries", "keys", "inner")
+    return shape._replace(**{name: getattr(shape, name) // tensor for name in names})
+
+
+def _gathered(part: Shape, width: int, tensor: int) -> Line:
+    """FSDP holds the current layer whole and the next one, which is being gathered; and all that is outside them.
+
+    Of layers that are divided that is a part, and the embedding is whole besides.
+    """
+    layer, outside = part.body / part.layers, part.parameters - part.body
+    embedding = part.vocabulary * part.hidden * (tensor > 1)
+    how = f"(2 x {layer / 1e6:.1f} M + {(outside + embedding) / 1e6:.1f} M) x {width}"
+    return Line("gathered weights", (2 * layer + outside + embedding) * width, how, "ray.mixed_precision")
 
 
 def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
