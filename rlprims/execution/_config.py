@@ -236,6 +236,12 @@ class RayConfig(_Config):
         description="ranks that share one copy of the weights; null: all. With fewer there are several copies, such as "
         "one in each node, which exchange only gradients (hybrid sharding)",
     )
+    training_tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="ranks that compute the same rows together, each with a part of every layer (tensor parallelism); "
+        "it divides shard_over, and the model's heads",
+    )
     reduce_gradients: Literal["once", "every_micro_batch"] = Field(
         default="once",
         description="once: for each update, with whole gradients on each rank until then; every_micro_batch: with only "
@@ -267,6 +273,11 @@ class RayConfig(_Config):
                 raise ValueError(
                     f"ray.shard_over={self.shard_over}: expected a number that divides the {count} ranks of the pool "
                     f"{pool}, got one that does not"
+                )
+            if (self.shard_over or count) % self.training_tensor_parallel:
+                raise ValueError(
+                    f"ray.training_tensor_parallel={self.training_tensor_parallel}: expected a number that divides the "
+                    f"{self.shard_over or count} ranks of the pool {pool} that share the weights, got one that does not"
                 )
         if self.engine == "hf" and (self.engine_options or self.tensor_parallel_size > 1):
             raise ValueError("ray.engine_options and ray.tensor_parallel_size are vLLM's: set ray.engine: vllm")

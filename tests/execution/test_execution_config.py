@@ -19,6 +19,11 @@ from rlprims.execution import RayConfig
             {"pools": {"a": {}}, "roles": {"critic": "a"}, "training_workers": 2, "shard_over": 2},
             "the 1 ranks of the pool a",
         ),
+        ({"training_workers": 3, "training_tensor_parallel": 2}, "a number that divides the 3 ranks of the pool main"),
+        (
+            {"training_workers": 6, "shard_over": 3, "training_tensor_parallel": 2},
+            "divides the 3 ranks of the pool",
+        ),
         ({"colocate": True, "rollout_workers": 2}, "expected as many ranks as engines or more"),
         ({"colocate": True, "pools": {"a": {}}, "roles": {"rollout": "a"}}, "expected as many ranks as engines"),
         ({"weight_transfer": "nccl"}, "expected ranks and engines with whole devices of their own"),

@@ -46,27 +46,55 @@ def two_ranks(tied, tmp_path_factory):
     return Restarted(partial(cluster, tied, training_workers=2, optimizer=SLOW, fused_head=True), tmp_path_factory)
 
 
+def assert_same_steps(one, many, count=4):
+    """The same tokens, losses and norms to 1e-5, with a verified sync after every step."""
+    for step in range(count):
+        mine, theirs = sample(one, seed=step), sample(many, seed=step)
+        assert torch.equal(mine["responses"], theirs["responses"])
+        assert torch.equal(mine["ended"], theirs["ended"])
+        assert (theirs["weights_version"] == step + 1).all()
+        torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+        batch = training_batch(one, seed=step)
+        torch.testing.assert_close(one.log_probs(batch), many.log_probs(batch), rtol=1e-5, atol=1e-5)
+        a, b = one.update(batch, GRPO), many.update(batch, GRPO)
+        assert b.loss == pytest.approx(a.loss, abs=1e-5)
+        assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-5)
+        for name, metric in a.metrics.items():
+            torch.testing.assert_close(metric.value(), b.metrics[name].value(), rtol=1e-5, atol=1e-5)
+        one.sync_weights()
+        many.sync_weights()
+
+
 class TestTheSameNumbers:
-    """Two ranks and an engine, step by step beside one process: the same tokens, losses and norms to 1e-5."""
+    """Two ranks and an engine, step by step beside one process."""
 
     @pytest.mark.parametrize("engine", ["hf", "vllm"])
     def test_as_one_process(self, tied, two_ranks, engine):
-        one, many = local(tied, GRPO, optimizer=SLOW), two_ranks(GRPO, engine=engine)
-        for step in range(4):
-            mine, theirs = sample(one, seed=step), sample(many, seed=step)
-            assert torch.equal(mine["responses"], theirs["responses"])
-            assert torch.equal(mine["ended"], theirs["ended"])
-            assert (theirs["weights_version"] == step + 1).all()
-            torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
-            batch = training_batch(one, seed=step)
-            torch.testing.assert_close(one.log_probs(batch), many.log_probs(batch), rtol=1e-5, atol=1e-5)
-            a, b = one.update(batch, GRPO), many.update(batch, GRPO)
-            assert b.loss == pytest.approx(a.loss, abs=1e-5)
-            assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-5)
-            for name, metric in a.metrics.items():
-                torch.testing.assert_close(metric.value(), b.metrics[name].value(), rtol=1e-5, atol=1e-5)
-            one.sync_weights()
-            many.sync_weights()
+        assert_same_steps(local(tied, GRPO, optimizer=SLOW), two_ranks(GRPO, engine=engine))
+
+    def test_ranks_that_divide_the_layers(self, tmp_path):
+        model = tiny.save_model(tmp_path, num_key_value_heads=2, tie_word_embeddings=True)
+        one, many = (
+            local(model, GRPO, optimizer=SLOW),
+            cluster(
+                model,
+                GRPO,
+                engine="vllm",
+                optimizer=SLOW,
+                training_workers=2,
+                fused_head=True,
+                cluster={"training_tensor_parallel": 2},
+            ),
+        )
+        assert_same_steps(one, many, count=3)
+        reports = {report.worker: report.work for report in many.reports() if "update" in report.work}
+        flops = [work["update"].flops for work in reports.values()]
+        assert len(flops) == 2
+        assert sum(flops) == pytest.approx(one.reports()[0].work["update"].flops), "each rank did a half"
+        batch = training_batch(one).select_idxs([3])
+        batch["group_ids"] = torch.zeros(1, dtype=torch.int64)
+        assert many.update(batch, GRPO).loss == pytest.approx(one.update(batch, GRPO).loss, abs=1e-6)
+        many.close()
 
     def test_fewer_rows_than_ranks(self, tied, two_ranks):
         one, many = local(tied, GRPO, optimizer=SLOW), two_ranks(GRPO, engine="hf")

@@ -103,6 +103,24 @@ def test_a_copy_of_the_weights_on_two_of_four_ranks_is_divided_by_two(
     assert hybrid["logits"] == four["logits"], "each rank has a quarter of the rows"
 
 
+def test_two_of_four_ranks_that_divide_the_layers_have_twice_the_rows_and_half_of_each(
+    load: Callable[..., Config], job: dict[str, Any]
+) -> None:
+    model = {"path": job["model"]["path"], "device": "cpu"}
+    four, divided = (
+        lines(plan(load({**job, **CLUSTER, "model": model}, "ray.training_workers=4", *more), Prompts(10, 10)))
+        for more in ((), ("ray.training_tensor_parallel=2",))
+    )
+    for what in ("trained weights", "gradients", "optimizer", "snapshot"):
+        assert divided[what] == four[what]
+    assert divided["logits"] == 2 * four["logits"], "each rank of two has all rows of both"
+    assert divided["inputs of attention"] == four["inputs of attention"], "twice the rows, half of the heads"
+    assert four["activations"] < divided["activations"] < 2 * four["activations"], "of hidden states all, twice"
+    shape = shape_of(load({**job, "model": model}).model)
+    embedding = 4 * shape.vocabulary * shape.hidden
+    assert divided["gathered weights"] == pytest.approx(four["gathered weights"] / 2 + embedding)
+
+
 def test_what_a_rank_holds_whole(load: Callable[..., Config], job: dict[str, Any]) -> None:
     values = {**job, **CLUSTER, "model": {"path": job["model"]["path"], "device": "cpu"}}
     shape, small = shape_of(load(values).model), "model.max_tokens_per_micro_batch=64"

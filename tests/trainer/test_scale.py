@@ -24,6 +24,7 @@ from rlprims.trainer.plan.scale import (
     reduced_bytes,
     scored_bytes,
     step_seconds,
+    summed_bytes,
     sync_bytes,
 )
 from tests import scale_page
@@ -86,6 +87,13 @@ def test_bytes_between_copies_of_the_weights() -> None:
     assert exchanged_bytes(SHAPE, 2, 1, 1) == 0
     assert exchanged_bytes(SHAPE, 2, 2, 1) == 2 * (1 / 2) * 4 * SHAPE.trained / 2
     assert exchanged_bytes(SHAPE, 2, 4, 3) == 3 * 2 * (3 / 4) * 4 * SHAPE.trained / 2
+
+
+def test_bytes_between_ranks_that_divide_the_layers() -> None:
+    """Two sums in a layer, of attention and of the MLP; by a ring of two each receives a half, there and back."""
+    assert summed_bytes(SHAPE, 1, 100, 2, 3) == 0
+    assert summed_bytes(SHAPE, 2, 100, 2, 1) == 36 * 2 * 100 * 4096 * 2
+    assert summed_bytes(SHAPE, 4, 100, 2, 3) == 3 * 1.5 * summed_bytes(SHAPE, 2, 100, 2, 1)
 
 
 def test_copies_that_leave_rank_0() -> None:

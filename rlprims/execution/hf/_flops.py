@@ -25,18 +25,20 @@ _DENSE_TFLOPS = {
 }
 
 
-def meter_of(training: Training, dtype: str | None = None, *, verb: str | None = None) -> Meter:
+def meter_of(training: Training, dtype: str | None = None, *, verb: str | None = None, same_rows: int = 1) -> Meter:
     """The meter of a training worker, for the model's dtype or for ``dtype``.
 
     ``verb`` is the method that updates its model; None: ``update`` for a policy, ``update_critic`` for a critic.
+    ``same_rows`` workers divide the operations of their rows.
     """
     model, verbs = training.model, {"policy": "update", "critic": "update_critic"}
-    costs = {verb or verbs[name]: update_cost(state.module) for name, state in training.train_states().items()}
+    states = training.train_states()
+    costs = {verb or verbs[name]: update_cost(state.module, same_rows) for name, state in states.items()}
     known, kind = model.peak_tflops, getattr(torch, dtype or model.dtype)
     return Meter(costs, lambda: known * 1e12 if known else peak_flops(training.device.type, kind))
 
 
-def update_cost(model: nn.Module) -> Callable[[DataProto], float]:
+def update_cost(model: nn.Module, same_rows: int = 1) -> Callable[[DataProto], float]:
     """A function that returns the number of operations of a batch's forward and backward pass."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     heads = {id(p) for p in head.parameters()} if head is not None else set()
@@ -54,7 +56,8 @@ def update_cost(model: nn.Module) -> Callable[[DataProto], float]:
     def cost(batch: DataProto) -> float:
         lengths = batch["attention_mask"].sum(-1)
         responses = batch["attention_mask"][:, batch["prompts"].shape[1] :].sum()
-        return float(per_token * lengths.sum() + per_response * responses + per_square * (lengths**2).sum())
+        whole = per_token * lengths.sum() + per_response * responses + per_square * (lengths**2).sum()
+        return float(whole) / same_rows
 
     return cost
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlprims.algorithms import Algorithm, Part, objective_parts
 from rlprims.execution.hf._packed import packed_inputs, packed_layout
@@ -53,6 +54,8 @@ def head_of(model: nn.Module) -> Head:
     """The head of a model that :func:`check_fused_head` accepts."""
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     weight: Tensor = model.get_output_embeddings().weight  # type: ignore[operator]
+    if isinstance(weight, DTensor):  # each rank has some rows of it, and the same hidden states
+        weight = weight.full_tensor()
     return Head(weight, getattr(config, "final_logit_softcapping", None))
 
 

@@ -47,6 +47,7 @@ class Ranks(NamedTuple):
     """The processes that share a model. Each has some rows of a batch, and the totals of the whole batch."""
 
     size: int
+    """Parts of a batch: fewer than processes where some compute the same rows together."""
     shard: Callable[[nn.Module], nn.Module]
     """Wrap a module so that its gradients are means over the ranks."""
     load: Callable[[str, ModelConfig], nn.Module]

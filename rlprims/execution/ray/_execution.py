@@ -27,6 +27,7 @@ from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._stream import RayStream, generate
+from rlprims.execution.ray._tensor_parallel import check_plans
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._turns import Turns
 from rlprims.execution.ray._worker_group import WorkerGroup, WorkerLost, fetch, start_worker
@@ -61,6 +62,7 @@ class RayExecution:
     ) -> None:
         begun = time.monotonic()
         model = with_whole_paths(model)
+        check_plans(cluster, model, algorithm)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]

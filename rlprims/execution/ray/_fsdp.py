@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -45,6 +45,7 @@ from rlprims.execution.hf._models import (
     usable_device,
 )
 from rlprims.execution.hf._train_state import TrainState
+from rlprims.execution.ray._tensor_parallel import divide
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -78,18 +79,15 @@ def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:
 
 def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:
     """How this process shares a model with those that have joined; None computes in the dtype of the weights."""
-    sharers = config.shard_over or size
-    mesh = (
-        init_device_mesh(device, (size,))
-        if sharers == size
-        else init_device_mesh(device, (size // sharers, sharers), mesh_dim_names=("copies", "shards"))
-    )
+    mesh, tensor = _meshes(config, size, device)
     name = config.mixed_precision or dtype
     computes_in = getattr(torch, name) if name else None
     precision = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32 if name else None)
     offload = CPUOffloadPolicy() if config.cpu_offload and device != "cpu" else OffloadPolicy()
 
     def shard(module: nn.Module) -> nn.Module:
+        if tensor is not None:
+            divide(module, tensor)
         blocks = [m for m in module.modules() if type(m).__name__ in _block_names(module)]
         if config.activation_checkpointing:
             kinds = tuple({type(block) for block in blocks})
@@ -121,7 +119,18 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         module.set_requires_gradient_sync(last or config.reduce_gradients == "every_micro_batch")
         module.set_is_last_backward(last)
 
-    return Ranks(size, shard, load, largest, within, reduce_next)
+    return Ranks(size // config.training_tensor_parallel, shard, load, largest, within, reduce_next)
+
+
+def _meshes(config: RayConfig, size: int, device: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """The ranks over which FSDP2 shards, with several copies in its first dimension; and those that divide layers."""
+    tensor, sharers = config.training_tensor_parallel, config.shard_over or size
+    sizes = {"copies": size // sharers, "shards": sharers // tensor, "tensor": tensor}
+    sizes = {name: count for name, count in sizes.items() if count > 1 or name == "shards"}
+    mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if tensor == 1:
+        return mesh, None
+    return mesh[tuple(name for name in sizes if name != "tensor")], mesh["tensor"]
 
 
 def _filled(module: nn.Module, folder: Path, device: torch.device) -> nn.Module:

@@ -47,7 +47,14 @@ def start_training(
     for name in dict.fromkeys(roles.values()):
         count = cluster.training_workers if name == "main" else cluster.pools[name].workers
         shown = "training" if name == "main" else name
-        groups[name] = WorkerGroup(TrainingWorker, count, name=shown, timeout=cluster.call_timeout, **places[name])
+        groups[name] = WorkerGroup(
+            TrainingWorker,
+            count,
+            name=shown,
+            timeout=cluster.call_timeout,
+            same_rows=cluster.training_tensor_parallel,
+            **places[name],
+        )
         held.callback(groups[name].stop)
     for name, group in groups.items():
         address = group.call(TrainingWorker.address).result(cluster.start_timeout)

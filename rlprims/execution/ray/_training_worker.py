@@ -75,7 +75,8 @@ class TrainingWorker(Observed):
         self.training = Training(model, optimizer, ranks=ranks, roles=roles, **options)
         # Whole on every rank: it has no gradients.
         self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
-        self.meter = meter_of(self.training, cluster.mixed_precision)
+        same_rows = cluster.training_tensor_parallel
+        self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=same_rows)
         return self.training.context_window if "actor" in roles else None
 
     @split_by_prompt

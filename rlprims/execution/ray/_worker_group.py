@@ -122,7 +122,11 @@ def reason_of(error: RayActorError) -> str:
 
 
 class WorkerGroup:
-    """Workers of one class, one per rank, in the bundles of a placement group."""
+    """Workers of one class, one per rank, in the bundles of a placement group.
+
+    Of a batch that is split, ``same_rows`` ranks, one after the other, get the same rows, and the first one's results
+    count.
+    """
 
     def __init__(
         self,
@@ -135,8 +139,10 @@ class WorkerGroup:
         gpus: float,
         environment: dict[str, str],
         timeout: float,
+        same_rows: int = 1,
     ) -> None:
         self.name = name
+        self.same_rows = same_rows
         self.timeout = timeout
         self.order = threading.Lock()
         # Ray must not restart a worker, because it would have the initial weights.
@@ -168,17 +174,21 @@ class WorkerGroup:
     def _split(
         self, method: Callable[..., Any], batch: DataProto, *args: Any, together: str, **kwargs: Any
     ) -> Pending[Any]:
-        whole = padded(batch, len(self.workers), together=together)
+        parts = len(self.workers) // self.same_rows
+        whole = padded(batch, parts, together=together)
         how: str = method.dispatch  # type: ignore[attr-defined]
         by_prompt = how == "split by prompt"
-        rows = divided(whole, len(self.workers), share_prompts=by_prompt, together=together)
+        rows = divided(whole, parts, share_prompts=by_prompt, together=together)
         # Each rank gets only the columns that it reads.
         sent = columns_of(whole, method.columns) if hasattr(method, "columns") else whole
+        of_parts: list[Any] = [sent.select_idxs(np.array(part, dtype=np.int64)) for part in rows]
+        if self.same_rows > 1:
+            of_parts = [ray.put(part) for part in of_parts]
         refs = [
-            getattr(worker, method.__name__).remote(sent.select_idxs(np.array(part, dtype=np.int64)), *args, **kwargs)
-            for worker, part in zip(self.workers, rows, strict=True)
+            getattr(worker, method.__name__).remote(of_parts[rank // self.same_rows], *args, **kwargs)
+            for rank, worker in enumerate(self.workers)
         ]
-        return Pending(self, refs, lambda results: _joined(results, rows, len(batch)))
+        return Pending(self, refs, lambda results: _joined(results[:: self.same_rows], rows, len(batch)))
 
     def stop(self) -> None:
         for worker in self.workers:

@@ -85,7 +85,10 @@ class Shape(NamedTuple):
 
 
 class MicroBatches(NamedTuple):
-    """The micro-batches of a rank in one update, and their tokens; with packing a shared prompt counts once."""
+    """The micro-batches of a rank, or of the ranks that divide the layers, in one update, and their tokens.
+
+    With packing a shared prompt counts once.
+    """
 
     number: int
     tokens: float
@@ -209,10 +212,12 @@ def plan(config: Config, prompts: Prompts) -> Plan:
 
     number, tokens, answers, slots, _ = micro_batches(config, prompts)
     checkpointed = is_ray and config.ray.activation_checkpointing
+    tensor = config.ray.training_tensor_parallel if is_ray else 1
+    part = part_of(shape, tensor)
     update = [
-        *([_gathered(shape, computed)] if ranks > 1 else []),
-        *([_whole_gradients(config, shape, number)] if is_ray and config.ray.training_workers > 1 else []),
-        *_activations(shape, tokens, slots if model.packing else tokens, computed, checkpointed),
+        *([_gathered(part, computed, tensor)] if ranks > 1 else []),
+        *([_whole_gradients(config, part, number)] if is_ray and config.ray.training_workers > 1 else []),
+        *_activations(part, tokens, slots if model.packing else tokens, computed, checkpointed),
         _logits(config, shape, answers),
     ]
 
@@ -303,7 +308,7 @@ def engine_width(config: Config) -> int:
 def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
     """The micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
     model, algorithm = config.model, config.algorithm
-    ranks = config.ray.training_workers if config.execution == "ray" else 1
+    ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
     longest = prompts.longest + config.sampling.max_new_tokens
     response = response or config.sampling.max_new_tokens
     rows = config.prompts_per_step * algorithm.group_size / algorithm.mini_batches / ranks
@@ -320,11 +325,21 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
     )
 
 
-def _gathered(shape: Shape, width: int) -> Line:
-    """FSDP keeps the current layer and the next one, which is being gathered, whole; and all weights outside layers."""
-    layer, outside = shape.body / shape.layers, shape.parameters - shape.body
-    how = f"(2 x {layer / 1e6:.1f} M + {outside / 1e6:.1f} M) x {width}"
-    return Line("gathered weights", (2 * layer + outside) * width, how, "ray.mixed_precision")
+def part_of(shape: Shape, tensor: int) -> Shape:
+    """The part of a model on each of ``tensor`` ranks that divide its layers, embedding and head."""
+    names = ("parameters", "trained", "body", "queries", "keys", "inner")
+    return shape._replace(**{name: getattr(shape, name) // tensor for name in names})
+
+
+def _gathered(part: Shape, width: int, tensor: int) -> Line:
+    """FSDP keeps the current layer and the next one, which is being gathered, whole; and all weights outside layers.
+
+    Of divided layers it keeps the rank's part, and the whole embedding beside it.
+    """
+    layer, outside = part.body / part.layers, part.parameters - part.body
+    embedding = part.vocabulary * part.hidden * (tensor > 1)
+    how = f"(2 x {layer / 1e6:.1f} M + {(outside + embedding) / 1e6:.1f} M) x {width}"
+    return Line("gathered weights", (2 * layer + outside + embedding) * width, how, "ray.mixed_precision")
 
 
 def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:

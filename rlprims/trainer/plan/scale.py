@@ -19,6 +19,7 @@ from rlprims.trainer.plan.memory import (
     engine_count,
     engine_width,
     micro_batches,
+    part_of,
     rows_sampled,
     shape_of,
     text_of,
@@ -163,6 +164,11 @@ def exchanged_bytes(shape: Shape, ranks: int, copies: int, times: float) -> floa
     return 2 * remote_share(copies) * shape.trained * 4 / ranks * times
 
 
+def summed_bytes(shape: Shape, tensor: int, tokens: float, width: int, passes: float) -> float:
+    """Bytes of hidden states that a rank receives if ``tensor`` ranks divide the layers: two sums per layer and pass."""
+    return 2 * remote_share(tensor) * 2 * shape.layers * shape.hidden * tokens * width * passes
+
+
 # Weights to the engines, checkpoints, records
 
 
@@ -254,9 +260,10 @@ def checkpoint(config: Config, rates: Rates) -> Phase:
     return Phase("checkpoint", 0, 0, whole, first / rates.disk if rates.disk else None, how, lower)
 
 
-def _sharers(config: Config) -> int:
-    """Ranks that share one copy of the weights."""
-    return config.ray.sharers if config.execution == "ray" else 1
+def _divided(config: Config) -> tuple[int, int]:
+    """Ranks over which FSDP2 shards one copy of the weights, and those that divide its layers."""
+    tensor = config.ray.training_tensor_parallel if config.execution == "ray" else 1
+    return (config.ray.sharers if config.execution == "ray" else 1) // tensor, tensor
 
 
 def _ranks(config: Config) -> int:
@@ -289,7 +296,9 @@ def _scoring(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Ra
     micro = micro_batches(config, prompts, job.response)
     flops = forward_flops(shape, micro.tokens_of_step, job.answers, job.squares)
     number = micro.number * config.algorithm.mini_batches
-    moved = scored_bytes(shape, _sharers(config), computed, number)
+    shards, tensor = _divided(config)
+    moved = scored_bytes(part_of(shape, tensor), shards, computed, number)
+    moved += summed_bytes(shape, tensor, micro.tokens_of_step * tensor / ranks, computed, 1)
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
     roles = ["old log-probs"] if config.recompute_log_probs == 1 else []
     roles += ["reference"] if "ref_log_probs" in config.algorithm.needs else []
@@ -307,10 +316,12 @@ def _update(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Rat
     epochs = config.algorithm.epochs
     flops = epochs * update_flops(shape, micro.tokens_of_step, job.answers, job.squares, recomputed=recomputed)
     reductions = micro.number if is_ray and config.ray.reduce_gradients == "every_micro_batch" else 1
-    sharers = _sharers(config)
-    gathered = gathered_bytes(shape, sharers, computed, micro.number)
-    reduced = reduced_bytes(shape, sharers, reductions)
-    moved = times * (gathered + reduced + exchanged_bytes(shape, sharers, ranks // sharers, reductions))
+    shards, tensor = _divided(config)
+    part, copies = part_of(shape, tensor), ranks // (shards * tensor)
+    gathered = gathered_bytes(part, shards, computed, micro.number)
+    reduced = reduced_bytes(part, shards, reductions)
+    moved = times * (gathered + reduced + exchanged_bytes(part, shards, copies, reductions))
+    moved += summed_bytes(shape, tensor, epochs * micro.tokens_of_step * tensor / ranks, computed, 2 + recomputed)
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
     how = f"{times} x {micro.number} micro-batches of a rank"
     lower = "ray.training_workers"
