@@ -7,7 +7,7 @@ from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, 
 from rlprims.execution._kept import kept_columns, kept_of
 from rlprims.execution._meter import Work, WorkerReport
 from rlprims.execution._profile import Profile, Profiler
-from rlprims.execution._protocol import Execution, ExecutionError, Observable, Stream, UpdateReport
+from rlprims.execution._protocol import Execution, ExecutionError, Finish, Observable, Stream, UpdateReport
 from rlprims.execution._stored import Kind, kind_of, reads_means, reads_reference
 from rlprims.execution._stream import BatchStream
 
@@ -15,6 +15,7 @@ __all__ = [
     "BatchStream",
     "Execution",
     "ExecutionError",
+    "Finish",
     "Kind",
     "LoraConfig",
     "ModelConfig",

@@ -1,7 +1,8 @@
 """The protocols of an execution: the verbs of the training loop, and what logs and profiles read."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from torch import Tensor
 
@@ -15,6 +16,16 @@ from rlprims.types import Metrics
 
 class ExecutionError(RuntimeError):
     """A process that runs the models failed or was lost; a run can be resumed from its newest checkpoint."""
+
+
+Finish: TypeAlias = Callable[[], Mapping[str, str]]
+"""Waits until a save is complete on the disk, in any thread. Returns the SHA-256 of the files that the writers hashed,
+by their paths in the directory."""
+
+
+def finished() -> Mapping[str, str]:
+    """The :data:`Finish` of a save that is complete already, and hashed nothing."""
+    return {}
 
 
 class UpdateReport(NamedTuple):
@@ -132,8 +143,13 @@ class Execution(Protocol):
         """Release all resources; no other method may be called afterwards."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write all state and its version into an empty directory; the policy as a Hugging Face model in ``policy``."""
+    def save(self, directory: Path) -> Finish:
+        """Write all state and its version into an empty directory. The state is that of the call; the files may be
+        complete only when the result, called, has returned: updates may run until then, another save may not.
+
+        The policy is a Hugging Face model in ``policy``, or shards in ``policy_shards``, of which
+        :func:`rlprims.execution.hf.export_model` makes one.
+        """
         ...
 
     def load(self, directory: Path) -> None:

@@ -208,6 +208,11 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
     keep: int = Field(default=2, ge=1, description="how many")
+    hugging_face: Literal["every", "last"] = Field(
+        default="last",
+        description="checkpoints of ranks in which policy/ is written besides the shards; last: that of the run's end, "
+        "and the best. One process always writes it",
+    )
 
 
 class Config(Section):

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import BatchStream, Execution, Sampling, Stream, UpdateReport, kept_columns
+from rlprims.execution import BatchStream, Execution, Finish, Sampling, Stream, UpdateReport, kept_columns
 from rlprims.reports._rollout_rows import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
@@ -136,8 +136,8 @@ class Replay:
     def close(self) -> None:
         self.execution.close()
 
-    def save(self, directory: Path) -> None:
-        self.execution.save(directory)
+    def save(self, directory: Path) -> Finish:
+        return self.execution.save(directory)
 
     def load(self, directory: Path) -> None:
         self.execution.load(directory)

@@ -17,6 +17,8 @@ from rlprims.trainer.data import load_examples
 _PROCESS = 0.42 * 2**30
 """Python, torch and transformers (of a rank: and Ray) without a model, in a CPU process. A GPU's memory has none."""
 
+_FILE = 2**28
+"""Bytes of a file of a checkpoint, as ranks write it."""
 _ENGINE_PROCESS = 0.65 * 2**30
 """The same with vLLM and its engine."""
 
@@ -54,8 +56,8 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Of a process that trains, and in ``execution: local`` samples too."""
-        return total(self.rank) + max(map(total, (self.sampling, self.update, self.saving, self.sending)))
+        """Of a process that trains, and in ``execution: local`` samples too. A checkpoint is written meanwhile."""
+        return total(self.rank) + total(self.saving) + max(map(total, (self.sampling, self.update, self.sending)))
 
 
 class Prompts(NamedTuple):
@@ -226,10 +228,10 @@ def plan(config: Config, prompts: Prompts) -> Plan:
             rank.append(
                 Line("snapshot", shape.trained * trained_width / ranks, how, "model.lora, ray.training_workers")
             )
-        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 2 x 2{over}, as tensors and as a file"
-        saving.append(
-            Line("shards of the optimizer", 4 * shape.trained * trained_width / ranks, how, "ray.training_workers")
-        )
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 3{over}, of weights and optimizer"
+        copied = shape.trained * trained_width / ranks
+        saving.append(Line("copies for a checkpoint", 3 * copied, how, "ray.training_workers"))
+        saving.append(Line("a file of it", 2 * min(_FILE, 2 * copied), "2 x its size", ""))
 
     sampling: list[Line] = []
     engine: list[Line] = []
