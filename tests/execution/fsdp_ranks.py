@@ -22,7 +22,7 @@ from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution import LoraConfig, ModelConfig, OptimizerConfig, RayConfig, Sampling, UpdateReport
 from rlprims.execution.hf import Training, export_model, with_counts
-from rlprims.execution.hf._adapters import merged, parameters
+from rlprims.execution.hf._adapters import checksum, merged, parameters
 from rlprims.execution.hf._models import SHARDED_MODELS, empty_causal_lm, load_causal_lm
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._checkpoint import Saver
@@ -295,6 +295,8 @@ def hybrid(path: Path, batch: DataProto, where: Path) -> None:
     for theirs, ours in zip(many.policy.module.parameters(), alone.policy.module.parameters(), strict=True):
         assert torch.equal(_fsdp.shard_of(theirs).whole(), _fsdp.shard_of(ours).whole())
     assert_same(update(alone, batch, GRPO, rows), update(one, batch, GRPO))
+    adapted = [training(path, GRPO, each, lora=LoraConfig(rank=4)).policy.module for each in (None, cluster)]
+    assert _checkpoint.checksum(adapted[1]) == checksum(adapted[0])
 
 
 def local_parts(of: Training) -> list[Tensor]:
