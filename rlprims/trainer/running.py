@@ -85,7 +85,7 @@ class Running:
             except Exception as error:  # Ctrl-C for the second time does not wait
                 failure = self._failure_of_save()
                 if failure is not None and isinstance(error, ValueError):
-                    raise ValueError(f"{error}\n{failure}") from error
+                    raise ValueError(f"{error}\n{str(failure).splitlines()[0]}") from error
                 raise
 
     def _run(self) -> int:
