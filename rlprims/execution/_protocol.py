@@ -1,8 +1,9 @@
 """The protocols of an execution: one for the policy and one for each model beside it, and one for logs."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -17,6 +18,16 @@ from rlprims.types import Metrics
 
 class ExecutionError(RuntimeError):
     """A process that runs the models failed or was lost; a run can be resumed from its newest checkpoint."""
+
+
+Finish: TypeAlias = Callable[[], Mapping[str, str]]
+"""Waits until a save is complete on the disk, in any thread. Returns the SHA-256 of the files that the writers hashed,
+by their paths in the directory."""
+
+
+def finished() -> Mapping[str, str]:
+    """The :data:`Finish` of a save that is complete already, and hashed nothing."""
+    return {}
 
 
 class UpdateReport(NamedTuple):
@@ -76,8 +87,13 @@ class Execution(Protocol):
         """Give the policy's weights to the sampler."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write all state and its version to an empty directory; the policy as a Hugging Face model in ``policy``."""
+    def save(self, directory: Path) -> Finish:
+        """Write all state and its version to an empty directory. The state is that of this call.
+
+        The files are complete when the returned function has been called and has returned. Until then the model may be
+        updated, but not saved again. The policy is a Hugging Face model in ``policy``, or shards in ``policy_shards``,
+        from which :func:`rlprims.execution.hf.export_model` makes one.
+        """
         ...
 
     def load(self, directory: Path) -> None:

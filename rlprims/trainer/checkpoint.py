@@ -1,17 +1,21 @@
 """Checkpoints: a directory with a manifest is whole; anything else is not a checkpoint.
 
 Written aside, flushed to disk, named in a manifest with a hash of each file, and renamed into place: a kill or a full
-disk at any moment leaves the previous checkpoint as the newest.
+disk at any moment leaves the previous checkpoint as the newest. All that comes after the copy of the state may be done
+in a thread, while training goes on: see :class:`Background`.
 """
 
-import hashlib
 import itertools
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -19,34 +23,86 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlprims.data_proto import DataProto
+from rlprims.execution import Finish
+from rlprims.execution._files import sha256
 from rlprims.trainer.writing import writing
 
 _MANIFEST = "manifest.json"
 _FORMAT = 3  # 2 had the state of the KL controller alone, 1 neither the collection's nor the version of the weights
 
 
-def save_checkpoint(
-    directory: Path, step: int, write: Callable[[Path], None], *, keep: int, best: int | None = None
-) -> Path:
-    """``write`` fills an empty directory, which becomes ``directory/step_000123``; ``keep`` newest stay.
+class Background:
+    """At most one checkpoint is completed at a time, in a thread; training meets its error at the next call."""
 
-    Older ones are removed, except that of step ``best``. A damaged one of this step is written again. Of later steps
-    there are only damaged ones, which a resume passed over; they are removed.
+    def __init__(self) -> None:
+        self._task: Future[None] | None = None
+
+    def begin(self, task: Callable[[], object]) -> None:
+        """Start a task when the one before it has ended."""
+        self.wait()
+        started: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                task()
+            except BaseException as error:
+                started.set_exception(error)
+            else:
+                started.set_result(None)
+
+        self._task = started
+        Thread(target=run, name="checkpoint", daemon=True).start()  # a process that ends at once does not wait for it
+
+    def check(self) -> None:
+        """Raise the task's error, if it has failed by now."""
+        if self._task is not None and self._task.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the task has ended, and raise its error."""
+        if self._task is not None:
+            task = self._task
+            task.exception()  # Ctrl-C here leaves the task
+            self._task = None
+            task.result()
+
+
+def save_checkpoint(
+    directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
+) -> Path:
+    """:func:`begin_checkpoint`, and wait for its end."""
+    return begin_checkpoint(directory, step, write, keep=keep, best=best)()
+
+
+def begin_checkpoint(
+    directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
+) -> Callable[[], Path]:
+    """Copy the state, and return the function that completes ``directory/step_000123``; another thread may call it.
+
+    ``write`` fills an empty directory, or begins to, and returns what waits for the rest; the hashes of that need not
+    be computed again. The ``keep`` newest stay. Older ones are removed, except that of step ``best``. A damaged one of
+    this step is written again. Of later steps there are only damaged ones, which a resume passed over; they are
+    removed.
 
     Raises:
-        CannotWrite: for example on a full disk; the incomplete checkpoint is removed, the others are unchanged.
+        CannotWrite: for example on a full disk; the incomplete checkpoint is removed, the others are unchanged. The
+            function raises it, too.
     """
     final, aside = directory / f"step_{step:06d}", directory / f".writing-{step}"
     with writing(final):
         directory.mkdir(parents=True, exist_ok=True)
         for unfinished in directory.glob(".writing-*"):
             shutil.rmtree(unfinished)
-        if not final.exists() or damage_of(final) is not None:
-            try:
-                _fill(aside, step, write)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
+        if final.exists() and damage_of(final) is None:
+            return lambda: final
+        with _removed_if_it_fails(aside):
+            aside.mkdir()
+            rest = write(aside)
+
+    def finish() -> Path:
+        with writing(final):
+            with _removed_if_it_fails(aside):
+                _seal(aside, step, rest() if rest is not None else {})
             if final.exists():
                 shutil.rmtree(final)
             aside.rename(final)
@@ -56,19 +112,91 @@ def save_checkpoint(
             for old in (*later, *older):
                 if best is None or old.name != f"step_{best:06d}":
                     shutil.rmtree(old)
-    return final
+        return final
+
+    return finish
 
 
-def _fill(aside: Path, step: int, write: Callable[[Path], None]) -> None:
-    """All files of a checkpoint, on the disk, and the manifest last."""
-    aside.mkdir()
-    write(aside)
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
-    hashes = {str(path.relative_to(aside)): _sha256(path) for path in files}
+@contextmanager
+def _removed_if_it_fails(aside: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _seal(aside: Path, step: int, known: Mapping[str, str]) -> None:
+    """Flush all files of a checkpoint to the disk, and write the manifest last."""
+    if lost := [name for name in known if not (aside / name).is_file()]:
+        raise OSError(f"{lost[0]} is not here, where the trainer runs: all nodes must share the disk of run_dir")
+    files = {**_files_of(aside), **{name: aside / name for name in known}}
+    hashes = {name: known.get(name) or sha256(path) for name, path in sorted(files.items())}
     manifest = aside / _MANIFEST
     manifest.write_text(json.dumps({"format": _FORMAT, "step": step, "files": hashes}, indent=1))
-    for path in [*files, manifest, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
+    for path in [*files.values(), manifest, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
         _flush(path)
+
+
+def _files_of(directory: Path) -> dict[str, Path]:
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path for path in paths}
+
+
+def add_models(checkpoint: Path) -> None:
+    """Write the Hugging Face models of a checkpoint of shards beside them. A model that is there stays.
+
+    The checkpoint is complete at any moment, with or without them.
+
+    Raises:
+        CannotWrite: for example on a full disk.
+    """
+    from rlprims.execution.hf import export_model, models_in_shards  # not at the start: it loads transformers
+
+    manifest = checkpoint / _MANIFEST
+    with writing(checkpoint):
+        content = json.loads(manifest.read_text())
+        missing = [name for name in models_in_shards(checkpoint) if f"{name}/config.json" not in content["files"]]
+        if not missing:
+            return
+        for name in missing:
+            final, aside = checkpoint / name, checkpoint / f".writing-{name}"
+            for unfinished in (final, aside):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            with _removed_if_it_fails(aside):
+                export_model(final, aside)
+                files = _files_of(aside)
+                content["files"] |= {f"{name}/{path}": sha256(files[path]) for path in files}
+                for path in (*files.values(), aside):
+                    _flush(path)
+            aside.rename(final)
+        new = checkpoint / f".{_MANIFEST}.writing"
+        new.write_text(json.dumps(content, indent=1))
+        _flush(new)
+        new.replace(manifest)
+        _flush(checkpoint)
+
+
+@contextmanager
+def policy_of(checkpoint: Path) -> Iterator[Path]:
+    """The folder of the policy as a Hugging Face model; if there are only shards, one that exists for the block.
+
+    Raises:
+        CannotWrite: for example on a full disk.
+    """
+    from rlprims.execution.hf import export_model
+
+    policy = checkpoint / "policy"
+    if policy.is_dir():
+        yield policy
+        return
+    with writing(checkpoint.parent):
+        scratch = TemporaryDirectory(prefix=".policy-", dir=checkpoint.parent)
+    with scratch as folder:
+        policy = Path(folder, "policy")
+        with writing(policy):
+            export_model(checkpoint / "policy", policy)
+        yield policy
 
 
 def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
@@ -96,13 +224,14 @@ def damage_of(checkpoint: Path) -> str | None:
         return f"{_MANIFEST}: {error}"
     if manifest.get("format") != _FORMAT:
         return f"format {manifest.get('format')}, this version reads {_FORMAT}"
-    for name, expected in files.items():
+    for name in files:
         path = checkpoint / name
         if not path.is_file() or not path.resolve().is_relative_to(checkpoint.resolve()):
             return f"{name} is missing"
-        if _sha256(path) != expected:
-            return f"{name} is not what was written"
-    return None
+    with ThreadPoolExecutor() as threads:  # reading and hashing let other threads run
+        hashes = threads.map(lambda name: sha256(checkpoint / name), files)
+        changed = [name for name, found in zip(files, hashes, strict=True) if found != files[name]]
+    return f"{changed[0]} is not what was written" if changed else None
 
 
 def save_groups(groups: Sequence[DataProto], directory: Path) -> None:
@@ -152,11 +281,6 @@ def load_random_state(directory: Path) -> None:
     np.random.set_state((algorithm, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002 - the global one
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

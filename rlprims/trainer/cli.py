@@ -1,9 +1,9 @@
-"""The command line: ``rlprims train | fit | resume | eval | plan | plot | rollouts | algorithms | doctor``."""
+"""The command line: ``rlprims train | fit | resume | eval | export | plan | plot | rollouts | algorithms | doctor``."""
 
 import argparse
 import inspect
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("what", type=Path, metavar="RUN|CONFIG.yaml")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as evaluation.samples=16")
     evaluate.set_defaults(run=_evaluate)
+
+    export = commands.add_parser(
+        "export",
+        help="a checkpoint's model, for Hugging Face",
+        description="Write the model of a run's checkpoint as a Hugging Face directory, with its tokenizer. Most "
+        "checkpoints of a run on Ray have only shards of it (checkpoint.hugging_face).",
+    )
+    export.add_argument("run_directory", type=Path, metavar="RUN")
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="where it is written; it must not exist yet")
+    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    export.add_argument("--model", help="critic, for example (default: policy; of a reward model's run: reward)")
+    export.set_defaults(run=_export)
 
     plan = commands.add_parser(
         "plan",
@@ -219,32 +231,54 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
     return resume(run, run.config(options.overrides), console, overrides=options.overrides)
 
 
+def _export(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.execution.hf import export_model
+    from rlprims.trainer.checkpoint import damage_of, newest_checkpoint
+    from rlprims.trainer.run_directory import RunDirectory
+    from rlprims.trainer.writing import writing
+
+    run = RunDirectory.open(options.run_directory)
+    if options.step is None:
+        checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
+    else:
+        checkpoint = run.checkpoints / f"step_{options.step:06d}"
+        if (damage := damage_of(checkpoint)) is not None:
+            found = sorted(path.name for path in run.checkpoints.glob("step_*"))
+            raise ValueError(f"{checkpoint}: {damage}; expected a step of {', '.join(found)}")
+    name = options.model or ("reward" if (checkpoint / "reward").is_dir() else "policy")
+    with writing(options.folder):
+        export_model(checkpoint / name, options.folder)
+    console.print(f"model: {options.folder}, the {name} of {checkpoint}", highlight=False, soft_wrap=True)
+    return 0
+
+
 def _evaluate(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer.checkpoint import newest_checkpoint
+    from rlprims.trainer.checkpoint import newest_checkpoint, policy_of
     from rlprims.trainer.config import load_config
     from rlprims.trainer.run_directory import RunDirectory
     from rlprims.trainer.session import build, evaluate_parts
 
-    if options.what.is_dir():
-        run = RunDirectory.open(options.what)
-        if run.is_fit:
-            raise ValueError(
-                f"{run.path} is a run on stored rows, which has no questions: evaluate its model with the config of "
-                f"another run, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
-            )
-        config = run.config(options.overrides)
-        checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
-        weights = str(checkpoint / "policy")
-    else:
-        config = load_config(options.what, options.overrides)
-        weights = config.model.path
-    # Only the policy is needed: no reward model, and an algorithm without reference and critic.
-    needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
-    parts = build(config.model_copy(update=needed), console, weights=weights)
-    with closing(parts.execution):
-        metrics = evaluate_parts(config, parts, console)
+    with ExitStack() as held:
+        if options.what.is_dir():
+            run = RunDirectory.open(options.what)
+            if run.is_fit:
+                raise ValueError(
+                    f"{run.path} is a run on stored rows, which has no questions: evaluate its model with the config "
+                    f"of another run, rlprims eval CONFIG.yaml model.path={run.path}/checkpoints/STEP/policy"
+                )
+            config = run.config(options.overrides)
+            checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
+            what, weights = str(checkpoint / "policy"), str(held.enter_context(policy_of(checkpoint)))
+        else:
+            config = load_config(options.what, options.overrides)
+            what = weights = config.model.path
+        # Only the policy is needed: no reward model, and an algorithm without reference and critic.
+        needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
+        parts = build(config.model_copy(update=needed), console, weights=weights)
+        with closing(parts.execution):
+            metrics = evaluate_parts(config, parts, console)
     rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
-    console.print(make_table(("metric", "value"), rows, title=f"{weights} on {config.data.eval}"))
+    console.print(make_table(("metric", "value"), rows, title=f"{what} on {config.data.eval}"))
     return 0
 
 

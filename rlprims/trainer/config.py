@@ -228,6 +228,11 @@ class EvaluationConfig(EvaluationSteps):
 class CheckpointConfig(Section):
     every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
     keep: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
+    hugging_face: Literal["every", "last"] = Field(
+        default="last",
+        description="checkpoints of ranks in which policy/ is written besides the shards; last: the checkpoint at the "
+        "end of the run, and the best. One process always writes it",
+    )
 
 
 class RunConfig(Section):

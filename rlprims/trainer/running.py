@@ -11,15 +11,17 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from rlprims.execution import ExecutionError, Observable, ProfileConfig, Profiler
+from rlprims.execution import ExecutionError, Finish, Observable, ProfileConfig, Profiler
 from rlprims.filters import SamplingExhausted
 from rlprims.reports.progress import ProgressLine
 from rlprims.trainer.best import Best
 from rlprims.trainer.checkpoint import (
+    Background,
+    add_models,
+    begin_checkpoint,
     load_groups,
     load_random_state,
     newest_checkpoint,
-    save_checkpoint,
     save_groups,
     save_random_state,
 )
@@ -35,7 +37,7 @@ from rlprims.trainer.writing import CannotWrite, writing
 class HasState(Protocol):
     """An object with state for a checkpoint; the methods are those of :class:`rlprims.execution.Execution`."""
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, directory: Path) -> Finish: ...
     def load(self, directory: Path) -> None: ...
 
 
@@ -57,6 +59,9 @@ class Running:
         self.stepper, self.console, self.best = trainer, console, best
         self.loggers = open_loggers(config, run.path)
         self.last_state = trainer.state_dict()
+        self.background = Background()
+        self.saved: tuple[int, bool] | None = None
+        """The step of the last checkpoint that was begun, and whether with Hugging Face models."""
 
     def evaluate(self) -> None:
         """Evaluate the current model and write the metrics."""
@@ -76,7 +81,13 @@ class Running:
     def run(self) -> int:
         """Train to the end, or until a stop signal; returns the exit code."""
         with on_interrupt(self.console, f"stopped at once: rlprims resume {self.run_directory.path}"):
-            return self._run()
+            try:
+                return self._run()
+            except Exception as error:  # Ctrl-C for the second time does not wait
+                failure = self._failure_of_save()
+                if failure is not None and isinstance(error, ValueError):
+                    raise ValueError(f"{error}\n{str(failure).splitlines()[0]}") from error
+                raise
 
     def _run(self) -> int:
         settings, trainer, begun = self.settings, self.stepper, time.monotonic()
@@ -97,29 +108,44 @@ class Running:
                 profiles.begin,
             ]
             profiles.begin(trainer)
-            try:
+            with self._failures():
                 train(trainer, hooks, stop=lambda: stop.requested() or self.best.should_stop)
-            except SamplingExhausted as error:
-                # The weights are those of the last finished step, so a checkpoint loses no finished step.
-                self.save()
-                raise ValueError(
-                    f"step {trainer.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
-                ) from None
-            except (ExecutionError, CannotWrite) as error:
-                raise ValueError(
-                    f"step {trainer.step_number}: {error}\ncontinue the run from its newest checkpoint: "
-                    f"rlprims resume {self.run_directory.path}"
-                ) from None
+        with self._failures():
+            self.save(models=self.best.should_stop or trainer.step_number == trainer.steps)
+            self.background.wait()
         if stop.signal is not None:
-            self.save()
             message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
             self.console.print(message, soft_wrap=True)
             return 128 + stop.signal
         if self.best.should_stop:
-            self.save()
             self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
         self.finish(time.monotonic() - begun)
         return 0
+
+    def _failure_of_save(self) -> Exception | None:
+        """Wait until the last checkpoint is complete; its error if it has failed."""
+        try:
+            self.background.wait()
+        except Exception as error:
+            return error
+        return None
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Errors of the execution and of the disk with the step, and with how to continue."""
+        try:
+            yield
+        except SamplingExhausted as error:
+            # The weights are those of the last finished step, so a checkpoint loses no finished step.
+            self.save()
+            raise ValueError(
+                f"step {self.stepper.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
+            ) from None
+        except (ExecutionError, CannotWrite) as error:
+            raise ValueError(
+                f"step {self.stepper.step_number}: {error}\ncontinue the run from its newest checkpoint: "
+                f"rlprims resume {self.run_directory.path}"
+            ) from None
 
     def _log(self, trainer: Stepper, step: Step) -> None:
         step.metrics.update(worker_metrics(self.workers.reports()))
@@ -138,22 +164,40 @@ class Running:
             self.evaluate()
 
     def _maybe_save(self, trainer: Stepper, step: Step) -> None:
+        self.background.check()
         if step.number % self.settings.checkpoint.every == 0 or step.number == trainer.steps:
             self.save()
 
-    def save(self) -> None:
-        """Save the state after the last finished step."""
-        state, held = self.last_state
+    def save(self, *, models: bool = False) -> None:
+        """Copy the state after the last finished step, and complete its checkpoint in the background.
 
-        def write(directory: Path) -> None:
-            self.execution.save(directory)
+        ``models``: with Hugging Face models, whatever the settings. The best checkpoint and the last have them.
+        """
+        state, held = self.last_state
+        step, settings = state["step_number"], self.settings.checkpoint
+        models = models or settings.hugging_face == "every" or step in (self.best.step, self.stepper.steps)
+        if self.saved in ((step, True), (step, models)):
+            return
+
+        def write(directory: Path) -> Finish:
+            finish = self.execution.save(directory)
             save_random_state(directory)
             for name, groups in held.items():
                 save_groups(groups, directory / name)
             (directory / "trainer.json").write_text(json.dumps(state))
+            return finish
 
-        keep, best = self.settings.checkpoint.keep, self.best.step
-        save_checkpoint(self.run_directory.checkpoints, state["step_number"], write, keep=keep, best=best)
+        self.background.wait()
+        checkpoints = self.run_directory.checkpoints
+        complete = begin_checkpoint(checkpoints, step, write, keep=settings.keep, best=self.best.step)
+        self.saved = step, models
+
+        def task() -> None:
+            checkpoint = complete()
+            if models:
+                add_models(checkpoint)
+
+        self.background.begin(task)
 
     def load(self, checkpoint: Path) -> None:
         """Load a checkpoint to continue from it."""

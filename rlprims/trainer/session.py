@@ -52,7 +52,11 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
         tokenizer = AutoTokenizer.from_pretrained(path)
         window = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", 2**31)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.path: cannot load {path!r}: {str(error).splitlines()[0]}") from None
+        from rlprims.execution.hf._models import only_in_shards
+
+        raise ValueError(
+            f"model.path: cannot load {path!r}: {str(error).splitlines()[0]}{only_in_shards(path)}"
+        ) from None
     longest = window - config.sampling.max_new_tokens
     limit = min(longest, config.data.max_prompt_length or longest)
     if limit < 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, Models, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution.hf import export_model, models_in_shards
 from tests import tiny
 
 QUESTIONS = ("1+2=", "12+34=", "abc def 99?", "7", "a+b=?", "<answer>5</answer>", "0-0=", "90 + 1 = 91?")
@@ -122,7 +123,7 @@ class Restarted:
             execution.load(start)
         else:
             execution, start = self.build(algorithm, **options), self.directories.mktemp("start")
-            execution.save(start)
+            execution.save(start)()
         self.kept[kind] = execution, start
         if len(self.kept) > self.LIMIT:
             self.kept.pop(next(iter(self.kept)))[0].close()
@@ -194,8 +195,15 @@ def with_columns(batch: DataProto, **columns: Tensor) -> DataProto:
 def weights(execution: Models, directory: Path, model: str = "policy") -> dict[str, Tensor]:
     """What a save would keep of a model."""
     directory.mkdir(parents=True)
-    execution.save(directory)
+    save(execution, directory)
     return saved(directory, model)
+
+
+def save(execution: Models, directory: Path) -> None:
+    """All of it, and Hugging Face models of what is in shards."""
+    execution.save(directory)()
+    for name in models_in_shards(directory):
+        export_model(directory / name, directory / name)
 
 
 def saved(directory: Path, model: str = "policy") -> dict[str, Tensor]:

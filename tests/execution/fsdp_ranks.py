@@ -1,8 +1,10 @@
 """What test_execution_ranks.py runs on FSDP2 ranks, without Ray; each has some rows, and one process has all."""
 
+import hashlib
 import re
 import resource
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +20,12 @@ from rlprims import algorithms, losses
 from rlprims.algorithms import Algorithm, LossTerm, use
 from rlprims.batching import balance
 from rlprims.data_proto import DataProto
-from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, Sampling, UpdateReport
-from rlprims.execution.hf import Training, with_counts
+from rlprims.execution import LoraConfig, ModelConfig, OptimizerConfig, RayConfig, Sampling, UpdateReport
+from rlprims.execution.hf import Training, export_model, with_counts
+from rlprims.execution.hf._adapters import checksum, merged, parameters
 from rlprims.execution.hf._models import SHARDED_MODELS, empty_causal_lm, load_causal_lm
-from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray import _checkpoint, _fsdp
+from rlprims.execution.ray._checkpoint import Saver
 from rlprims.kernels import linear_log_probs
 from rlprims.types import merge_metrics
 from tests.execution.execution_contract import LIMIT, OPTIMIZER, WIDTH, local, prompts, training_batch
@@ -211,11 +215,65 @@ def full_disk(path: Path, where: Path) -> None:
     if dist.get_rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
+        saver = Saver(timeout=60.0)
+        saver.begin({"policy": many.policy}, where)
         with pytest.raises(OSError, match=re.escape(f"{where}: rank 1: ") + ".*File too large") as told:
-            _fsdp.save(many.policy, where, "policy", rank=dist.get_rank())
+            saver.result()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(told.value)
+
+
+def save(of: Training, where: Path) -> None:
+    saver = Saver(timeout=60.0)
+    saver.begin({"policy": of.policy}, where)
+    saver.result()
+    dist.barrier()
+
+
+def in_the_background(path: Path, batch: DataProto, where: Path, *, files: int = 2, **model: Any) -> None:
+    """What is written later is the state of the call: updates meanwhile change nothing of it, and are repeated."""
+    _checkpoint.FILE_BYTES = 1 << (28 if files == 2 else 16)
+    rows, many, saver = rows_of(batch), training(path, GRPO, RayConfig(), **model), Saver(timeout=60.0)
+    update(many, batch, GRPO, rows)
+    expected = whole_weights(many)
+    gate = threading.Event()
+    saver._thread.submit(gate.wait)  # nothing is written before the updates
+    saver.begin({"policy": many.policy}, where / "first")
+    reports = [update(many, batch, GRPO, rows) for _ in range(2)]
+    assert saver.is_writing
+    gate.set()
+    hashes = [saver.result()]
+    saver.begin({"policy": many.policy}, where / "second")  # and another at once
+    hashes.append(saver.result())
+    for folder, found in zip(("first", "second"), hashes, strict=True):
+        assert len(found) == files  # of this rank's weights and moments
+        for name, expected_hash in found.items():
+            assert hashlib.sha256((where / folder / name).read_bytes()).hexdigest() == expected_hash
+    dist.barrier()
+    if dist.get_rank() == 0:
+        export_model(where / "first" / "policy", where / "exported")
+        assert not list(where.rglob("*.pt")) + list(where.rglob("*.pkl")) + list(where.rglob(".metadata"))
+    dist.barrier()
+    plain: Any = load_causal_lm(str(where / "exported"), ModelConfig(path="", device="cpu"))
+    found = dict(plain.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+    after = whole_weights(many)
+    _checkpoint.load(many.policy, where / "first", "policy")
+    again = [update(many, batch, GRPO, rows) for _ in range(2)]
+    assert [(r.loss, r.grad_norm, r.lr) for r in again] == [(r.loss, r.grad_norm, r.lr) for r in reports]
+    _checkpoint.load(many.policy, where / "second", "policy")
+    for name, x in whole_weights(many).items():
+        assert torch.equal(after[name], x), name
+
+
+def whole_weights(of: Training) -> dict[str, Tensor]:
+    """Of the plain model, with adapters merged."""
+    module = of.policy.module
+    module.reshard()  # type: ignore[operator]
+    return merged(module, {name: _fsdp.whole(p) for name, p in parameters(module).items()})
 
 
 def hybrid(path: Path, batch: DataProto, where: Path) -> None:
@@ -231,12 +289,14 @@ def hybrid(path: Path, batch: DataProto, where: Path) -> None:
     for _ in range(2):
         assert_same(update(many, batch, GRPO, rows), update(one, batch, GRPO))
     where.mkdir(exist_ok=True)
-    _fsdp.save(many.policy, where, "policy", rank=dist.get_rank())
+    save(many, where)
     alone = training(path, GRPO, RayConfig(training_workers=4))
-    _fsdp.load(alone.policy, where, "policy")
+    _checkpoint.load(alone.policy, where, "policy")
     for theirs, ours in zip(many.policy.module.parameters(), alone.policy.module.parameters(), strict=True):
         assert torch.equal(_fsdp.shard_of(theirs).whole(), _fsdp.shard_of(ours).whole())
     assert_same(update(alone, batch, GRPO, rows), update(one, batch, GRPO))
+    adapted = [training(path, GRPO, each, lora=LoraConfig(rank=4)).policy.module for each in (None, cluster)]
+    assert _checkpoint.checksum(adapted[1]) == checksum(adapted[0])
 
 
 def local_parts(of: Training) -> list[Tensor]:
@@ -263,6 +323,11 @@ def main(path: Path, *chosen: str) -> None:
         "settings": lambda: settings(plain, batch),
         "sixteen bits": lambda: sixteen_bits(plain, batch),
         "parts of files": lambda: parts_of_files(path),
+        "in the background": lambda: in_the_background(plain, batch, path / "background", files=8),
+        "in the background, tied": lambda: in_the_background(tied, batch, path / "background-tied"),
+        "in the background, adapters": lambda: in_the_background(
+            tied, batch, path / "background-lora", lora=LoraConfig(rank=4)
+        ),
         "full disk": lambda: full_disk(plain, path / "saved"),
         "no whole logits": lambda: no_whole_logits(wide, batch),
     }

@@ -23,6 +23,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution.hf import Training, with_counts
 from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray._checkpoint import Saver
 from rlprims.execution.ray._source import Source
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import Gloo
@@ -166,8 +167,13 @@ def saved(path: Path, shape: Shape) -> Iterator[Measure]:
     if dist.get_rank() == 0:
         where.mkdir()
     dist.barrier()
-    _fsdp.save(of.policy, where, "policy", rank=dist.get_rank())
-    yield Measure("checkpoint of ranks", "(4 + 8 + 4) N", checkpoint_bytes(shape, masters=4), on_disk(where))
+    saver = Saver(timeout=60.0)
+    saver.begin({"policy": of.policy}, where)
+    saver.result()
+    dist.barrier()
+    yield Measure(
+        "checkpoint of ranks", "(4 + 8) N", checkpoint_bytes(shape, policy_width=0, masters=4), on_disk(where)
+    )
 
 
 def to_engines(path: Path, shape: Shape) -> Iterator[Measure]:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlprims import algorithms
 from rlprims.execution import Models, OptimizerConfig, UpdateReport
 from tests import tiny
-from tests.execution.execution_contract import identical, plain_logits, prompts, saved, training_batch, weights
+from tests.execution.execution_contract import identical, plain_logits, prompts, save, saved, training_batch, weights
 
 PPO = algorithms.ppo()
 OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
@@ -43,11 +43,11 @@ def interrupted(request, build, batch, tmp_path_factory):
     directory, *after = (tmp_path_factory.mktemp("checkpoint") for _ in range(3))
     updates(execution, batch, 2)
     execution.sync_weights()
-    execution.save(directory)
+    save(execution, directory)
     reports = []
-    for save in after:
+    for folder in after:
         reports += updates(execution, batch, 1)
-        execution.save(save)
+        save(execution, folder)
     return Interrupted(execution, directory, reports, after, other)
 
 

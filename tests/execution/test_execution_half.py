@@ -60,7 +60,7 @@ def test_a_checkpoint_has_the_float32_weights(model_path, tmp_path):
     batch = training_batch(through)
     through.update(batch, GRPO)
     (tmp_path / "saved").mkdir()
-    through.save(tmp_path / "saved")
+    through.save(tmp_path / "saved")()
     resumed = local(model_path, GRPO, optimizer=SMALL, dtype="bfloat16")
     resumed.load(tmp_path / "saved")
     for execution, name in ((through, "through"), (resumed, "resumed")):

@@ -57,7 +57,7 @@ def learned(path, batch):
 @pytest.fixture(scope="module")
 def saved(learned, tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoint")
-    learned.save(directory)
+    learned.save(directory)()
     return directory
 
 

@@ -8,7 +8,7 @@ import torch
 
 from rlprims import algorithms
 from rlprims.execution import ExecutionError, OptimizerConfig
-from tests.execution.execution_contract import cluster, local, training_batch
+from tests.execution.execution_contract import cluster, local, save, training_batch
 from tests.execution.test_execution_ray import process_of, sample, tied
 
 pytestmark = pytest.mark.ray
@@ -53,7 +53,7 @@ def test_merged_weights_and_a_checkpoint_of_two_ranks_on_one(tied, tmp_path):
     two.sync_weights()
     sampled = sample(two)
     torch.testing.assert_close(sampled["rollout_log_probs"], two.log_probs(sampled), rtol=0, atol=2e-5)
-    two.save(tmp_path)
+    save(two, tmp_path)
     plain = local(tmp_path / "policy", PPO)
     torch.testing.assert_close(plain.log_probs(batch), two.log_probs(batch), rtol=1e-5, atol=2e-5)
     after = two.update(batch, PPO), two.update_critic(batch, PPO)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from rlprims import algorithms
 from rlprims.execution import ExecutionError, OptimizerConfig
 from tests import tiny
-from tests.execution.execution_contract import SAMPLING, WIDTH, Restarted, cluster, local, prompts, training_batch
+from tests.execution.execution_contract import SAMPLING, WIDTH, Restarted, cluster, local, prompts, save, training_batch
 
 pytestmark = pytest.mark.ray
 GRPO = algorithms.grpo()
@@ -108,8 +108,9 @@ class TestTheSameNumbers:
         for _ in range(2):
             two.update(batch, PPO)
             two.update_critic(batch, PPO)
-        two.save(tmp_path)
-        after = two.update(batch, PPO), two.update_critic(batch, PPO)
+        finish = two.save(tmp_path)
+        after = two.update(batch, PPO), two.update_critic(batch, PPO)  # of what is saved they change nothing
+        finish()
         two.close()
         one = cluster(tied, PPO, training_workers=1)
         one.load(tmp_path)
@@ -122,7 +123,7 @@ class TestTheSameNumbers:
     def test_the_shards_hold_the_model(self, two_ranks, tmp_path):
         execution = two_ranks(GRPO, engine="hf")
         execution.update(training_batch(execution), GRPO)
-        execution.save(tmp_path)
+        save(execution, tmp_path)
         whole = load_file(tmp_path / "policy" / "model.safetensors")
         assert len(list((tmp_path / "policy_shards").glob("*.safetensors"))) == 2
         assert all(tensor.isfinite().all() for tensor in whole.values())
@@ -156,7 +157,7 @@ class TestPools:
             one.sync_weights()
             apart.sync_weights()
         (tmp_path / "saved").mkdir()
-        apart.save(tmp_path / "saved")
+        apart.save(tmp_path / "saved")()
         apart.close()
         together = cluster(tied, algorithm, optimizer=SLOW)
         together.load(tmp_path / "saved")

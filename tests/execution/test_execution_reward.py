@@ -131,7 +131,7 @@ class TestModelsThatCannotBeUsed:
 
 
 def test_it_is_no_part_of_a_checkpoint(rewarding, tmp_path):
-    rewarding.save(tmp_path)
+    rewarding.save(tmp_path)()
     assert not any("reward" in path.name for path in tmp_path.iterdir())
 
 

@@ -1,26 +1,37 @@
 """After a death at any moment of a save there is a whole checkpoint; a damaged one is named and never loaded."""
 
+import hashlib
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
+from rlprims.execution.hf._models import only_in_shards
 from rlprims.trainer import checkpoint
 from rlprims.trainer.checkpoint import (
+    Background,
+    add_models,
+    begin_checkpoint,
     damage_of,
     load_groups,
     load_random_state,
     newest_checkpoint,
+    policy_of,
     save_checkpoint,
     save_groups,
 )
+from rlprims.trainer.writing import CannotWrite
 
 
 def write(value: int) -> Callable[[Path], None]:
@@ -37,8 +48,8 @@ def value_of(path: Path) -> int:
     return int((path / "state.json").read_text())
 
 
-def die_at(event: int, directory: Path) -> int:
-    """Save in a child that ends, without any clean-up, at its n-th file operation; the exit code."""
+def die_at(event: int, work: Callable[[], object]) -> int:
+    """Work in a child that ends, without any clean-up, at its n-th file operation; the exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -58,7 +69,7 @@ def die_at(event: int, directory: Path) -> int:
     for name in originals:
         setattr(os, name, counted(name))
     try:
-        save_checkpoint(directory, 2, write(2), keep=1)
+        work()
     finally:
         os._exit(0)
 
@@ -70,7 +81,7 @@ def test_a_death_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path)
     for event in range(1, 100):
         directory = tmp_path / f"at-{event}"
         shutil.copytree(base, directory)
-        code = die_at(event, directory)
+        code = die_at(event, partial(save_checkpoint, directory, 2, write(2), keep=1))
         newest = newest_checkpoint(directory, warn=pytest.fail)
         outcomes.append(value_of(newest))
         # and the next save succeeds over whatever was left lying
@@ -150,6 +161,108 @@ def test_a_failed_save_leaves_the_old_one_and_raises(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(tmp_path, 2, full, keep=1)
     assert value_of(newest_checkpoint(tmp_path, warn=pytest.fail)) == 1
+
+
+class TestInTheBackground:
+    def test_training_meets_the_error_at_its_next_call(self, tmp_path: Path) -> None:
+        def full() -> None:
+            raise OSError(28, "No space left on device")
+
+        background, gate = Background(), Event()
+
+        def begin(directory: Path) -> Callable[[], dict[str, str]]:
+            write(1)(directory)
+            return full_later(gate)
+
+        finish = begin_checkpoint(tmp_path, 1, begin, keep=1)
+        assert [path.name for path in tmp_path.iterdir()] == [".writing-1"]
+        background.begin(finish)
+        background.check()  # it has not failed yet
+        gate.set()
+        with pytest.raises(CannotWrite, match=r"cannot write .*/step_000001: .*No space left"):
+            background.begin(pytest.fail)  # nothing begins before the one before it is complete
+        assert not list(tmp_path.iterdir())
+        background.begin(full)
+        with pytest.raises(OSError, match="No space left"):
+            background.wait()
+        background.check()
+        background.wait()
+
+    def test_a_checkpoint_is_there_when_its_writers_have_finished(self, tmp_path: Path) -> None:
+        save_checkpoint(tmp_path, 1, write(1), keep=1)
+        background, gate = Background(), Event()
+
+        def begin(directory: Path) -> Callable[[], dict[str, str]]:
+            write(2)(directory)
+
+            def finish() -> dict[str, str]:
+                gate.wait()
+                return {"state.json": hashlib.sha256(b"2").hexdigest()}
+
+            return finish
+
+        background.begin(begin_checkpoint(tmp_path, 2, begin, keep=1))
+        assert value_of(newest_checkpoint(tmp_path, warn=pytest.fail)) == 1
+        gate.set()
+        background.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+        assert value_of(newest_checkpoint(tmp_path, warn=pytest.fail)) == 2
+
+    def test_what_a_rank_wrote_must_be_on_the_trainers_disk(self, tmp_path: Path) -> None:
+        with pytest.raises(CannotWrite, match=r"policy_shards/1 is not here.*share the disk of run_dir"):
+            save_checkpoint(tmp_path, 1, lambda directory: lambda: {"policy_shards/1": "0"}, keep=1)
+
+
+def full_later(gate: Event) -> Callable[[], dict[str, str]]:
+    def finish() -> dict[str, str]:
+        gate.wait()
+        raise OSError(28, "No space left on device")
+
+    return finish
+
+
+def in_shards(model: Path) -> Callable[[Path], None]:
+    """The policy as one rank would write it."""
+
+    def writer(directory: Path) -> None:
+        shutil.copytree(model, directory / "policy_shards")
+
+    return writer
+
+
+def test_a_death_while_models_are_added_leaves_the_checkpoint(model: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_checkpoint(base, 1, in_shards(model), keep=1)
+    outcomes = []
+    for event in range(1, 100):
+        directory = tmp_path / f"at-{event}"
+        shutil.copytree(base, directory)
+        (found,) = directory.iterdir()
+        code = die_at(event, partial(add_models, found))
+        assert newest_checkpoint(directory, warn=pytest.fail) == found
+        outcomes.append((found / "policy").exists())
+        add_models(found)
+        assert damage_of(found) is None
+        ours, theirs = load_file(found / "policy" / "model.safetensors"), load_file(model / "model.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        with policy_of(found) as policy:
+            assert policy == found / "policy"
+        assert not list(found.glob(".writing*"))
+        if code == 0:
+            break
+    assert len(outcomes) > 10
+    assert outcomes == sorted(outcomes)
+
+
+def test_a_policy_in_shards_is_a_model_for_a_block(model: Path, tmp_path: Path) -> None:
+    found = save_checkpoint(tmp_path, 1, in_shards(model), keep=1)
+    with policy_of(found) as policy:
+        assert (policy / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+        AutoModelForCausalLM.from_pretrained(policy)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert "rlprims export" in only_in_shards(str(found / "policy"))
+    assert only_in_shards(str(found / "other")) == ""
 
 
 def test_every_generator_continues(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
+from rlprims.execution.hf import export_model
+from rlprims.trainer.checkpoint import newest_checkpoint
 from tests.trainer.processes import LOOPBACK, alive, listening, tree, until
 from tests.trainer.runs import metrics_of, small_run
 from tests.trainer.small_disk import run_on_a_small_disk
@@ -60,13 +65,13 @@ class Run:
     A step then takes seconds: the run does not end in the 15 s after which Ray says that its head is lost.
     """
 
-    def __init__(self, command: list[str], path: Path) -> None:
+    def __init__(self, command: list[str], path: Path, **variables: str) -> None:
         self.path = path
         beyond = self._steps() + 4
         self.errors: IO[str] = (path.parent / "errors").open("w+")
         slow = path.parent / "slow"
         slow.unlink(missing_ok=True)
-        environment = os.environ | LOST_HEAD | {"SLOW_WHILE": str(slow)}
+        environment = os.environ | LOST_HEAD | {"SLOW_WHILE": str(slow)} | variables
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.errors, env=environment)
         until(lambda: self._is_at(beyond), seconds=600, what=f"step {beyond}")
         slow.touch()
@@ -80,6 +85,11 @@ class Run:
         metrics = self.path / "metrics.jsonl"
         whole_lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
         return json.loads(whole_lines[-1])["step"] if whole_lines else 0
+
+    def trains_while_it_writes(self) -> int | None:
+        """The step of the checkpoint that is being written, if there is one, and a later step is done."""
+        writing = [int(path.name.removeprefix(".writing-")) for path in (self.path / "checkpoints").glob(".writing-*")]
+        return writing[0] if writing and self._steps() > writing[0] else None
 
     def pids(self, pattern: str) -> list[int]:
         return [pid for pid, command in self.processes.items() if re.search(pattern, command)]
@@ -136,6 +146,64 @@ def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
     assert metrics_of(path) == undisturbed
 
 
+def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
+    config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Of the driver, and of a rank; training goes on while the disk takes its time."""
+    path, slow = tmp_path / "run", tmp_path / "slow-disk"
+    places = [str(Path(__file__).with_name("slow_disk")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    variables = {"SLOW_DISK": str(slow), "PYTHONPATH": os.pathsep.join(places)}
+    command = rlprims("train", config, f"run_dir={path}")
+    for victim, code in (("rlprims", -signal.SIGKILL), ("^ray::TrainingWorker", 2)):
+        run = Run(command, path, **variables)
+        slow.touch()
+        until(lambda run=run: run.trains_while_it_writes() is not None, seconds=120, what="a step beyond a save")  # type: ignore[misc]
+        step = run.trains_while_it_writes()
+        os.kill(run.pids(victim)[0], signal.SIGKILL)
+        left, errors = run.end()
+        assert left == code, errors
+        run.leaves_nobody()
+        assert step is not None
+        assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{step - 2:06d}"
+        assert bool(list((path / "checkpoints").glob(".writing-*"))) == (code != 2), "an error removes it"
+        slow.unlink()
+        command = rlprims("resume", path)
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert metrics_of(path) == undisturbed
+
+
+def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
+    config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    run, other = config.parent / "undisturbed", tmp_path / "run"
+    before, last = sorted((run / "checkpoints").iterdir())
+    assert (last / "policy").is_dir()
+    assert not (before / "policy").exists()
+    shutil.copytree(run, other)
+    shutil.rmtree(other / "checkpoints" / last.name / "policy")
+    export_model(other / "checkpoints" / last.name / "policy", tmp_path / "made")
+    subprocess.run(rlprims("export", run, tmp_path / "copied"), cwd=ROOT, check=True)
+    made, copied = (load_file(tmp_path / name / "model.safetensors") for name in ("made", "copied"))
+    assert made.keys() == copied.keys()
+    assert all(torch.equal(made[name], copied[name]) for name in made)
+
+    shutil.rmtree(other / "checkpoints" / last.name)
+    step = before.name.removeprefix("step_").lstrip("0")
+    subprocess.run(rlprims("export", run, tmp_path / "before", "--step", step), cwd=ROOT, check=True)
+    said = []
+    for what in ([other], [config, f"model.path={tmp_path / 'before'}"]):
+        command = rlprims("eval", *what, "execution=local")
+        ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        said.append([line for line in ended.stdout.splitlines() if "acc" in line or "length" in line])
+    assert said[0]
+    assert said[0] == said[1]
+    assert not list((other / "checkpoints").glob(".*"))
+    command = rlprims("eval", config, "execution=local", f"model.path={before / 'policy'}")
+    refused = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 2
+    assert f"rlprims export {run} {before / 'policy'} --step {step} --model policy" in refused.stderr
+
+
 def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path) -> None:
     """A terminal sends it to every process of its group, the ranks too."""
     command = rlprims("train", config, f"run_dir={tmp_path / 'run'}")
@@ -169,7 +237,7 @@ def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Room for one checkpoint, and not for the shards of a second."""
-    ended = run_on_a_small_disk(tmp_path / "disk", "2m", "train", config, "checkpoint.keep=1")
+    ended = run_on_a_small_disk(tmp_path / "disk", "1600k", "train", config, "checkpoint.keep=1")
     assert re.search(
         r"cannot write \S+/run/checkpoints/step_000004: training rank [01] of 2: .*No space left", ended.errors
     )

@@ -159,8 +159,11 @@ def test_a_checkpoint_by_hand(load: Callable[..., Config], job: dict[str, Any]) 
     config = load(job)
     n = shape_of(config.model).parameters
     found = checkpoint(config, RATES._replace(disk=1e6))
-    assert found.moved == 16 * n
-    assert found.seconds == pytest.approx((4 * n + 12 * n / 2) / 1e6)  # rank 0: the model, and its half of the shards
+    assert found.moved == 12 * n
+    assert found.seconds == pytest.approx(12 * n / 2 / 1e6)  # of either rank, half of the shards
+    every = checkpoint(load(job, "checkpoint.hugging_face=every"), RATES._replace(disk=1e6))
+    assert every.moved == 16 * n
+    assert every.seconds == pytest.approx((12 * n / 2 + 4 * n) / 1e6)  # then the trainer writes the model
     assert checkpoint(load({**job, "execution": "local"}), RATES).moved == 12 * n
     assert sync_bytes(shape_of(config.model), 4) == 4 * n
 

@@ -3,6 +3,7 @@
 All implementations of :class:`rlprims.execution.Execution` use them, in one process or with a shard per process.
 """
 
+from rlprims.execution.hf._export import export_model, models_in_shards
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._reward_model import RewardModel
@@ -17,7 +18,9 @@ __all__ = [
     "StepTotals",
     "StoredTraining",
     "Training",
+    "export_model",
     "meter_of",
+    "models_in_shards",
     "prompt_ids",
     "special_ids",
     "with_counts",

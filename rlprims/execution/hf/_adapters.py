@@ -5,6 +5,7 @@ functions here also accept a model without adapters: then merging changes nothin
 """
 
 import importlib.util
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,11 +109,19 @@ def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def checksum(model: nn.Module, state: Mapping[str, Tensor]) -> str:
+def frozen(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not trained."""
+    return [parameter for parameter in parameters(model).values() if not parameter.requires_grad]
+
+
+def checksum(model: nn.Module) -> str:
     """A checksum of the weights that are not trained: the sum of their bits as integers, equal on every machine."""
-    frozen = (state[name] for name, parameter in parameters(model).items() if not parameter.requires_grad)
+    return str(sum(sum_of_bits(parameter) for parameter in frozen(model)))
+
+
+def sum_of_bits(x: Tensor) -> int:
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return str(sum(int(x.contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64)) for x in frozen))
+    return int(x.detach().contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64))
 
 
 def save_adapter(
@@ -136,19 +145,31 @@ def save_adapter(
     save_file(tensors, directory / _FILE, metadata={"format": "pt", "base_checksum": base_checksum})
 
 
-def check_base(model: nn.Module, directory: Path, state: Mapping[str, Tensor]) -> None:
-    """Check that the model has the weights that the adapter was trained with.
+def check_base(model: nn.Module, directory: Path, checksum: str) -> None:
+    """Check that the model, whose :func:`checksum` is given, has the weights that the adapter was trained with.
 
     Raises:
         ValueError: it has other weights.
     """
     with safe_open(directory / _FILE, "pt") as file:
         was = file.metadata()["base_checksum"]
-    if was != checksum(model, state):
+    if was != checksum:
         raise ValueError(
             f"{directory} was trained on other weights than {model.config.name_or_path} has now: "  # type: ignore[union-attr]
             "restore the model of the run's start"
         )
+
+
+def lora_of(directory: Path) -> LoraConfig:
+    """The settings that :func:`save_adapter` wrote."""
+    stored = json.loads((directory / "adapter_config.json").read_text())
+    targets = stored["target_modules"]
+    return LoraConfig(
+        rank=stored["r"],
+        alpha=stored["lora_alpha"],
+        rank_stabilized=stored["use_rslora"],
+        target_modules=targets if isinstance(targets, str) else tuple(targets),
+    )
 
 
 @torch.no_grad()

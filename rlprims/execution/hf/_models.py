@@ -35,7 +35,8 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"cannot load {path!r} as {auto.__name__}: {str(error).splitlines()[0]}") from error
+        reason = f"{str(error).splitlines()[0]}{only_in_shards(path)}"
+        raise ValueError(f"cannot load {path!r} as {auto.__name__}: {reason}") from error
     # No dropout, so that tokens have the same log-prob in sampling and in training.
     return model.to(usable_device(config)).eval(), sorted(info["missing_keys"])
 
@@ -168,7 +169,8 @@ def check_vocabularies(model: ModelConfig) -> None:
             own = AutoTokenizer.from_pretrained(model.path).get_vocab() if own is None else own
             theirs = AutoTokenizer.from_pretrained(path).get_vocab()
         except (OSError, ValueError) as error:
-            raise ValueError(f"model.teacher: cannot load {path!r}: {str(error).splitlines()[0]}") from None
+            reason = f"{str(error).splitlines()[0]}{only_in_shards(path)}"
+            raise ValueError(f"model.teacher: cannot load {path!r}: {reason}") from None
         if theirs != own:
             raise ValueError(
                 f"model.teacher: {path!r} has another vocabulary than {model.path!r}: it scores the policy's tokens"
@@ -223,22 +225,28 @@ def usable_device(config: ModelConfig) -> torch.device:
 def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
     """Write a model for Hugging Face from its whole tensors. An adapted model is merged; its adapter is saved too."""
     if is_adapted(model):
-        save_adapter(
-            adapter_of(directory),
-            {name: state[name] for name in trained(model)},
-            model.lora_config,
-            base=model.config.name_or_path,
-            base_checksum=checksum(model, state),
-            scores_sequences=type(model).__name__.endswith("ForSequenceClassification"),
-        )
+        adapter = {name: state[name] for name in trained(model)}
+        save_adapter_of(model, directory, adapter, base_checksum=checksum(model))
     model.save_pretrained(directory, state_dict=merged(model, state))
+
+
+def save_adapter_of(model: Any, directory: Path, state: dict[str, Tensor], *, base_checksum: str) -> None:
+    """Write the adapter of the model in ``directory``, beside it, from the whole trained tensors."""
+    save_adapter(
+        adapter_of(directory),
+        state,
+        model.lora_config,
+        base=model.config.name_or_path,
+        base_checksum=base_checksum,
+        scores_sequences=type(model).__name__.endswith("ForSequenceClassification"),
+    )
 
 
 def restore(model: nn.Module, directory: Path) -> None:
     """Load what :func:`save_model` wrote into a model that is already built. An adapted model loads its adapter."""
     if is_adapted(model):
         load_adapter(model, adapter_of(directory))
-        check_base(model, adapter_of(directory), model.state_dict())
+        check_base(model, adapter_of(directory), checksum(model))
         return
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
@@ -254,3 +262,17 @@ def restore(model: nn.Module, directory: Path) -> None:
 def adapter_of(directory: Path) -> Path:
     """The directory of a saved model's adapter."""
     return directory.with_name(f"{directory.name}_adapter")
+
+
+def shards_of(model: Path) -> Path:
+    """The folder with the shards of a checkpoint's model: ``step_000050/policy_shards`` of ``step_000050/policy``."""
+    return model.with_name(f"{model.name}_shards")
+
+
+def only_in_shards(model: str) -> str:
+    """What to do if a model is named that is in shards alone; empty text otherwise."""
+    path = Path(model)
+    if path.exists() or not shards_of(path).is_dir():
+        return ""
+    run, step = path.parent.parent.parent, path.parent.name.removeprefix("step_").lstrip("0")
+    return f"; this checkpoint has it in shards: rlprims export {run} {path} --step {step} --model {path.name}"

@@ -16,7 +16,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
 from rlprims.execution._meter import metered
 from rlprims.execution._profile import SingleProcess
-from rlprims.execution._protocol import UpdateReport
+from rlprims.execution._protocol import Finish, UpdateReport, finished
 from rlprims.execution._stored import kind_of, reads_reference
 from rlprims.execution.hf._adapters import adapt
 from rlprims.execution.hf._flops import meter_of
@@ -93,11 +93,12 @@ class StoredTraining(SingleProcess, Training):
         """float (B,): the log-probs of the responses under the current policy, as sums or, with ``means``, as means."""
         return self._of_responses(self.log_probs(batch), batch["response_mask"])
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Finish:
         """Write all state to an empty directory, with the model for Hugging Face in ``policy`` or ``reward``."""
         for name, state in self.train_states().items():
             state.save(directory, name)
             self.tokenizer.save_pretrained(directory / name)
+        return finished
 
     def load(self, directory: Path) -> None:
         for name, state in self.train_states().items():

@@ -12,7 +12,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
 from rlprims.execution._meter import metered
 from rlprims.execution._profile import SingleProcess
-from rlprims.execution._protocol import UpdateReport, load_version, save_version
+from rlprims.execution._protocol import Finish, UpdateReport, finished, load_version, save_version
 from rlprims.execution._stream import BatchStream
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
@@ -113,12 +113,13 @@ class LocalExecution(SingleProcess):
     def close(self) -> None:
         """Nothing to release."""
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Finish:
         for name, state in self.training.train_states().items():
             state.save(directory, name)
         self.training.save_followers(directory)
         self.tokenizer.save_pretrained(directory / "policy")
         save_version(directory, self.weights_version)
+        return finished
 
     def load(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():

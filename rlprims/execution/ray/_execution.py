@@ -18,9 +18,9 @@ from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
 from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
-from rlprims.execution._protocol import UpdateReport, load_version, save_version
+from rlprims.execution._protocol import Finish, UpdateReport, load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
-from rlprims.execution.hf._models import device_of
+from rlprims.execution.hf._models import device_of, shards_of
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire, backend_of
 from rlprims.execution.ray._pools import reserve_pools, start_training
@@ -188,12 +188,14 @@ class RayExecution:
         self.turns.of_engines(resend=False)
         self.rollouts.sync(self.weights_version, probe, partial(_compare, expected, self.tolerance))
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Finish:
         self.turns.of_ranks()
-        for group in self.pools.values():
+        groups = list(self.pools.values())
+        for group in groups:
             group.call(TrainingWorker.save, directory.resolve()).result()
-        self.tokenizer.save_pretrained(directory / "policy")
+        self.tokenizer.save_pretrained(shards_of(directory / "policy"))
         save_version(directory, self.weights_version)
+        return partial(_finish, groups)
 
     def load(self, directory: Path) -> None:
         self.turns.of_ranks()
@@ -254,6 +256,18 @@ class RayExecution:
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
         )
+
+
+def _finish(groups: Sequence[WorkerGroup]) -> dict[str, str]:
+    """Ask the ranks, between their other calls, until all have written; the SHA-256 of their files."""
+    hashes, pause = dict[str, str](), 0.01
+    for group in groups:
+        while None in (answers := group.call(TrainingWorker.saved).result()):
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        for answer in answers:
+            hashes |= answer
+    return hashes
 
 
 def _probe(context_window: int, vocabulary: int) -> list[int]:

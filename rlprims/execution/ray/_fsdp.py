@@ -1,6 +1,5 @@
-"""A model over ranks by FSDP2: sharded weights, gradients and optimizer; sharded checkpoints without pickle."""
+"""A model over ranks by FSDP2: sharded weights, gradients and optimizer."""
 
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -10,20 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -36,18 +25,12 @@ from torch.distributed.tensor import DTensor
 
 from rlprims.execution._config import ModelConfig, RayConfig
 from rlprims.execution.hf import Ranks
-from rlprims.execution.hf._adapters import check_base, is_adapted
 from rlprims.execution.hf._models import (
-    adapter_of,
     empty_causal_lm,
     load_causal_lm,
-    save_model,
     usable_device,
 )
-from rlprims.execution.hf._train_state import TrainState
 from rlprims.execution.ray._tensor_parallel import divide
-
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def join(
@@ -204,105 +187,3 @@ def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:
         stride=parameter.stride(),
     )
     return Shard(local.to("cpu", copy=copy), layout, local.device)
-
-
-def save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> None:
-    """Each rank writes its shards; rank 0 the whole model besides, as Hugging Face reads it.
-
-    Raises:
-        OSError: the disk of a rank is full, say; in one line, whichever library met it.
-    """
-    try:
-        _save(train_state, directory, name, rank=rank)
-    except CheckpointException as error:
-        failed, (cause, _) = next(iter(error.failures.items()))
-        if not isinstance(cause, OSError | SafetensorError):
-            raise
-        raise OSError(f"{directory}: rank {failed}: {_one_line(cause)}") from error
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"{directory}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _save(train_state: TrainState, directory: Path, name: str, *, rank: int) -> None:
-    _write(_weights(train_state), directory / f"{name}_shards")
-    if train_state.optimizer.state:  # else there is nothing yet, and asking for it would begin it
-        _write(_slots(train_state), directory / f"{name}_optimizer_shards")
-    full = _full(train_state)
-    if rank == 0:
-        save_model(train_state.module, directory / name, full)
-        (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": train_state.update}))
-    dist.barrier()
-
-
-def load(train_state: TrainState, directory: Path, name: str) -> None:
-    """Read what :func:`save` wrote, on any number of ranks.
-
-    Raises:
-        ValueError: it is of another model.
-    """
-    weights = _weights(train_state)
-    _read(weights, directory / f"{name}_shards")
-    set_model_state_dict(
-        train_state.module, weights, options=StateDictOptions(strict=False)
-    )  # a tied weight is there once
-    if is_adapted(train_state.module) and (full := _full(train_state)):
-        check_base(train_state.module, adapter_of(directory / name), full)
-    train_state.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
-    slots_of_all = directory / f"{name}_optimizer_shards"
-    if not slots_of_all.exists():
-        train_state.optimizer.state.clear()
-        return
-    slots = _slots(train_state)
-    _read(slots, slots_of_all)
-    for key in (k for k in slots if k.endswith(".step")):
-        slots[key] = slots[key].reshape(())
-    everything: dict[str, Any] = {
-        **get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT),
-        **slots,
-    }
-    set_optimizer_state_dict(train_state.module, train_state.optimizer, everything, options=_FLAT)
-
-
-def _write(tensors: dict[str, Any], directory: Path) -> None:
-    save_shards(tensors, storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
-
-
-def _read(tensors: dict[str, Any], directory: Path) -> None:
-    """Into tensors that are there already."""
-    reader = HuggingFaceStorageReader(str(directory))
-    stored = set(reader.read_metadata().state_dict_metadata)
-    lost, unknown = sorted(set(tensors) - stored), sorted(stored - set(tensors))
-    if lost or unknown:
-        raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {unknown[:3]}")
-    load_shards(tensors, storage_reader=reader)
-
-
-def _full(train_state: TrainState) -> dict[str, Any]:
-    """The whole model on rank 0; nothing on the others."""
-    state: dict[str, Any] = get_model_state_dict(
-        train_state.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    return state
-
-
-def _weights(train_state: TrainState) -> dict[str, Any]:
-    """The shards of what is trained on this rank; of tied weights the first name."""
-    once: dict[int, str] = {}
-    state: dict[str, Any] = get_model_state_dict(
-        train_state.module, options=StateDictOptions(ignore_frozen_params=True)
-    )
-    for name, x in state.items():
-        local = x.to_local() if isinstance(x, DTensor) else x
-        once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)
-    return {name: state[name] for name in once.values()}
-
-
-def _slots(train_state: TrainState) -> dict[str, Tensor]:
-    """The optimizer's tensors by name: its state begins to exist where there was none."""
-    state: Any = get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT)
-    tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
-    return {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}

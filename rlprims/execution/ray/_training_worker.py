@@ -19,7 +19,7 @@ from rlprims.execution._protocol import UpdateReport
 from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
 from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
-from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._client import EngineClient, Failures
 from rlprims.execution.ray._division import SCORED
 from rlprims.execution.ray._source import Source
@@ -70,6 +70,7 @@ class TrainingWorker(Observed):
         device = device_of(model).type
         self.lives_on_cpu = cluster.cpu_offload
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.call_timeout)
+        self.saver = _checkpoint.Saver(timeout=cluster.call_timeout)
         # Adapters compute in float32 in any model.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
         self.training = Training(model, optimizer, ranks=ranks, roles=roles, **options)
@@ -214,13 +215,18 @@ class TrainingWorker(Observed):
 
     @everywhere
     def save(self, directory: Path) -> None:
-        for name, state in self.training.train_states().items():
-            _fsdp.save(state, directory, name, rank=self.rank)
+        """Copy this rank's shards, and write them while the rank continues."""
+        self.saver.begin(self.training.train_states(), directory)
+
+    @everywhere
+    def saved(self) -> dict[str, str] | None:
+        """The SHA-256 of the files that this rank wrote for the last save, by their paths; None while it writes."""
+        return None if self.saver.is_writing else self.saver.result()
 
     @everywhere
     def load(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():
-            _fsdp.load(state, directory, name)
+            _checkpoint.load(state, directory, name)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

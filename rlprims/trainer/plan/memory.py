@@ -18,6 +18,8 @@ from rlprims.trainer.data import load_examples
 _PROCESS = 0.42 * 2**30
 """A CPU process with Python, torch and transformers (in a rank also Ray), without a model. In a GPU's memory: 0."""
 
+_FILE = 2**28
+"""Bytes of a file of a checkpoint, as ranks write it."""
 _ENGINE_PROCESS = 0.65 * 2**30
 """The same process with vLLM and its engine."""
 
@@ -55,8 +57,8 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """The peak of a process that trains, and with ``execution: local`` also samples."""
-        return total(self.rank) + max(map(total, (self.sampling, self.update, self.saving, self.sending)))
+        """The peak of a process that trains, and with ``execution: local`` samples, while a checkpoint is written."""
+        return total(self.rank) + total(self.saving) + max(map(total, (self.sampling, self.update, self.sending)))
 
 
 class Prompts(NamedTuple):
@@ -232,10 +234,10 @@ def plan(config: Config, prompts: Prompts) -> Plan:
             rank.append(
                 Line("snapshot", shape.trained * trained_width / ranks, how, "model.lora, ray.training_workers")
             )
-        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 2 x 2{per_rank}, as tensors and as a file"
-        saving.append(
-            Line("shards of the optimizer", 4 * shape.trained * trained_width / ranks, how, "ray.training_workers")
-        )
+        how = f"{shape.trained / 1e6:.1f} M x {trained_width} x 3{per_rank}, of weights and optimizer"
+        copied = shape.trained * trained_width / ranks
+        saving.append(Line("copies for a checkpoint", 3 * copied, how, "ray.training_workers"))
+        saving.append(Line("a file of it", 2 * min(_FILE, 2 * copied), "2 x its size", ""))
 
     sampling: list[Line] = []
     engine: list[Line] = []

@@ -165,7 +165,7 @@ def exchanged_bytes(shape: Shape, ranks: int, copies: int, times: float) -> floa
 
 
 def summed_bytes(shape: Shape, tensor: int, tokens: float, width: int, passes: float) -> float:
-    """Bytes of hidden states that a rank receives if ``tensor`` ranks divide the layers: two sums per layer and pass."""
+    """Bytes of hidden states that a rank receives if ``tensor`` ranks divide the layers: 2 sums per layer and pass."""
     return 2 * remote_share(tensor) * 2 * shape.layers * shape.hidden * tokens * width * passes
 
 
@@ -191,7 +191,7 @@ def checkpoint_bytes(shape: Shape, *, policy_width: int = 4, masters: int = 0) -
     """Bytes of a checkpoint of the policy: Adam's two moments, the model for Hugging Face, and the trained weights.
 
     ``masters`` is 4 if the trained weights are stored separately: by ranks always, by one process if it computes in 16
-    bits.
+    bits. ``policy_width`` is 0 if the model is not stored, as in most checkpoints of ranks.
     """
     return shape.trained * (8 + masters) + shape.parameters * policy_width
 
@@ -247,17 +247,22 @@ def step_seconds(config: Config, found: list[Phase]) -> float:
 
 
 def checkpoint(config: Config, rates: Rates) -> Phase:
-    """The phase of a checkpoint. Rank 0 writes the model for Hugging Face and its shards."""
+    """The phase of a checkpoint. Ranks write their shards during training; then the trainer writes the model."""
     shape, is_ray = shape_of(config.model), config.execution == "ray"
     stored, trained = widths(config.model)
-    masters = 4 if is_ray or stored != trained else 0
-    ranks = config.ray.training_workers if is_ray else 1
     policy = trained if is_ray and not config.model.lora else stored
-    whole = checkpoint_bytes(shape, policy_width=policy, masters=masters)
-    first = shape.parameters * policy + (whole - shape.parameters * policy) / ranks
-    how = f"{text_of(whole)} in all, {text_of(first)} of them by rank 0" if ranks > 1 else text_of(whole)
+    model = shape.parameters * policy
     lower = "checkpoint.every, model.lora"
-    return Phase("checkpoint", 0, 0, whole, first / rates.disk if rates.disk else None, how, lower)
+    if not is_ray:
+        whole = checkpoint_bytes(shape, policy_width=policy, masters=4 if stored != trained else 0)
+        return Phase("checkpoint", 0, 0, whole, whole / rates.disk if rates.disk else None, text_of(whole), lower)
+    shards, ranks = checkpoint_bytes(shape, policy_width=0, masters=4), config.ray.training_workers
+    with_model = config.checkpoint.hugging_face == "every"
+    slowest = shards / ranks + model * with_model
+    how = f"{text_of(shards / ranks)} by each rank, in the background; {text_of(model)} more "
+    how += "by the trainer's process" if with_model else "at the end"
+    moved = shards + model * with_model
+    return Phase("checkpoint", 0, 0, moved, slowest / rates.disk if rates.disk else None, how, lower)
 
 
 def _divided(config: Config) -> tuple[int, int]:

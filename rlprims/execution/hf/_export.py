@@ -1,0 +1,76 @@
+"""A Hugging Face model from the shards of a checkpoint, in one process without ranks."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from rlprims.execution.hf._adapters import adapt, check_base, checksum, load_adapter, lora_of, merged
+from rlprims.execution.hf._models import adapter_of, shards_of
+
+
+def models_in_shards(checkpoint: Path) -> list[str]:
+    """The names of a checkpoint's models that are in shards: ``policy``, ``critic``."""
+    names = (path.name.removesuffix("_shards") for path in checkpoint.glob("*_shards"))
+    return sorted(name for name in names if not name.endswith("_optimizer"))
+
+
+def export_model(model: Path, folder: Path) -> None:
+    """Write a model of a checkpoint, ``step_000050/policy`` say, as Hugging Face reads it, into a new folder.
+
+    It is copied if it is there, and made of its shards otherwise. It is in memory once, as a whole. A model with
+    adapters is merged with the model that it was trained from, which must still be in its place.
+
+    Raises:
+        ValueError: the checkpoint has no such model, or the folder exists.
+        OSError: the disk is full, for example.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists: expected a new folder")
+    shards = shards_of(model)
+    if model.is_dir():
+        shutil.copytree(model, folder)
+        return
+    if not shards.is_dir():
+        raise ValueError(f"{model.parent} has no model {model.name!r}: it has {models_in_shards(model.parent)}")
+    folder.mkdir(parents=True)
+    for path in shards.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    config = transformers.AutoConfig.from_pretrained(shards)
+    kind = getattr(transformers, config.architectures[0])
+    module, state = (_merged if adapter_of(model).exists() else _joined)(kind, config, model)
+    if (shards / "generation_config.json").exists():
+        module.generation_config = transformers.GenerationConfig.from_pretrained(shards)
+    module.save_pretrained(folder, state_dict=state)
+
+
+def _joined(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]]:
+    """A module without data, and the whole tensors of all ranks' files."""
+    metadata = HuggingFaceStorageReader(str(shards_of(model))).read_metadata()
+    state: dict[str, Tensor] = {
+        name: torch.empty(found.size, dtype=found.properties.dtype)  # type: ignore[union-attr]
+        for name, found in metadata.state_dict_metadata.items()
+    }
+    for part, where in metadata.storage_data.items():
+        places = zip(part.offset, where.shape, strict=True)
+        with safe_open(where.relative_path, framework="pt") as file:
+            state[part.fqn][tuple(slice(begin, begin + size) for begin, size in places)] = file.get_tensor(part.fqn)
+    with torch.device("meta"):
+        module = kind(config)
+    return module.to(next(x.dtype for x in state.values() if x.is_floating_point())), state
+
+
+def _merged(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]]:
+    adapter = adapter_of(model)
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    module = adapt(kind.from_pretrained(base, config=config, dtype=config.dtype), lora_of(adapter))
+    load_adapter(module, adapter)
+    check_base(module, adapter, checksum(module))
+    return module, merged(module, module.state_dict())

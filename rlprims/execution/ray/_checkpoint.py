@@ -1,0 +1,226 @@
+"""Checkpoints of models over ranks: each rank writes its shards as safetensors, without pickle, while training goes on.
+
+A save has two parts. First each rank copies its shards to the CPU, and then it may train on. A thread writes the copies
+with torch.distributed.checkpoint. ``async_save`` of torch would need a thread and a process group for each of a model's
+two state dicts, weights and optimizer; here one thread writes one after the other, and frees what it has written.
+"""
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rlprims.execution._files import sha256
+from rlprims.execution.hf._adapters import check_base, frozen, is_adapted, sum_of_bits, trained
+from rlprims.execution.hf._models import adapter_of, save_adapter_of, shards_of
+from rlprims.execution.hf._train_state import TrainState
+from rlprims.execution.ray._fsdp import whole
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+FILE_BYTES = 1 << 28
+"""About the size of a file; a larger tensor has one of its own."""
+_ON_CPU = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
+
+class _Copy(NamedTuple):
+    """Of a model at one moment: what its files will have."""
+
+    shards: dict[str, dict[str, Any]]
+    """State dicts on the CPU by the names of their folders; those that are written are removed."""
+    module: Any
+    adapter: dict[str, Tensor]
+    """Whole trained tensors of an adapted model."""
+    update: int
+
+
+class Saver:
+    """The saves of one rank, one at a time. Make it on all ranks together, and call :meth:`begin` on all."""
+
+    def __init__(self, *, timeout: float) -> None:
+        self.rank = dist.get_rank()
+        # The thread's communication must not mix with that of training, and it is on the CPU beside nccl, too.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=partial(torch.set_num_threads, 1))
+        self._writing: Future[dict[str, str]] | None = None
+        self._checksums: dict[str, str] = {}
+
+    def begin(self, states: Mapping[str, TrainState], directory: Path) -> None:
+        """Copy the models as they are, and start to write them into a directory."""
+        if self._writing is not None:
+            wait([self._writing])
+        copies = {name: self._copy(state, name) for name, state in states.items()}
+        self._writing = self._thread.submit(self._write, copies, directory)
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def result(self) -> dict[str, str]:
+        """Wait until this rank's files of the last save are on the disk; their SHA-256 by their paths.
+
+        Raises:
+            OSError: the disk of a rank is full, for example; one line, whichever library raised it.
+        """
+        return {} if self._writing is None else self._writing.result()
+
+    def _copy(self, state: TrainState, name: str) -> _Copy:
+        module: Any = state.module
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass the outermost parameters may be whole
+        tensors = {shards_of(Path(name)).name: _weights(module)}
+        if state.optimizer.state:  # else there is nothing yet, and asking for it would begin it
+            tensors[f"{name}_optimizer_shards"] = _slots(state)
+        stager = DefaultStager(_ON_CPU)
+        copied: Any = stager.stage(tensors)
+        stager.close()
+        adapter = {}
+        if is_adapted(module):
+            adapter = {name: whole(parameter) for name, parameter in trained(module).items()}
+            if name not in self._checksums:  # the weights that are not trained stay as they are
+                self._checksums[name] = checksum(module, self._group)
+        return _Copy(copied, module, adapter, state.update)
+
+    def _write(self, copies: dict[str, _Copy], directory: Path) -> dict[str, str]:
+        try:
+            return self._write_all(copies, directory)
+        except CheckpointException as error:
+            failed, (cause, _) = next(iter(error.failures.items()))
+            if not isinstance(cause, OSError | SafetensorError):
+                raise
+            raise OSError(f"{directory}: rank {failed}: {_one_line(cause)}") from error
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"{directory}: {_one_line(error)}") from error
+
+    def _write_all(self, copies: dict[str, _Copy], directory: Path) -> dict[str, str]:
+        mine: list[Path] = []
+        for copied in copies.values():
+            for folder in list(copied.shards):
+                tensors = copied.shards.pop(folder)
+                writer = HuggingFaceStorageWriter(str(directory / folder), _files(tensors), save_distributed=True)
+                save_shards(tensors, storage_writer=writer, process_group=self._group)
+                mine += (directory / folder).glob(f"shard-{self.rank + 1:05d}-*.safetensors")
+        if self.rank == 0:  # last: no other rank waits for it
+            for name, copied in copies.items():
+                self._describe(copied, directory, name)
+        return {str(path.relative_to(directory)): sha256(path) for path in mine}
+
+    def _describe(self, copied: _Copy, directory: Path, name: str) -> None:
+        """Write what the shards do not have: the settings of the model, its adapter, the number of updates."""
+        module, shards = copied.module, shards_of(directory / name)
+        config = copy.deepcopy(module.config)
+        config.architectures = [type(module).__name__.removeprefix("FSDP")]
+        config.save_pretrained(shards)
+        if module.can_generate():
+            module.generation_config.save_pretrained(shards)
+        if copied.adapter:
+            save_adapter_of(module, directory / name, copied.adapter, base_checksum=self._checksums[name])
+        (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": copied.update}))
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The number of each tensor's file, from 1: a file is in memory twice more while it is written."""
+    begun = itertools.accumulate((x.numel() * x.element_size() for x in tensors.values()), initial=0)
+    whole_file = FILE_BYTES * dist.get_world_size()
+    return {name: 1 + begin // whole_file for name, begin in zip(tensors, begun, strict=False)}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def load(train_state: TrainState, directory: Path, name: str) -> None:
+    """Read what a :class:`Saver` wrote, on any number of ranks.
+
+    Raises:
+        ValueError: it is of another model.
+    """
+    weights = _weights(train_state.module)
+    _read(weights, shards_of(directory / name))
+    set_model_state_dict(
+        train_state.module, weights, options=StateDictOptions(strict=False)
+    )  # a tied weight is there once
+    if is_adapted(train_state.module):
+        check_base(train_state.module, adapter_of(directory / name), checksum(train_state.module))
+    train_state.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
+    slots_of_all = directory / f"{name}_optimizer_shards"
+    if not slots_of_all.exists():
+        train_state.optimizer.state.clear()
+        return
+    slots = _slots(train_state)
+    _read(slots, slots_of_all)
+    for key in (k for k in slots if k.endswith(".step")):
+        slots[key] = slots[key].reshape(())
+    everything: dict[str, Any] = {
+        **get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT),
+        **slots,
+    }
+    set_optimizer_state_dict(train_state.module, train_state.optimizer, everything, options=_FLAT)
+
+
+def _read(tensors: dict[str, Any], directory: Path) -> None:
+    """Into tensors that are there already."""
+    reader = HuggingFaceStorageReader(str(directory))
+    stored = set(reader.read_metadata().state_dict_metadata)
+    lost, unknown = sorted(set(tensors) - stored), sorted(stored - set(tensors))
+    if lost or unknown:
+        raise ValueError(f"{directory} does not fit the model: lacks {lost[:3]}, has unknown {unknown[:3]}")
+    load_shards(tensors, storage_reader=reader)
+
+
+def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
+    """:func:`rlprims.execution.hf._adapters.checksum` of a module over ranks, from the sums of their shards."""
+    mine: dict[int, int] = {}  # by the number of ranks that have the same shard
+    for parameter in frozen(module):
+        copies, local = dist.get_world_size(), parameter.detach()
+        if isinstance(parameter, DTensor):
+            sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+            copies = math.prod(size for size, placement in sizes if placement.is_replicate())
+            local = parameter.to_local()
+        mine[copies] = mine.get(copies, 0) + sum_of_bits(local)
+    found = [mine] * dist.get_world_size()
+    dist.all_gather_object(found, mine, group=group)
+    return str(sum(sum(each[copies] for each in found) // copies for copies in mine))
+
+
+def _weights(module: Any) -> dict[str, Any]:
+    """The shards of what is trained on this rank; of tied weights the first name."""
+    once: dict[int, str] = {}
+    state: dict[str, Any] = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
+    for name, x in state.items():
+        local = x.to_local() if isinstance(x, DTensor) else x
+        once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)
+    return {name: state[name] for name in once.values()}
+
+
+def _slots(train_state: TrainState) -> dict[str, Tensor]:
+    """The optimizer's tensors by name: its state begins to exist where there was none."""
+    state: Any = get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT)
+    tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+    return {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}
