@@ -3,13 +3,16 @@
 import os
 import sys
 
+from rlprims._imports import uncollected
+
 
 def main() -> int:
     # Before torch loads: threads that spin while they wait are 3 to 6 times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        from rlprims.trainer.cli import main as command
+        with uncollected():
+            from rlprims.trainer.cli import main as command
     except ModuleNotFoundError as error:
         sys.stderr.write(f"rlprims: {error.name} is not installed: pip install . in the clone of rlprims\n")
         return 2

@@ -80,7 +80,7 @@ def _read(module: str) -> Names:
     names = Names()
     body: list[ast.stmt] = []
     for statement in ast.parse(_file(module).read_text()).body:
-        body += statement.body if isinstance(statement, ast.If) else [statement]  # if TYPE_CHECKING
+        body += statement.body if isinstance(statement, ast.If | ast.With) else [statement]  # if TYPE_CHECKING
     for statement in body:
         for name in _defined(statement):
             names.defined.setdefault(name, []).append(statement)

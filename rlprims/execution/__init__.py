@@ -3,13 +3,16 @@
 ``rlprims.execution.local`` is imported by name only, as it loads transformers.
 """
 
-from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
-from rlprims.execution._kept import kept_columns, kept_of
-from rlprims.execution._meter import Work, WorkerReport
-from rlprims.execution._profile import Profile, Profiler
-from rlprims.execution._protocol import Execution, ExecutionError, Observable, Stream, UpdateReport
-from rlprims.execution._stored import Kind, kind_of, reads_means, reads_reference
-from rlprims.execution._stream import BatchStream
+from rlprims._imports import uncollected
+
+with uncollected():
+    from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+    from rlprims.execution._kept import kept_columns, kept_of
+    from rlprims.execution._meter import Work, WorkerReport
+    from rlprims.execution._profile import Profile, Profiler
+    from rlprims.execution._protocol import Execution, ExecutionError, Observable, Stream, UpdateReport
+    from rlprims.execution._stored import Kind, kind_of, reads_means, reads_reference
+    from rlprims.execution._stream import BatchStream
 
 __all__ = [
     "BatchStream",

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rlprims._imports import uncollected
 from rlprims.reports._curve_panels import FAINT, INK, PANELS, draw, dress, has_data, number, palette, series
 
 
@@ -53,8 +54,9 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     Raises:
         ValueError: no runs, a path that is no run directory, or no run with a number to draw.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    with uncollected():
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     runs = [Path(run) for run in runs]
     metrics = [read_metrics(run) for run in runs]

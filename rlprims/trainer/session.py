@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from rich.console import Console
 
+from rlprims._imports import uncollected
 from rlprims.execution import Execution, ExecutionError, Observable
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.examine import examine
@@ -47,8 +48,9 @@ class _Backend(Execution, Observable, Protocol):
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
     """Tokenizer and data first, then the models; ``weights`` in the place of ``model.path``."""
-    from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils import logging
+    with uncollected():
+        from transformers import AutoConfig, AutoTokenizer
+        from transformers.utils import logging
 
     torch.set_num_threads(config.threads)
     logging.disable_progress_bar()

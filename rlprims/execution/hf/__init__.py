@@ -3,11 +3,14 @@
 All implementations of :class:`rlprims.execution.Execution` use them, in one process or with a shard per process.
 """
 
-from rlprims.execution.hf._flops import meter_of
-from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
-from rlprims.execution.hf._reward_model import RewardModel
-from rlprims.execution.hf._stored import StoredTraining
-from rlprims.execution.hf._training import SINGLE_PROCESS, Ranks, StepTotals, Training, with_counts, without_tokens
+from rlprims._imports import uncollected
+
+with uncollected():
+    from rlprims.execution.hf._flops import meter_of
+    from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
+    from rlprims.execution.hf._reward_model import RewardModel
+    from rlprims.execution.hf._stored import StoredTraining
+    from rlprims.execution.hf._training import SINGLE_PROCESS, Ranks, StepTotals, Training, with_counts, without_tokens
 
 __all__ = [
     "SINGLE_PROCESS",

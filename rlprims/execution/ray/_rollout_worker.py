@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlprims._imports import uncollected
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, RayConfig, Sampling
 from rlprims.execution._meter import Work, metered
@@ -176,14 +177,13 @@ class RolloutWorker(Observed):
         torch.set_num_threads(1)
         self.engine: Engine
         if cluster.engine == "hf":
+            gc.freeze()  # what was imported stays, and no collection needs to walk through it
             self.engine = ModelEngine(model, tokenizer)
         else:
-            # Garbage collections walk through thousands of imported modules: a quarter of the seconds of a start.
-            gc.disable()
-            from rlprims.execution.ray._vllm import VllmEngine
+            with uncollected():
+                from rlprims.execution.ray._vllm import VllmEngine
 
-            gc.freeze()
-            gc.enable()
+                gc.freeze()
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window)
         return Built(self.engine.frees_memory, self.engine.joins)
 

@@ -1,5 +1,6 @@
 """The Ray actor that trains: one FSDP2 rank with its shards of the models."""
 
+import gc
 import socket
 from collections.abc import Collection
 from pathlib import Path
@@ -55,6 +56,7 @@ class TrainingWorker(Observed):
         roles: Collection[str],
     ) -> int | None:
         """Join the other ranks of the pool and load the models of its roles; the context window of the policy."""
+        gc.freeze()  # what was imported stays, and no collection needs to walk through it
         torch.set_num_threads(1)
         device = device_of(model).type
         self.lives_on_cpu = cluster.cpu_offload
