@@ -42,7 +42,7 @@ Cut: TypeAlias = Literal["zigzag", "contiguous"]
 
 
 def cu_seqlens(lengths: Sequence[int] | Tensor) -> CuSeqlens:
-    """Where each packed sequence begins and ends, from the lengths: 0, then their running sum; int64 (B+1,).
+    """The boundaries of packed sequences from their lengths: 0, then the running sum; int64 (B+1,).
 
     Raises:
         ValueError: lengths that are not integers (B,), or a negative one.
@@ -183,7 +183,7 @@ def unpack(x: PerToken, cu_seqlens: CuSeqlens, width: int, fill: float = 0) -> P
 
 
 class TokenShard(NamedTuple):
-    """Which of N packed tokens one rank has."""
+    """The tokens of one rank, of N packed tokens."""
 
     tokens: Annotated[Tensor, "int64 (n,), positions among the N"]
     cu_seqlens: CuSeqlens

@@ -23,7 +23,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, T
 
 
 class Trajectories(NamedTuple):
-    """Where the tokens of each rollout are in the batch.
+    """The positions of the tokens of each rollout in the batch.
 
     There are always B slots for rollouts, so that their number need not be read from a device. The last slots may be
     empty.

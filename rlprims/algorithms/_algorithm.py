@@ -53,7 +53,7 @@ Policy: TypeAlias = Literal["score", "leave_out", "mask_turn", "drop_group"]
 
 
 class Endings(_Spec):
-    """How a response is treated, by the reason of its end.
+    """The treatment of a response, by the reason of its end.
 
     ``score``: it counts like any other. ``leave_out``: it is False in ``valid_rows``, so it is in no statistic and has
     advantage 0. ``mask_turn``: its score counts, but the tokens of its last turn (without ``turn_ids``: all of its

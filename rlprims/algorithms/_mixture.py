@@ -55,7 +55,7 @@ def mixture_advantages(specs: Sequence[Algorithm], data: Data) -> dict[str, Tens
 
 
 def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.Generator | None = None) -> StepCounts:
-    """What :func:`token_weights` and :func:`step_counts` give for each algorithm, for a step before it is split."""
+    """The results of :func:`token_weights` and :func:`step_counts` for each algorithm, for a whole step."""
     columns: dict[str, Tensor] = {}
     labels = (data.get(name) for name in ("cu_seqlens", "group_ids", "trajectory_ids"))
     totals = {"totals": count_totals(data["response_mask"], *labels)}

@@ -20,7 +20,7 @@ def policy_update(
     clip_low: float | None = None,
     clip_high: float | None = None,
 ) -> Metrics:
-    """How far the policy has changed within the step.
+    """Metrics of the change of the policy within a step.
 
     ``approx_kl``: k3 of KL(π_old ‖ π) from samples of π_old; ``ratio_max``; with both bounds given, the shares of
     tokens whose ratio is below 1 − clip_low or above 1 + clip_high, by side and by sign of the advantage.

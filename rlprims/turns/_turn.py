@@ -118,7 +118,7 @@ class Row:
     versions: tuple[int, ...]
     extras: Mapping[str, tuple[Any, ...]]
     spans: tuple[Span, ...]
-    """Where each turn's sampled tokens are, in order."""
+    """The places of the turns' sampled tokens, in order."""
     agent: str
     finish: EndedName
     """Why the last turn ended."""

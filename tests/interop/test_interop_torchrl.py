@@ -26,7 +26,7 @@ def test_what_the_loss_reads_and_torchrl_has_not_is_named():
         ValueError, match=r"torchrl does not have the data for the loss of gspo: .*prompt_token_mean reads group_ids"
     ):
         grpo_loss(algorithms.gspo().replace(aggregation=losses.prompt_token_mean), Base)
-    with pytest.raises(ValueError, match=r"that of echo: a loss term is on observation_mask"):
+    with pytest.raises(ValueError, match=r"the loss of echo: a loss term is on observation_mask"):
         grpo_loss(algorithms.echo(), Base)
 
 

@@ -198,7 +198,7 @@ def test_bad_input() -> None:
         to_batch([rows, rows], ["a"], pad_id=0)
     with pytest.raises(ValueError, match="rollout 1 has no rows, expected at least one row in each rollout"):
         to_batch([rows, []], ["a", "b"], pad_id=0)
-    with pytest.raises(ValueError, match="rollouts is empty, expected at least one row each"):
+    with pytest.raises(ValueError, match="rollouts is empty, expected at least one row in each rollout"):
         to_batch([], [], pad_id=0)
 
 
