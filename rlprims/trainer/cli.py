@@ -232,6 +232,8 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
 
 
 def _export(options: argparse.Namespace, console: Any) -> int:
+    from transformers.utils import logging
+
     from rlprims.execution.hf import export_model
     from rlprims.trainer.checkpoint import damage_of, newest_checkpoint
     from rlprims.trainer.run_directory import RunDirectory
@@ -246,6 +248,7 @@ def _export(options: argparse.Namespace, console: Any) -> int:
             found = sorted(path.name for path in run.checkpoints.glob("step_*"))
             raise ValueError(f"{checkpoint}: {damage}; expected a step of {', '.join(found)}")
     name = options.model or ("reward" if (checkpoint / "reward").is_dir() else "policy")
+    logging.disable_progress_bar()
     with writing(options.folder):
         export_model(checkpoint / name, options.folder)
     console.print(f"model: {options.folder}, the {name} of {checkpoint}", highlight=False, soft_wrap=True)
@@ -253,11 +256,14 @@ def _export(options: argparse.Namespace, console: Any) -> int:
 
 
 def _evaluate(options: argparse.Namespace, console: Any) -> int:
+    from transformers.utils import logging
+
     from rlprims.trainer.checkpoint import newest_checkpoint, policy_of
     from rlprims.trainer.config import load_config
     from rlprims.trainer.run_directory import RunDirectory
     from rlprims.trainer.session import build, evaluate_parts
 
+    logging.disable_progress_bar()
     with ExitStack() as held:
         if options.what.is_dir():
             run = RunDirectory.open(options.what)
