@@ -46,6 +46,7 @@ from rlprims.execution.hf._models import (
 )
 from rlprims.execution.hf._train_state import TrainState
 
+_CPU = torch.device("cpu")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -165,7 +166,7 @@ class Shard(NamedTuple):
     of: DTensor | None  # its layout, without its data
     device: torch.device
 
-    def whole(self, device: torch.device) -> Tensor:
+    def whole(self, device: torch.device = _CPU) -> Tensor:
         """Of all ranks, on this device of each of them: every rank must ask."""
         if self.of is None:
             return self.local.to(device)
