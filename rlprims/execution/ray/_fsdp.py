@@ -32,6 +32,8 @@ from rlprims.execution.hf._models import (
 )
 from rlprims.execution.ray._tensor_parallel import divide
 
+_CPU = torch.device("cpu")
+
 
 def join(
     rank: int, size: int, address: tuple[str, int], listener: socket.socket | None, *, device: str, timeout: float
@@ -157,7 +159,7 @@ class Shard(NamedTuple):
     of: DTensor | None  # its layout, without its data
     device: torch.device
 
-    def whole(self, device: torch.device) -> Tensor:
+    def whole(self, device: torch.device = _CPU) -> Tensor:
         """Of all ranks, on this device of each of them: every rank must ask."""
         if self.of is None:
             return self.local.to(device)
