@@ -35,7 +35,7 @@ def grouped(estimate: Estimate) -> Callable[[Batch], Tensor]:
 def of_tokens(b: Batch) -> Tensor:
     ids = grouping.dense_ids(b.labels)
     return advantage.optimal_token_baseline(
-        b.rewards, ids, b.old_log_probs, b.sum_pi_squared, b.mask, align="columns", alone="raw"
+        b.rewards, ids, b.old_log_probs, b.sum_pi_squared, b.mask, align="columns", singleton="raw"
     )
 
 

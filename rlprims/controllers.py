@@ -76,8 +76,8 @@ class AdaptiveEntropy:
     """A coefficient of the entropy bonus that keeps the entropy up, Skywork-OR1 2025 (arXiv:2505.22312).
 
     After a step with mean entropy H per token the coefficient c moves by ``delta``, up if H < target and down if
-    H > target, within 0 and ``most``. It is applied only while H <= target: ``value``, by which ``losses.entropy`` is
-    multiplied in the next step, is c if H <= target, else 0; and 0 before the first update.
+    H > target, within 0 and ``max_coef``. It is applied only while H <= target: ``value``, the factor of
+    ``losses.entropy`` in the next step, is c if H <= target, otherwise 0; and 0 before the first update.
 
     Target and delta are the paper's. The paper measures H on the rollouts of the same step; TRL, whose bounds these
     are, one step later, as here.
@@ -92,21 +92,21 @@ class AdaptiveEntropy:
     """
 
     def __init__(
-        self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, most: float = 1.0
+        self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, max_coef: float = 1.0
     ) -> None:
         if target <= 0 or delta <= 0:
             raise ValueError(f"target={target} (nats per token) and delta={delta} must be above 0")
-        if not 0 <= entropy_coef <= most:
-            raise ValueError(f"entropy_coef={entropy_coef} must be from 0 to most={most}")
+        if not 0 <= entropy_coef <= max_coef:
+            raise ValueError(f"entropy_coef={entropy_coef} must be from 0 to max_coef={max_coef}")
         self.value = 0.0
         self.coefficient = entropy_coef
         self.target = target
         self.delta = delta
-        self.most = most
+        self.max_coef = max_coef
 
     def update(self, entropy: float) -> None:
         step = self.delta if entropy < self.target else -self.delta if entropy > self.target else 0.0
-        self.coefficient = min(max(self.coefficient + step, 0.0), self.most)
+        self.coefficient = min(max(self.coefficient + step, 0.0), self.max_coef)
         self.value = self.coefficient if entropy <= self.target else 0.0
 
     def state_dict(self) -> dict[str, float]:

@@ -219,10 +219,10 @@ class Moments(ABC):
     def merge(self, other: "Metric") -> Self:
         if type(other) is not type(self):
             raise TypeError(f"a {type(self).__name__} cannot be merged with {other}")
-        count, apart = self.count + other.count, other.mean - self.mean
+        count, difference = self.count + other.count, other.mean - self.mean
         share = other.count / count.clamp(min=1)
-        scatter = self.scatter + other.scatter + torch.outer(apart, apart) * (self.count * share)
-        return type(self)(count, self.mean + apart * share, scatter)
+        scatter = self.scatter + other.scatter + torch.outer(difference, difference) * (self.count * share)
+        return type(self)(count, self.mean + difference * share, scatter)
 
     @abstractmethod
     def value(self) -> Tensor: ...

@@ -68,7 +68,7 @@ def test_at_the_target_it_stays_and_is_applied() -> None:
 
 def test_it_stays_within_its_bounds() -> None:
     assert entropy_values(9.0, 9.0, 0.1, delta=0.01) == pytest.approx([0.0, 0.0, 0.01])
-    assert entropy_values(0.1, 0.1, 0.1, delta=0.5, most=0.75) == [0.5, 0.75, 0.75]
+    assert entropy_values(0.1, 0.1, 0.1, delta=0.5, max_coef=0.75) == [0.5, 0.75, 0.75]
 
 
 def test_before_anything_was_measured_it_is_not_applied() -> None:
@@ -88,7 +88,7 @@ def test_a_restored_entropy_controller_goes_on_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"target": 0.0}, {"delta": 0.0}, {"entropy_coef": -0.1}, {"entropy_coef": 0.5, "most": 0.1}]
+    "wrong", [{"target": 0.0}, {"delta": 0.0}, {"entropy_coef": -0.1}, {"entropy_coef": 0.5, "max_coef": 0.1}]
 )
 def test_an_entropy_controller_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -170,7 +170,7 @@ class TestPolicyGradients:
     def test_a_baseline_per_token_from_oneself_alone_is_none(self) -> None:
         log_pi, energy = log_probs(THETA), torch.ones_like(STATES)
         advantages = optimal_token_baseline(
-            at_last_token(SCORES, MASK), torch.arange(7), log_pi, energy.double(), MASK, alone="raw"
+            at_last_token(SCORES, MASK), torch.arange(7), log_pi, energy.double(), MASK, singleton="raw"
         )
         torch.testing.assert_close(of(advantages), POLICY_GRADIENT, **CLOSE)
 

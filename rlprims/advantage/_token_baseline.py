@@ -27,7 +27,7 @@ def optimal_token_baseline(
     importance_weights: PerToken | None = None,
     *,
     align: Align = "tokens",
-    alone: Singleton = "zero",
+    singleton: Singleton = "zero",
     eps: float = 1e-8,
 ) -> PerToken:
     """A baseline for each token, weighted by the energy of the gradient so far: the OTB of verl 0.9.
@@ -54,7 +54,7 @@ def optimal_token_baseline(
         align: which tokens of two responses are compared: the t-th valid ones, tool output left out ("tokens": verl's
             tir_optimal_token_baseline), or those in the same column ("columns": verl's optimal_token_baseline, for
             responses without gaps that begin in the same column).
-        alone: a token that no other response of the group has, since that response is the longest or the only one:
+        singleton: a token that no other response of the group has, since that response is the longest or the only one:
             "zero" (it is its own baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
         eps: ε, in units of w.
 
@@ -71,7 +71,7 @@ def optimal_token_baseline(
             [-2.,  0.]])
     """
     check_choice("align", align, Align)
-    check_choice("alone", alone, Singleton)
+    check_choice("singleton", singleton, Singleton)
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     returns = sum_from_right(rewards, mask, cu_seqlens)
@@ -88,7 +88,7 @@ def optimal_token_baseline(
     above = returns - group_bounds(returns.detach(), ids, valid)[0]
     total = group_sum(weights, ids, valid)
     a = above - group_sum(weights * above, ids, valid) / torch.where(total == 0, 1.0, total)
-    if alone == "raw":
+    if singleton == "raw":
         a = torch.where(group_count(ids, valid) > 1, a, returns)
     return zero_outside(a, valid).reshape(mask.shape)
 

@@ -15,7 +15,7 @@ RECORDS = [
     Record(
         "advantage.optimal_token_baseline",
         check_advantage,
-        matters={"align": "columns", "alone": "raw", "eps": 1.0},
+        matters={"align": "columns", "singleton": "raw", "eps": 1.0},
         exempt=BY_TOKEN,
     ),
     Record("advantage.optimal_token_baseline", check_advantage, call={"align": "columns"}, exempt=BY_TOKEN),
@@ -43,11 +43,11 @@ class TestTwoResponses:
     mask = bools("11", "10")
 
     @pytest.mark.parametrize("align", ["tokens", "columns"])
-    @pytest.mark.parametrize(("alone", "tail"), [("zero", 0.0), ("raw", 3.0)])
-    def test_the_first_tokens_are_compared(self, align: str, alone: str, tail: float) -> None:
+    @pytest.mark.parametrize(("singleton", "tail"), [("zero", 0.0), ("raw", 3.0)])
+    def test_the_first_tokens_are_compared(self, align: str, singleton: str, tail: float) -> None:
         # b = (0.5 · 3 + 0.25 · 0) / 0.75
         got = optimal_token_baseline(
-            self.rewards, IDS, self.log_probs, self.energy, self.mask, align=align, alone=alone
+            self.rewards, IDS, self.log_probs, self.energy, self.mask, align=align, singleton=singleton
         )
         torch.testing.assert_close(got, rows([1, tail], [-2, 0]), **CLOSE)
 
@@ -102,10 +102,10 @@ def test_float32_says_what_float64_says() -> None:
         want[of] = torch.where(mask[of], returns[of] - baseline, 0.0)
     data = (pi.log(), energy, mask)
     for align in ("tokens", "columns"):
-        got = optimal_token_baseline(rewards, ids, *data, align=align, alone="raw")
+        got = optimal_token_baseline(rewards, ids, *data, align=align, singleton="raw")
         torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
         single = optimal_token_baseline(
-            rewards.float(), ids, data[0].float(), data[1].float(), mask, align=align, alone="raw"
+            rewards.float(), ids, data[0].float(), data[1].float(), mask, align=align, singleton="raw"
         )
         torch.testing.assert_close(single.double(), want, rtol=0, atol=1e-6 * want.abs().max().item())
 
@@ -132,7 +132,7 @@ def test_a_group_of_one() -> None:
     one, log_probs = rows([1, 2]), torch.full((1, 2), HALF, dtype=torch.float64)
     group = torch.zeros(1, dtype=torch.int64)
     assert optimal_token_baseline(one, group, log_probs, one, bools("11")).tolist() == [[0, 0]]
-    assert optimal_token_baseline(one, group, log_probs, one, bools("11"), alone="raw").tolist() == [[3, 2]]
+    assert optimal_token_baseline(one, group, log_probs, one, bools("11"), singleton="raw").tolist() == [[3, 2]]
 
 
 @given(st.lists(st.text("01", min_size=5, max_size=5), min_size=2, max_size=5), st.integers(0, 2**31))
@@ -141,8 +141,8 @@ def test_it_equals_the_responses_without_their_gaps(patterns: list[str], seed: i
     mask = bools(*patterns)
     ids = torch.zeros(len(mask), dtype=torch.int64)
     rewards, energy, log_probs = torch.rand(3, *mask.shape, generator=generator, dtype=torch.float64)
-    got = optimal_token_baseline(rewards, ids, -log_probs, energy + 1, mask, alone="raw")
+    got = optimal_token_baseline(rewards, ids, -log_probs, energy + 1, mask, singleton="raw")
     left = (~mask).long().argsort(dim=-1, stable=True)
     compact = [x.gather(-1, left) for x in (rewards, -log_probs, energy + 1, mask)]
-    want = optimal_token_baseline(compact[0], ids, compact[1], compact[2], compact[3], alone="raw", align="columns")
+    want = optimal_token_baseline(compact[0], ids, compact[1], compact[2], compact[3], singleton="raw", align="columns")
     torch.testing.assert_close(got.gather(-1, left), want, rtol=0, atol=1e-12)

@@ -40,7 +40,7 @@ def test_the_estimators_with_choices() -> None:
         ("grpo", "std_over"),
         ("opo", "singleton"),
         ("optimal_token_baseline", "align"),
-        ("optimal_token_baseline", "alone"),
+        ("optimal_token_baseline", "singleton"),
         ("pkpo", "baseline"),
         ("reinforce_pp_baseline", "singleton"),
     }

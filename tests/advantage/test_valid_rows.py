@@ -28,7 +28,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("opo", {}),
     ("opo", {"singleton": "raw"}),
     ("optimal_token_baseline", {}),
-    ("optimal_token_baseline", {"align": "columns", "alone": "raw"}),
+    ("optimal_token_baseline", {"align": "columns", "singleton": "raw"}),
     ("pass_at_k", {"normalize_std": True}),
     ("pkpo", {"k": 2}),
     ("pkpo", {"k": 1, "baseline": "leave_one_out"}),

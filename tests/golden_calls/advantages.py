@@ -110,7 +110,7 @@ def verl_optimal_token_baseline(align: str) -> Call:
             mask,
             importance_weights=c.inputs["rollout_is_weights"],
             align=align,
-            alone="raw" if c.args["handle_zero_tail"] else "zero",
+            singleton="raw" if c.args["handle_zero_tail"] else "zero",
             eps=c.args["epsilon"],
         )
 

@@ -70,7 +70,7 @@ def code_stdin(
     if max_cases is not None and max_cases < 1:
         raise ValueError(f"expected max_cases of 1 or more, got {max_cases}; use None for all")
     cases = read_cases(answer, max_cases)
-    right = _judge(cases, compare, tolerance, checker)
+    matches = _judge(cases, compare, tolerance, checker)
     code = python_code(response, blocks, cases.function)
     if server is not None:
         outputs = _on_server(server, cases, code or response, seconds, memory_mb)
@@ -90,7 +90,7 @@ def code_stdin(
     passed = 0
     with closing(outputs):
         for given, expected, result in zip(cases.inputs, cases.outputs, outputs, strict=False):
-            good = result.ok and right(given, result.output, expected)
+            good = result.ok and matches(given, result.output, expected)
             passed += good
             if not good and (not partial if stop_early is None else stop_early):
                 break
@@ -159,13 +159,13 @@ def _judge(cases: Cases, compare: Compare, tolerance: float, checker: Checker | 
             "the checker refuses the first case's expected output; it is called with (input, output, expected)"
         )
 
-    def right(given: Any, output: Any, expected: Any) -> bool:
+    def matches(given: Any, output: Any, expected: Any) -> bool:
         try:
             return bool(function(given, output, expected))
         except Exception:  # it reads what a model's program wrote
             return False
 
-    return right
+    return matches
 
 
 def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: int) -> Generator[Any, None, None]:

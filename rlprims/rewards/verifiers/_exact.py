@@ -23,8 +23,8 @@ def exact(
     """
     found, golds = read(response, answer, tag)
     clean = normalize if normalized else str.strip
-    right = found is not None and clean(found) in {clean(gold) for gold in golds}
-    return {"score": float(right), "acc": float(right), "format": float(found is not None)}
+    is_correct = found is not None and clean(found) in {clean(gold) for gold in golds}
+    return {"score": float(is_correct), "acc": float(is_correct), "format": float(found is not None)}
 
 
 def normalize(text: str) -> str:

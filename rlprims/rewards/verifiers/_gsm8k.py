@@ -21,8 +21,8 @@ def gsm8k(response: str, answer: str | float, *, strict: bool = False) -> dict[s
     """
     gold, marked = _gold(str(answer)), _marked(response)
     number = last_number(response) if marked is None and not strict else first_number(marked or "")
-    right = float(number == gold)
-    return {"score": right, "acc": right, "format": float(marked is not None)}
+    correct = float(number == gold)
+    return {"score": correct, "acc": correct, "format": float(marked is not None)}
 
 
 @lru_cache(maxsize=1024)  # a group has one

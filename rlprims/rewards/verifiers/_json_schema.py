@@ -34,8 +34,8 @@ def json_schema(response: str, answer: Mapping[str, Any] | str, *, tag: str | No
         value = _loads(tagged(response, tag) if tag is not None else fenced(response) or response)
     except ValueError:
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
-    right = kind(schema, registry=Registry()).is_valid(value)  # an empty registry: nothing is fetched
-    return {"score": float(right), "acc": float(right), "format": 1.0}
+    is_correct = kind(schema, registry=Registry()).is_valid(value)  # an empty registry: nothing is fetched
+    return {"score": float(is_correct), "acc": float(is_correct), "format": 1.0}
 
 
 def _loads(text: str | None) -> Any:

@@ -55,8 +55,8 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
         raise ValueError(f"expected one expression as the answer, got {answer!r}; use a text")
     gold = str(answer)
     inner = boxed(gold)
-    right = _equal(inner if inner is not None else gold, candidate)
-    return {"score": float(right), "acc": float(right), "format": 1.0}
+    is_correct = _equal(inner if inner is not None else gold, candidate)
+    return {"score": float(is_correct), "acc": float(is_correct), "format": 1.0}
 
 
 def _equal(gold: str, candidate: str) -> bool:

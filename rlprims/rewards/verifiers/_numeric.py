@@ -28,5 +28,5 @@ def numeric(
     place = tagged(response, tag) if tag is not None else boxed(response)
     number = last_number(place if place is not None else "" if tag else response, scientific=True)
     bound = max(Decimal(absolute), Decimal(relative) * abs(gold))
-    right = number is not None and abs(number - gold) <= bound
-    return {"score": float(right), "acc": float(right), "format": float(number is not None)}
+    is_correct = number is not None and abs(number - gold) <= bound
+    return {"score": float(is_correct), "acc": float(is_correct), "format": float(number is not None)}

@@ -10,5 +10,5 @@ def tagged_answer(response: str, answer: str | float, *, tag: str = "answer") ->
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
     found = tagged(response, tag)
-    right = found is not None and found.strip() == str(answer).strip()
-    return {"score": float(right), "acc": float(right), "format": float(found is not None)}
+    is_correct = found is not None and found.strip() == str(answer).strip()
+    return {"score": float(is_correct), "acc": float(is_correct), "format": float(found is not None)}
