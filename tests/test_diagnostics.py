@@ -441,7 +441,7 @@ class TestStaleness:
         assert float(got["stale_fraction"].value()) == pytest.approx(0.2)
 
     def test_a_version_of_the_future(self) -> None:
-        with pytest.raises(ValueError, match="now=3, expected at least 4, the newest version"):
+        with pytest.raises(ValueError, match="current_version=3, expected at least 4, the newest version"):
             staleness(torch.tensor([[4, 9]]), 3, torch.tensor([[True, False]]))
         with pytest.raises(ValueError, match=r"dtype torch\.float32, expected integers"):
             staleness(torch.zeros(1, 2), 3, FULL)

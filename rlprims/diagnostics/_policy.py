@@ -108,8 +108,8 @@ def sampler_mismatch(
     }
 
 
-def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -> Metrics:
-    """The age of the weights that drew each valid token, in updates: now − version.
+def staleness(versions: Versions, current_version: int | Tensor, response_mask: TokenMask) -> Metrics:
+    """The age of the weights that drew each valid token, in updates: current_version − version.
 
     ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. The
     mean is over tokens, as in verl since its pull request 7569: a response that was drawn during several updates has
@@ -117,11 +117,11 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
 
     Args:
         versions: int (B, T) or (N,): the version of the weights that drew the token.
-        now: int, the version of the weights that are trained.
+        current_version: int, the version of the weights that are trained.
         response_mask: bool, like versions.
 
     Raises:
-        ValueError: wrong shapes or dtypes; on a CPU a version that is newer than ``now``.
+        ValueError: wrong shapes or dtypes; on a CPU a version that is newer than ``current_version``.
 
     >>> m = torch.tensor([[True, True, True, False]])
     >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)
@@ -131,10 +131,12 @@ def staleness(versions: Versions, now: int | Tensor, response_mask: TokenMask) -
     check_like_mask(response_mask, versions=versions)
     if versions.is_floating_point() or versions.dtype is torch.bool:
         raise ValueError(f"versions has dtype {versions.dtype}, expected integers: the number of updates before")
-    age = torch.where(response_mask, now - versions, 0)
+    age = torch.where(response_mask, current_version - versions, 0)
     if are_readable(age) and (age < 0).any():
         newest = int(torch.where(response_mask, versions, 0).amax())
-        raise ValueError(f"now={int(now)}, expected at least {newest}, the newest version among the valid tokens")
+        raise ValueError(
+            f"current_version={int(current_version)}, expected at least {newest}, the newest version of a valid token"
+        )
     return {
         "staleness": token_mean(age, response_mask),
         "staleness_max": token_max(age, response_mask),
