@@ -5,12 +5,12 @@ import logging
 import os
 import signal
 
-gc.disable()  # until the tests are collected: three in ten CPU seconds of that
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
 import torch
 from hypothesis import settings
 
+gc.disable()  # until the tests are collected: three in ten CPU seconds of that
 torch.set_num_threads(1)
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
