@@ -10,6 +10,7 @@ import pytest
 
 from rlprims.trainer.config import load_config
 from rlprims.trainer.plan.memory import lengths_of, plan
+from tests.trainer.runs import rlprims
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,11 +24,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(words: Path, name: str, *settings: str) -> dict[str, Any]:
+def train(words: Path, name: str, *settings: str, alone: bool = False) -> dict[str, Any]:
+    """The summary of a run, in this process or in one of its own."""
     config = ROOT / "examples" / "words" / f"{name}.yaml"
     data = [f"data.{split}={words / 'data' / split}.jsonl" for split in ("train", "eval")]
     places = [f"run_dir={words / name}", f"model.path={words / 'base'}", *data]
-    subprocess.run([sys.executable, "-m", "rlprims", "train", str(config), *places, *settings], cwd=ROOT, check=True)
+    command = ["train", str(config), *places, *settings]
+    if alone:
+        subprocess.run([sys.executable, "-m", "rlprims", *command], cwd=ROOT, check=True)
+    else:
+        rlprims(*command)
     summary: dict[str, Any] = json.loads((words / name / "summary.json").read_text())
     return summary
 
@@ -39,7 +45,7 @@ def evaluation(run: Path, step: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path) -> None:
-    dapo = train(words, "dapo")
+    dapo = train(words, "dapo", alone=True)
     assert dapo["after"]["sampled/acc"] - dapo["before"]["sampled/acc"] >= 0.35
     assert dapo["skipped_updates"] == dapo["failed_groups"] == 0
     assert (words / "dapo" / "curves.png").exists()

@@ -26,15 +26,26 @@ IN_ONE_PROCESS = {
     ("measures", "test_micro_batches_do_not_change_log_probs"),
     ("reward", "test_micro_batches_do_not_change_it"),
     ("critic", "test_micro_batches_do_not_change_the_step"),
+    ("terms", "test_a_critic_of_rollouts"),
+    ("terms", "test_what_a_tool_answers_becomes_likelier"),
+    ("update", "test_an_entropy_bonus_raises_the_entropy"),
+    ("update", "test_a_kl_term_draws_to_the_reference"),
+    ("update", "test_the_learning_rate_follows_its_schedule"),
+    ("update", "test_what_is_praised_becomes_likelier"),
 }
 """Not on Ray, where each would start ranks of its own and show nothing of ranks.
 
-Two ranks without Ray are in test_execution_ranks; that Ray's numbers are those of one process, in test_execution_ray.
+Two ranks without Ray are in test_execution_ranks; that Ray's numbers are those of one process, in test_execution_ray. A
+schedule and its number of updates reach the ranks in the checkpoint's tests, terms of the loss and rollouts in those of
+micro-batches.
 """
+LOCAL = {("terms", "test_in_float64_to_twelve_digits"), ("terms", "test_without_whole_logits")}
+"""They build local executions alone."""
 ONE_SIZE = {"terms": 130, "update": 40}
 """Tokens of a micro-batch on Ray, where a test has several: Ray's ranks start anew for each."""
 
 
+WITH_EVERY_MODEL = algorithms.ppo().replace(loss_terms=algorithms.grpo().loss_terms)
 restarted: list[Restarted] = []
 
 
@@ -62,7 +73,7 @@ def pytest_collection_modifyitems(items):
             size, tied = (item.callspec.params.get(name) for name in ("tokens", "interrupted"))
             if size not in (None, ONE_SIZE.get(file, size)) or tied is False:
                 return False
-            return file not in OF_SAMPLING and (file, test) not in IN_ONE_PROCESS
+            return file not in OF_SAMPLING and (file, test) not in IN_ONE_PROCESS | LOCAL
         return True
 
     items[:] = [item for item in items if wanted(item)]
@@ -106,11 +117,14 @@ def one_engine(build):
 
 @pytest.fixture(scope="session")
 def fresh(build, tmp_path_factory):
-    """``build`` for who is done with what was asked for before: it may be given again, as it was at its start."""
+    """``build`` for who is done with what was asked for before: it may be given again, as it was at its start.
+
+    On Ray it has a reference and a critic for every algorithm, so that ranks need not start for each set of models.
+    """
     if build.func not in CLUSTERS.values():
         return build
-    restarted.append(Restarted(build, tmp_path_factory))
-    return restarted[-1]
+    restarted.append(kept := Restarted(build, tmp_path_factory))
+    return lambda algorithm, **options: kept(WITH_EVERY_MODEL, **options)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
-"""A run on Ray from the command line: as the local one."""
+"""A run on Ray from the command line: as the local one. Runs with a cluster of their own are in test_cluster_faults."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,14 +15,10 @@ from rlprims.trainer.loop import Step, Trainer, train
 from rlprims.trainer.plan.memory import Prompts, plan, total
 from rlprims.trainer.session import build
 from tests.trainer.runs import metrics_of
+from tests.trainer.shared_cluster import rlprims
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).parents[2]
 CLUSTER = {"training_workers": 2, "rollout_workers": 1, "engine": "hf", "call_timeout": 120.0}
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "rlprims", *map(str, arguments)]
 
 
 @pytest.fixture
@@ -62,7 +56,7 @@ def test_the_metrics_are_those_of_one_process(
     config = write_config(settings)
     for name in ("ray", "local"):
         where = (f"run_dir={tmp_path / name}", f"execution={name}")
-        subprocess.run(command("train", config, *where, *changes), cwd=ROOT, check=True)
+        rlprims("train", config, *where, *changes)
     pairs = zip(metrics_of(tmp_path / "ray"), metrics_of(tmp_path / "local"), strict=True)
     for ours, theirs in pairs:
         assert ours.pop("kind") == theirs.pop("kind")
@@ -80,8 +74,9 @@ def test_groups_go_on_through_updates(
         "ray.engine=vllm",
         f"ray.kv_cache_bytes={64 << 20}",
     )
-    subprocess.run(command("train", write_config(settings), "steps=3", *ahead), cwd=ROOT, check=True)
-    subprocess.run(command("resume", tmp_path / "run", "steps=5"), cwd=ROOT, check=True)
+    rlprims("train", write_config(settings), "steps=3", *ahead)
+    (tmp_path / "run" / ".lock").unlink()  # this process holds it still
+    rlprims("resume", tmp_path / "run", "steps=5")
     steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
     assert max(line["staleness_max"] for line in steps) in (1, 2)
@@ -136,7 +131,7 @@ def test_processes_without_a_model_are_as_large_as_a_plan_says(
 ) -> None:
     """The tests' model is nothing beside Python, torch, transformers, Ray and vLLM."""
     changes = ("steps=2", "ray.engine=vllm", f"ray.kv_cache_bytes={16 << 20}", "model.device=cpu")
-    subprocess.run(command("train", write_config(settings), *changes), cwd=ROOT, check=True)
+    rlprims("train", write_config(settings), *changes)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     planned = plan(load(settings, *changes), Prompts(10, 10))
     for process, size in (("training_0", planned.peak), ("rollout_0", total(planned.engine))):

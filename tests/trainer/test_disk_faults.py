@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ from rlprims.trainer.loop import Trainer
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build
 from rlprims.trainer.writing import CannotWrite
-from tests.trainer.runs import metrics_of
+from tests.trainer.runs import metrics_of, rlprims
 from tests.trainer.small_disk import run_on_a_small_disk
 
-ROOT = Path(__file__).parents[2]
 FULL = Path("/dev/full")  # whatever is written to it meets a full disk
 
 
@@ -103,5 +100,5 @@ def test_a_run_on_a_disk_that_fills_up_ends_and_goes_on(
     ended = run_on_a_small_disk(tmp_path / "disk", size, "train", config, others_fill_it=others)
     assert "Traceback" not in ended.errors
     whole = tmp_path / "whole"
-    subprocess.run([sys.executable, "-m", "rlprims", "train", config, f"run_dir={whole}"], cwd=ROOT, check=True)
+    rlprims("train", config, f"run_dir={whole}")
     assert ended.metrics == metrics_of(whole)

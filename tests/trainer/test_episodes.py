@@ -30,7 +30,7 @@ from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from rlprims.turns import Turn
 from tests import tiny
-from tests.trainer.runs import metrics_of
+from tests.trainer.runs import metrics_of, rlprims
 
 ROOT = Path(__file__).parents[2]
 RETURNS = {"fn": "rlprims.advantage.discounted_returns", "gamma": 0.5}
@@ -203,15 +203,13 @@ def test_sigkill_in_mid_episode(
     episodes |= {"steps": 4, "checkpoint": {"every": 1}}
     config, whole, killed = write_config(episodes), tmp_path / "whole", tmp_path / "killed"
 
-    def rlprims(*arguments: str | Path, **variables: str) -> int:
-        command = [sys.executable, "-m", "rlprims", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}).returncode
-
-    assert rlprims("train", config, f"run_dir={whole}") == 0
-    assert rlprims("train", config, f"run_dir={killed}", KILL_AT="130") == -signal.SIGKILL
+    rlprims("train", config, f"run_dir={whole}")
+    train = [sys.executable, "-m", "rlprims", "train", str(config), f"run_dir={killed}"]
+    died = subprocess.run(train, cwd=ROOT, env={**os.environ, "KILL_AT": "130"}, check=False)
+    assert died.returncode == -signal.SIGKILL
     done = len(metrics_of(killed))
     assert 0 < done < 4
-    assert rlprims("resume", killed) == 0
+    rlprims("resume", killed)
     assert metrics_of(killed) == metrics_of(whole)
 
 

@@ -19,7 +19,7 @@ from rlprims.trainer.cli import main
 from rlprims.trainer.config import Config
 from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import resume, start
-from tests.trainer.runs import metrics_of
+from tests.trainer.runs import metrics_of, rlprims
 
 ROOT = Path(__file__).parents[2]
 ALGORITHMS: dict[str, Any] = {
@@ -85,7 +85,7 @@ def test_sigkill_in_mid_run(
     settings["optimizer"] = {"lr": 1e-4}  # slow, so that groups still differ at the end
     config = write_config(settings)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)
+    rlprims("train", config, f"run_dir={whole}")
 
     process = subprocess.Popen(command("train", config, f"run_dir={killed}"), cwd=ROOT)
     metrics = killed / "metrics.jsonl"
@@ -121,7 +121,7 @@ def test_sigkill_in_mid_save(
 ) -> None:
     config = write_config(settings)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command("train", config, f"run_dir={whole}"), cwd=ROOT, check=True)
+    rlprims("train", config, f"run_dir={whole}")
     # At the fifth file of the second save, when the first is the only whole checkpoint.
     died = subprocess.run(
         [sys.executable, "-c", _DIE_WHILE_SAVING, "train", str(config), f"run_dir={killed}"],
@@ -130,7 +130,7 @@ def test_sigkill_in_mid_save(
     )
     assert died.returncode == -signal.SIGKILL
     assert list((killed / "checkpoints").glob(".writing-*"))
-    subprocess.run(command("resume", killed), cwd=ROOT, check=True)
+    rlprims("resume", killed)
     assert metrics_of(killed) == metrics_of(whole)
     assert not list((killed / "checkpoints").glob(".writing-*"))
 
@@ -148,7 +148,7 @@ def test_the_first_signal_saves_and_ends(
     assert process.wait(timeout=60) == 128 + number
     done = metrics_of(run)[-1]["step"]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{done:06d}"]
-    subprocess.run(command("resume", run, f"steps={done + 2}"), cwd=ROOT, check=True)
+    rlprims("resume", run, f"steps={done + 2}")
     assert [line["step"] for line in metrics_of(run)] == list(range(1, done + 3))
 
 
