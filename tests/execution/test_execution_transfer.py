@@ -253,15 +253,16 @@ def test_vllms_classes_in_one_process(monkeypatch, backend):
                 assert torch.equal(mine, theirs)
 
 
+@pytest.fixture
+def engines():
+    from rlprims.execution.ray._cluster import connect
+
+    connect(None, cpus=64)
+    return {rank: ray.remote(Engine).remote(rank) for rank in (3, 5)}
+
+
 class TestTheClient:
     """Its calls on Ray's actors."""
-
-    @pytest.fixture(scope="class")
-    def engines(self):
-        from rlprims.execution.ray._cluster import connect
-
-        connect(None, cpus=64)
-        return {rank: ray.remote(Engine).remote(rank) for rank in (3, 5)}
 
     def test_each_engine_has_its_own_ranks(self, engines):
         client = EngineClient(engines, processes=2, version=7, timeout=30.0)
