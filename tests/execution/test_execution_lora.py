@@ -207,7 +207,7 @@ class TestACheckpoint:
 
     def test_another_base_is_noticed(self, saved, tmp_path):
         other = tiny.save_model(tmp_path, seed=9, tie_word_embeddings=True)
-        with pytest.raises(ValueError, match=rf"policy_adapter was trained on other weights than those of {other} now"):
+        with pytest.raises(ValueError, match=rf"policy_adapter was trained on other weights than {other} has now"):
             local(other, PPO, lora=LORA).load(saved)
 
     def test_layers_that_are_stored_transposed(self, tmp_path):
