@@ -56,7 +56,7 @@ def test_every_part_works_and_is_measured(
     ("changes", "message"),
     [
         ({}, "add execution=ray"),
-        ({"execution": "ray", "data": {"environment": "tests.trainer.environments.Digits"}}, "name a file of prompts"),
+        ({"execution": "ray", "data": {"environment": "tests.trainer.environments.Digits"}}, "use a file of prompts"),
     ],
 )
 def test_what_it_cannot_try(
