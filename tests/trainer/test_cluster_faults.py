@@ -20,13 +20,13 @@ from rlprims.execution.hf import export_model
 from rlprims.trainer.checkpoint import newest_checkpoint
 from tests.trainer.processes import LOOPBACK, alive, listening, tree, until
 from tests.trainer.runs import metrics_of, small_run
+from tests.trainer.shared_cluster import rlprims
 from tests.trainer.small_disk import run_on_a_small_disk
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 CLUSTER = {"training_workers": 2, "rollout_workers": 1, "engine": "hf", "call_timeout": 60.0}
 FAULTS = [
-    ("rlprims", signal.SIGKILL, {-signal.SIGKILL}, ""),
     ("^ray::TrainingWorker", signal.SIGKILL, {2}, "training rank"),
     ("gcs_server", signal.SIGKILL, {1}, "Failed to connect to GCS within 15 seconds"),
     ("raylet/raylet", signal.SIGKILL, {1, 2}, ""),  # Ray ends a driver that writes to the store of a lost node
@@ -36,7 +36,7 @@ FAULTS = [
 LOST_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # for which Ray waits a minute
 
 
-def rlprims(*arguments: str | Path) -> list[str]:
+def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "rlprims", *map(str, arguments)]
 
 
@@ -55,7 +55,7 @@ def config(model: Path, questions: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def undisturbed(config: Path) -> list[dict[str, Any]]:
     run = config.parent / "undisturbed"
-    subprocess.run(rlprims("train", config, f"run_dir={run}"), cwd=ROOT, check=True)
+    rlprims("train", config, f"run_dir={run}")
     return metrics_of(run)
 
 
@@ -109,14 +109,14 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
-    run = Run(rlprims("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"), path)
+    run = Run(command("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"), path)
     found = listening(run.processes)
     assert {pid for _, pid in found} >= {*run.pids("^ray::TrainingWorker"), *run.pids("^ray::RolloutWorker")}
     assert [(where, run.processes[pid]) for where, pid in found if where not in LOOPBACK] == []
     run.process.kill()
     run.process.wait()
     run.leaves_nobody()
-    subprocess.run(rlprims("resume", run.path, "ray.engine=hf"), cwd=ROOT, check=True)
+    rlprims("resume", run.path, "ray.engine=hf")
     for ours, theirs in zip(metrics_of(run.path), undisturbed, strict=True):
         assert ours.pop("kind") == theirs["kind"]
         theirs = {name: value for name, value in theirs.items() if name != "kind"}
@@ -126,11 +126,11 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
 def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """One run that loses its driver, a rank, Ray's head and its node; at last a rank hangs, which the timeout finds."""
+    """One run that loses a rank, Ray's head and its node; at last a rank hangs, which the timeout finds."""
     path = tmp_path / "run"
-    command = rlprims("train", config, f"run_dir={path}")
+    start = command("train", config, f"run_dir={path}")
     for number, (victim, sent, codes, said) in enumerate(FAULTS):
-        run = Run(command, path)
+        run = Run(start, path)
         assert len(run.pids("^ray::TrainingWorker")) == 2
         begun = time.monotonic()
         os.kill(run.pids(victim)[0], sent)
@@ -141,8 +141,8 @@ def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
         assert sent != signal.SIGSTOP or time.monotonic() - begun < 60
         run.leaves_nobody()
         hangs_next = number + 1 < len(FAULTS) and FAULTS[number + 1][1] == signal.SIGSTOP
-        command = rlprims("resume", path, f"ray.call_timeout={10 if hangs_next else 60}")
-    subprocess.run(command, cwd=ROOT, check=True)
+        start = command("resume", path, f"ray.call_timeout={10 if hangs_next else 60}")
+    rlprims("resume", path, "ray.call_timeout=60")
     assert metrics_of(path) == undisturbed
 
 
@@ -206,8 +206,8 @@ def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
 
 def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path) -> None:
     """A terminal sends it to every process of its group, the ranks too."""
-    command = rlprims("train", config, f"run_dir={tmp_path / 'run'}")
-    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    start = command("train", config, f"run_dir={tmp_path / 'run'}")
+    run = subprocess.Popen(start, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stdout is not None
     said = [run.stdout.readline() for _ in range(2)]
     assert [line.partition(" ")[0] for line in said] == ["ray:", "ray:"]
@@ -225,8 +225,8 @@ def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path
 def test_a_start_that_finds_no_room_midway_says_so(config: Path, tmp_path: Path) -> None:
     """The ranks' pool has its devices by then."""
     pool = ("ray.pools={values: {gpus: 64}}", "ray.roles.critic=values", "ray.start_timeout=20")
-    command = rlprims("train", config, f"run_dir={tmp_path / 'run'}", *pool)
-    run = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    start = command("train", config, f"run_dir={tmp_path / 'run'}", *pool)
+    run = subprocess.run(start, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     assert run.returncode == 2, run.stderr
     assert "Traceback" not in run.stderr
     assert "execution: ray did not start: no room for 1 workers of {'CPU': 1.0, 'GPU': 64.0}" in run.stderr

@@ -35,6 +35,7 @@ _DRIVER_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray listen on loopback only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no idle processes: actors have variables of their own, and start anew
     "RAY_memory_monitor_refresh_ms": "0",  # otherwise memory use of other processes can get a worker killed
 }
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
