@@ -15,7 +15,9 @@ import torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 OTHERS = re.findall(
-    r"^\*\*([\w-]+)\*\*.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8").split("## Other libraries")[1], re.M | re.S
+    r"^\*\*([\w-]+)\*\*.*?```python\n(.*?)```",
+    PAGE.read_text(encoding="utf-8").split("## Other libraries")[1],
+    re.M | re.S,
 )
 
 
