@@ -165,7 +165,7 @@ def test_what_the_loss_reads_decides(preset):
 
 
 def test_groups_in_the_loss_are_refused():
-    with pytest.raises(ValueError, match=r"that of dapo: rlprims.losses.prompt_token_mean reads group_ids"):
+    with pytest.raises(ValueError, match=r"the loss of dapo: rlprims.losses.prompt_token_mean reads group_ids"):
         grpo_loss(DAPO.replace(aggregation=losses.prompt_token_mean))
 
 
