@@ -1,8 +1,8 @@
-"""Checkpoints: a directory with a manifest is whole; anything else is not a checkpoint.
+"""Checkpoints: directories of files with a manifest, which has a hash of each file.
 
-Written aside, flushed to disk, named in a manifest with a hash of each file, and renamed into place: a kill or a full
-disk at any moment leaves the previous checkpoint as the newest. All that comes after the copy of the state may be done
-in a thread, while training goes on: see :class:`Background`.
+A checkpoint is written under another name and flushed to disk. Its manifest is written last, and then the directory is
+renamed. So if the run is killed or the disk is full, the previous checkpoint is still the newest. Only the copy of the
+state interrupts training. A thread can do the rest: see :class:`Background`.
 """
 
 import itertools
@@ -28,17 +28,17 @@ from rlprims.execution._files import sha256
 from rlprims.trainer.writing import writing
 
 _MANIFEST = "manifest.json"
-_FORMAT = 3  # 2 had the state of the KL controller alone, 1 neither the collection's nor the version of the weights
+_FORMAT = 3  # format 2 had only the KL controller's state; 1 lacked the collection's and the weights' version
 
 
 class Background:
-    """At most one checkpoint is completed at a time, in a thread; training meets its error at the next call."""
+    """Completes checkpoints in a thread, one at a time. The next call of a method raises the error of a failed one."""
 
     def __init__(self) -> None:
         self._task: Future[None] | None = None
 
     def begin(self, task: Callable[[], object]) -> None:
-        """Start a task when the one before it has ended."""
+        """Wait for the task before, and start a task."""
         self.wait()
         started: Future[None] = Future()
 
@@ -51,10 +51,10 @@ class Background:
                 started.set_result(None)
 
         self._task = started
-        Thread(target=run, name="checkpoint", daemon=True).start()  # a process that ends at once does not wait for it
+        Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon, so that the process can end without it
 
     def check(self) -> None:
-        """Raise the task's error, if it has failed by now."""
+        """Raise the task's error, if the task has failed. Does not wait for a running task."""
         if self._task is not None and self._task.done():
             self.wait()
 
@@ -62,7 +62,7 @@ class Background:
         """Wait until the task has ended, and raise its error."""
         if self._task is not None:
             task = self._task
-            task.exception()  # Ctrl-C here leaves the task
+            task.exception()  # this waits; after Ctrl-C the task is still known
             self._task = None
             task.result()
 
@@ -70,23 +70,27 @@ class Background:
 def save_checkpoint(
     directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
 ) -> Path:
-    """:func:`begin_checkpoint`, and wait for its end."""
+    """Write a whole checkpoint: :func:`begin_checkpoint` and the function that it returns."""
     return begin_checkpoint(directory, step, write, keep=keep, best=best)()
 
 
 def begin_checkpoint(
     directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
 ) -> Callable[[], Path]:
-    """Copy the state, and return the function that completes ``directory/step_000123``; another thread may call it.
+    """Copy the state, and return the function that completes ``directory/step_000123``. Another thread may call it.
 
-    ``write`` fills an empty directory, or begins to, and returns what waits for the rest; the hashes of that need not
-    be computed again. The ``keep`` newest stay. Older ones are removed, except that of step ``best``. A damaged one of
-    this step is written again. Of later steps there are only damaged ones, which a resume passed over; they are
-    removed.
+    If this step has a damaged checkpoint, it is written again. Checkpoints of later steps are removed: they are
+    damaged, and the resume has skipped them.
+
+    Args:
+        write: writes files into an empty directory. If other files are still being written when it returns, it returns
+            a function that waits for them, and returns their hashes by path. Otherwise it returns None.
+        keep: the number of checkpoints to keep. Older ones are removed.
+        best: the step of a checkpoint that is always kept.
 
     Raises:
-        CannotWrite: for example on a full disk; the incomplete checkpoint is removed, the others are unchanged. The
-            function raises it, too.
+        CannotWrite: the files cannot be written, for example because the disk is full. The incomplete checkpoint is
+            removed, and the others are unchanged. The returned function can raise this error, too.
     """
     final, aside = directory / f"step_{step:06d}", directory / f".writing-{step}"
     with writing(final):
@@ -127,7 +131,7 @@ def _removed_if_it_fails(aside: Path) -> Iterator[None]:
 
 
 def _seal(aside: Path, step: int, known: Mapping[str, str]) -> None:
-    """Flush all files of a checkpoint to the disk, and write the manifest last."""
+    """Write the manifest of a checkpoint, and flush all files to the disk. ``known`` has hashes, by path."""
     if lost := [name for name in known if not (aside / name).is_file()]:
         raise OSError(f"{lost[0]} is not here, where the trainer runs: all nodes must share the disk of run_dir")
     files = {**_files_of(aside), **{name: aside / name for name in known}}
@@ -144,14 +148,14 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 
 def add_models(checkpoint: Path) -> None:
-    """Write the Hugging Face models of a checkpoint of shards beside them. A model that is there stays.
+    """Write the Hugging Face models of a checkpoint that has shards. A model that exists already is kept.
 
-    The checkpoint is complete at any moment, with or without them.
+    The checkpoint is valid at any moment, because the new manifest is renamed into place after all files are written.
 
     Raises:
-        CannotWrite: for example on a full disk.
+        CannotWrite: the files cannot be written, for example because the disk is full.
     """
-    from rlprims.execution.hf import export_model, models_in_shards  # not at the start: it loads transformers
+    from rlprims.execution.hf import export_model, models_in_shards  # here, because it imports transformers
 
     manifest = checkpoint / _MANIFEST
     with writing(checkpoint):
@@ -179,10 +183,10 @@ def add_models(checkpoint: Path) -> None:
 
 @contextmanager
 def policy_of(checkpoint: Path) -> Iterator[Path]:
-    """The folder of the policy as a Hugging Face model; if there are only shards, one that exists for the block.
+    """The folder of the policy as a Hugging Face model. If the checkpoint has only shards, the folder is temporary.
 
     Raises:
-        CannotWrite: for example on a full disk.
+        CannotWrite: the files cannot be written, for example because the disk is full.
     """
     from rlprims.execution.hf import export_model
 
@@ -200,10 +204,10 @@ def policy_of(checkpoint: Path) -> Iterator[Path]:
 
 
 def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
-    """The newest complete checkpoint; damaged ones are reported by ``warn`` and skipped.
+    """Return the newest complete checkpoint. Damaged ones are skipped, and ``warn`` reports them.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no complete checkpoint.
     """
     candidates = sorted(directory.glob("step_*"), reverse=True)
     for candidate in candidates:
@@ -216,7 +220,7 @@ def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """Return what is wrong with a checkpoint, or None if it is complete."""
     try:
         manifest = json.loads((checkpoint / _MANIFEST).read_text())
         files: dict[str, str] = manifest["files"]
@@ -228,14 +232,14 @@ def damage_of(checkpoint: Path) -> str | None:
         path = checkpoint / name
         if not path.is_file() or not path.resolve().is_relative_to(checkpoint.resolve()):
             return f"{name} is missing"
-    with ThreadPoolExecutor() as threads:  # reading and hashing let other threads run
+    with ThreadPoolExecutor() as threads:  # reading and hashing release the GIL
         hashes = threads.map(lambda name: sha256(checkpoint / name), files)
         changed = [name for name, found in zip(files, hashes, strict=True) if found != files[name]]
     return f"{changed[0]} is not what was written" if changed else None
 
 
 def save_groups(groups: Sequence[DataProto], directory: Path) -> None:
-    """Write groups of any sizes into a new directory; neighbours with the same columns share a file."""
+    """Write groups of any sizes into a new directory. Consecutive groups with the same columns share a folder."""
     sizes = []
     for number, (_, same) in enumerate(itertools.groupby(groups, key=_columns)):
         together = list(same)
@@ -261,7 +265,10 @@ def _columns(group: DataProto) -> list[tuple[Any, ...]]:
 
 
 def save_random_state(directory: Path) -> None:
-    """Every global generator: torch's, numpy's and Python's. The trainer draws from none; a verifier may."""
+    """Save the state of the global generators of torch, numpy and Python.
+
+    The trainer does not use them, but a verifier may.
+    """
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -272,6 +279,7 @@ def save_random_state(directory: Path) -> None:
 
 
 def load_random_state(directory: Path) -> None:
+    """Load the state of the global generators that :func:`save_random_state` wrote."""
     tensors = load_file(directory / "random.safetensors")
     torch.set_rng_state(tensors["torch"])
     if torch.cuda.is_available() and "cuda.0" in tensors:

@@ -1,4 +1,4 @@
-"""The parts that all kinds of runs share: hooks, logs, profiles, checkpoints, and a clean end."""
+"""The base class of all kinds of runs: hooks, logs, profiles, checkpoints, signals and errors."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ from rlprims.trainer.writing import CannotWrite, writing
 
 
 class HasState(Protocol):
-    """An object with state for a checkpoint; the methods are those of :class:`rlprims.execution.Execution`."""
+    """An object whose state is in the checkpoints. The methods are those of :class:`rlprims.execution.Execution`."""
 
     def save(self, directory: Path) -> Finish: ...
     def load(self, directory: Path) -> None: ...
@@ -61,17 +61,17 @@ class Running:
         self.last_state = trainer.state_dict()
         self.background = Background()
         self.saved: tuple[int, bool] | None = None
-        """The step of the last checkpoint that was begun, and whether with Hugging Face models."""
+        """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
 
     def evaluate(self) -> None:
         """Evaluate the current model and write the metrics."""
         raise NotImplementedError
 
     def record(self, step: Step) -> None:
-        """Record what is stored of a step in addition to its metrics."""
+        """Store further data of a step, beside its metrics."""
 
     def hooks(self) -> list[Hook]:
-        """The functions that are called after a step was logged."""
+        """Return the functions that are called after a step is logged."""
         return []
 
     def finish(self, seconds: float) -> None:
@@ -79,11 +79,11 @@ class Running:
         raise NotImplementedError
 
     def run(self) -> int:
-        """Train to the end, or until a stop signal; returns the exit code."""
+        """Train until the last step or a stop signal; returns the exit code."""
         with on_interrupt(self.console, f"stopped at once: rlprims resume {self.run_directory.path}"):
             try:
                 return self._run()
-            except Exception as error:  # Ctrl-C for the second time does not wait
+            except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C must not wait
                 failure = self._failure_of_save()
                 if failure is not None and isinstance(error, ValueError):
                     raise ValueError(f"{error}\n{str(failure).splitlines()[0]}") from error
@@ -123,7 +123,7 @@ class Running:
         return 0
 
     def _failure_of_save(self) -> Exception | None:
-        """Wait until the last checkpoint is complete; its error if it has failed."""
+        """Wait until the last checkpoint is complete; returns its error if it failed."""
         try:
             self.background.wait()
         except Exception as error:
@@ -132,11 +132,11 @@ class Running:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Errors of the execution and of the disk with the step, and with how to continue."""
+        """Raise errors of the execution and the disk again, with the step and the command that continues the run."""
         try:
             yield
         except SamplingExhausted as error:
-            # The weights are those of the last finished step, so a checkpoint loses no finished step.
+            # The weights are still those of the last finished step, so a checkpoint keeps all finished steps.
             self.save()
             raise ValueError(
                 f"step {self.stepper.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
@@ -171,7 +171,8 @@ class Running:
     def save(self, *, models: bool = False) -> None:
         """Copy the state after the last finished step, and complete its checkpoint in the background.
 
-        ``models``: with Hugging Face models, whatever the settings. The best checkpoint and the last have them.
+        With ``models`` the checkpoint has Hugging Face models. Without it, it has them if the settings say so, or if it
+        is the best or the last one.
         """
         state, held = self.last_state
         step, settings = state["step_number"], self.settings.checkpoint
@@ -200,7 +201,7 @@ class Running:
         self.background.begin(task)
 
     def load(self, checkpoint: Path) -> None:
-        """Load a checkpoint to continue from it."""
+        """Load a checkpoint, and cut the logs back to its step."""
         self.execution.load(checkpoint)
         state = json.loads((checkpoint / "trainer.json").read_text())
         held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
@@ -212,9 +213,9 @@ class Running:
 
 
 class StepProfiles:
-    """Profiles the steps of the config: each has a folder with a trace and a table of every process.
+    """Profiles the steps that the config names. The folder of a step has a trace and a table of every process.
 
-    ``begin`` is the last hook of a step and starts the profile of the next step; ``end`` is the first hook.
+    ``begin`` is the last hook of a step: it starts the profile of the next step. ``end`` is the first hook.
     """
 
     def __init__(self, config: ProfileConfig, workers: Observable, directory: Path) -> None:
@@ -225,7 +226,7 @@ class StepProfiles:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.profiler.stop()  # if the step failed
+        self.profiler.stop()  # still running if the step failed
 
     def begin(self, trainer: Stepper, step: Step | None = None) -> None:
         if trainer.step_number + 1 in self.config.steps:
@@ -246,7 +247,7 @@ class StepProfiles:
 
 
 def prepare_process(threads: int) -> None:
-    """Set torch's threads, and turn off the messages of transformers."""
+    """Set the number of torch's threads, and turn off the messages of transformers."""
     from transformers.utils import logging
 
     torch.set_num_threads(threads)
@@ -255,7 +256,7 @@ def prepare_process(threads: int) -> None:
 
 
 def lock_and_find_checkpoint(run: RunDirectory, console: Console) -> Path | None:
-    """Take the lock of a run, and return its newest complete checkpoint; None if it has no checkpoints."""
+    """Lock a run, and return its newest complete checkpoint; None if it has no checkpoints."""
     run.lock()
     if not any(run.checkpoints.glob("step_*")):
         return None
@@ -265,7 +266,7 @@ def lock_and_find_checkpoint(run: RunDirectory, console: Console) -> Path | None
 def begin_or_resume(
     run: RunDirectory, checkpoint: Path | None, session: Running, console: Console, overrides: Sequence[str]
 ) -> int:
-    """Continue from a checkpoint, or from the beginning if there is none; returns the exit code."""
+    """Run from a checkpoint, or from the beginning if it is None; returns the exit code."""
     if checkpoint is None:
         run.truncate_after(-1)
         message = f"{run.path} has no checkpoint: it begins again"
@@ -297,7 +298,7 @@ class _Stop:
 
 @contextmanager
 def _stop_signals(console: Console) -> Iterator[_Stop]:
-    """The first SIGINT or SIGTERM ends the run after the current step; a second one ends it at once."""
+    """Handle SIGINT and SIGTERM: the first ends the run after the current step, the second ends it at once."""
     stop = _Stop()
 
     def handle(number: int, frame: Any) -> None:

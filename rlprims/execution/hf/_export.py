@@ -1,4 +1,4 @@
-"""A Hugging Face model from the shards of a checkpoint, in one process without ranks."""
+"""Make a Hugging Face model from the shards of a checkpoint, in one process without ranks."""
 
 import json
 import shutil
@@ -16,20 +16,21 @@ from rlprims.execution.hf._models import adapter_of, shards_of
 
 
 def models_in_shards(checkpoint: Path) -> list[str]:
-    """The names of a checkpoint's models that are in shards: ``policy``, ``critic``."""
+    """The names of the models that a checkpoint stores in shards: ``policy``, ``critic``."""
     names = (path.name.removesuffix("_shards") for path in checkpoint.glob("*_shards"))
     return sorted(name for name in names if not name.endswith("_optimizer"))
 
 
 def export_model(model: Path, folder: Path) -> None:
-    """Write a model of a checkpoint, ``step_000050/policy`` say, as Hugging Face reads it, into a new folder.
+    """Write a model of a checkpoint, for example ``step_000050/policy``, as a Hugging Face model into a new folder.
 
-    It is copied if it is there, and made of its shards otherwise. It is in memory once, as a whole. A model with
-    adapters is merged with the model that it was trained from, which must still be in its place.
+    If the checkpoint has the Hugging Face model, the function copies it. Otherwise it makes the model from its shards,
+    which needs memory for one whole copy. If the model has adapters, they are merged into the base model, which must
+    still be at the path from which it was loaded.
 
     Raises:
         ValueError: the checkpoint has no such model, or the folder exists.
-        OSError: the disk is full, for example.
+        OSError: the files cannot be written, for example because the disk is full.
     """
     if folder.exists():
         raise ValueError(f"{folder} exists: expected a new folder")
@@ -52,7 +53,7 @@ def export_model(model: Path, folder: Path) -> None:
 
 
 def _joined(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]]:
-    """A module without data, and the whole tensors of all ranks' files."""
+    """Return a module without data, and its whole tensors, read from the files of all ranks."""
     metadata = HuggingFaceStorageReader(str(shards_of(model))).read_metadata()
     state: dict[str, Tensor] = {
         name: torch.empty(found.size, dtype=found.properties.dtype)  # type: ignore[union-attr]
@@ -68,6 +69,7 @@ def _joined(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]
 
 
 def _merged(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return the base model with the adapter of a checkpoint, and its state dict after the adapter is merged."""
     adapter = adapter_of(model)
     base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
     module = adapt(kind.from_pretrained(base, config=config, dtype=config.dtype), lora_of(adapter))

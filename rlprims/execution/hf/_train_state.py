@@ -1,4 +1,4 @@
-"""A model in training: its optimizer, its learning rate, and the check for gradients that are not finite."""
+"""A model in training: its optimizer, its learning-rate schedule, and the check that gradients are finite."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from rlprims.execution.hf._models import restore, save_model
 
 
 def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
-    """The rate of update number ``update`` (from 0) of ``updates``: linear warm-up, then the schedule."""
+    """The learning rate of update number ``update`` (from 0) of ``updates``: linear warm-up, then the schedule."""
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
     progress = min(1.0, (update - config.warmup_steps) / max(1, updates - 1 - config.warmup_steps))
@@ -28,8 +28,9 @@ def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
 class TrainState:
     """A module, its optimizer, and the number of updates so far.
 
-    The optimizer's weights are float32, and a module in 16 bits computes with their rounded values. In bfloat16 a step
-    of 1e-6 would be lost, and so would small terms in a sum of micro-batches' gradients.
+    The optimizer updates float32 weights. If the module's weights have 16 bits, the module computes with the rounded
+    values of the float32 weights. An update of 1e-6 would be lost in bfloat16. So would small gradients of one
+    micro-batch, if the gradients of several micro-batches were summed in bfloat16.
     """
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, updates: int) -> None:
@@ -48,7 +49,7 @@ class TrainState:
             _groups(others, config), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
         self.muon: torch.optim.Muon | None = None
-        if matrices:  # Muon's steps are as large as AdamW's, so that one learning rate fits both
+        if matrices:  # match_rms_adamw: Muon's updates are as large as AdamW's, so one learning rate fits both
             self.muon = torch.optim.Muon(
                 _groups(matrices, config),
                 lr=config.lr,
@@ -59,7 +60,7 @@ class TrainState:
     def step(self) -> tuple[float, float, bool]:
         """Apply the accumulated gradients; returns (gradient norm before clipping, learning rate, skipped).
 
-        If the norm is not finite, weights and moments do not change: such a step would make both NaN.
+        If the norm is not finite, the step is skipped, because it would make weights and moments NaN.
         """
         total = nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
@@ -108,7 +109,7 @@ class TrainState:
         self.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by the names of their files."""
+        """The optimizers, by the names that their files have."""
         return {"optimizer": self.optimizer} | ({"muon": self.muon} if self.muon is not None else {})
 
     def zero_grad(self) -> None:
@@ -117,7 +118,7 @@ class TrainState:
 
 
 def _master_of(weight: nn.Parameter) -> nn.Parameter:
-    """A float32 copy of a weight, to which each gradient of the weight is added as soon as it is computed."""
+    """Return a float32 copy of a weight. Each gradient of the weight is added to its gradient when it is computed."""
     master = nn.Parameter(weight.detach().float())
 
     def take_gradient(weight: Tensor) -> None:
@@ -131,7 +132,7 @@ def _master_of(weight: nn.Parameter) -> nn.Parameter:
 
 
 def _matrices(module: Any, weights: Mapping[str, Tensor]) -> set[str]:
-    """Names of the matrices between embedding and head, which Muon trains."""
+    """The names of the matrices between embedding and head. Muon trains these."""
     ends = [module.get_input_embeddings(), module.get_output_embeddings()]
     ends += [getattr(module, name, None) for name in ("score", "classifier")]
     outside = {id(x) for end in ends if end is not None for x in end.parameters()}
@@ -139,7 +140,7 @@ def _matrices(module: Any, weights: Mapping[str, Tensor]) -> set[str]:
 
 
 def _groups(weights: Mapping[str, Tensor], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups of weights with the same learning rate, each with its factor of ``lr``."""
+    """Parameter groups: one for each learning rate, with its ratio to ``lr`` in ``share``."""
     rates = {name: next((r for part, r in config.lr_of.items() if part in name), config.lr) for name in weights}
     groups: dict[float, list[Tensor]] = {}
     for name, x in weights.items():

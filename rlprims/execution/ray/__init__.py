@@ -1,4 +1,4 @@
-"""The same contract on a cluster: Ray actors, FSDP2 ranks that train, vLLM engines that sample."""
+"""The ``Execution`` protocol on a Ray cluster: FSDP2 ranks train, vLLM engines sample."""
 
 from rlprims.execution.ray._execution import RayExecution
 

@@ -1,8 +1,9 @@
-"""Checkpoints of models over ranks: each rank writes its shards as safetensors, without pickle, while training goes on.
+"""Checkpoints of sharded models: each rank writes its shards as safetensors while training continues.
 
-A save has two parts. First each rank copies its shards to the CPU, and then it may train on. A thread writes the copies
-with torch.distributed.checkpoint. ``async_save`` of torch would need a thread and a process group for each of a model's
-two state dicts, weights and optimizer; here one thread writes one after the other, and frees what it has written.
+A save has two parts. First, each rank copies its shards to the CPU. Then the rank continues to train, and a thread
+writes the copies with torch.distributed.checkpoint. torch's ``async_save`` would need one thread and one process group
+for each of a model's two state dicts, weights and optimizer. Here one thread writes them one after the other, and frees
+each copy after it has written it.
 """
 
 import copy
@@ -43,36 +44,37 @@ from rlprims.execution.ray._fsdp import whole
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 FILE_BYTES = 1 << 28
-"""About the size of a file; a larger tensor has one of its own."""
+"""The approximate size of a file. A larger tensor has a file of its own."""
 _ON_CPU = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
 
 
 class _Copy(NamedTuple):
-    """Of a model at one moment: what its files will have."""
+    """A copy of a model's state at one moment, to be written to files."""
 
     shards: dict[str, dict[str, Any]]
-    """State dicts on the CPU by the names of their folders; those that are written are removed."""
+    """State dicts on the CPU, by the names of their folders. Each is removed when its writing begins."""
     module: Any
     adapter: dict[str, Tensor]
-    """Whole trained tensors of an adapted model."""
+    """The whole trained tensors, if the model has adapters; otherwise empty."""
     update: int
 
 
 class Saver:
-    """The saves of one rank, one at a time. Make it on all ranks together, and call :meth:`begin` on all."""
+    """Writes the checkpoints of one rank, one at a time. All ranks must create it, and call :meth:`begin`, together."""
 
     def __init__(self, *, timeout: float) -> None:
         self.rank = dist.get_rank()
-        # The thread's communication must not mix with that of training, and it is on the CPU beside nccl, too.
+        # The thread has its own group, so that its collectives cannot mix with those of training. The backend is gloo,
+        # also if training uses NCCL, because the copies are on the CPU.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=partial(torch.set_num_threads, 1))
         self._writing: Future[dict[str, str]] | None = None
         self._checksums: dict[str, str] = {}
 
     def begin(self, states: Mapping[str, TrainState], directory: Path) -> None:
-        """Copy the models as they are, and start to write them into a directory."""
+        """Copy the current state of the models, and start the thread that writes it into a directory."""
         if self._writing is not None:
             wait([self._writing])
         copies = {name: self._copy(state, name) for name, state in states.items()}
@@ -83,19 +85,19 @@ class Saver:
         return self._writing is not None and not self._writing.done()
 
     def result(self) -> dict[str, str]:
-        """Wait until this rank's files of the last save are on the disk; their SHA-256 by their paths.
+        """Wait until the last save of this rank is written; returns the SHA-256 of its files, by their paths.
 
         Raises:
-            OSError: the disk of a rank is full, for example; one line, whichever library raised it.
+            OSError: a rank could not write, for example because its disk is full. The message has one line.
         """
         return {} if self._writing is None else self._writing.result()
 
     def _copy(self, state: TrainState, name: str) -> _Copy:
         module: Any = state.module
         if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward pass the outermost parameters may be whole
+            module.reshard()  # after a forward pass the parameters of the root module may still be gathered
         tensors = {shards_of(Path(name)).name: _weights(module)}
-        if state.optimizer.state:  # else there is nothing yet, and asking for it would begin it
+        if state.optimizer.state:  # before the first step there is no state, and reading it would create it
             tensors[f"{name}_optimizer_shards"] = _slots(state)
         stager = DefaultStager(_ON_CPU)
         copied: Any = stager.stage(tensors)
@@ -103,7 +105,7 @@ class Saver:
         adapter = {}
         if is_adapted(module):
             adapter = {name: whole(parameter) for name, parameter in trained(module).items()}
-            if name not in self._checksums:  # the weights that are not trained stay as they are
+            if name not in self._checksums:  # frozen weights never change, so one checksum is enough
                 self._checksums[name] = checksum(module, self._group)
         return _Copy(copied, module, adapter, state.update)
 
@@ -126,13 +128,13 @@ class Saver:
                 writer = HuggingFaceStorageWriter(str(directory / folder), _files(tensors), save_distributed=True)
                 save_shards(tensors, storage_writer=writer, process_group=self._group)
                 mine += (directory / folder).glob(f"shard-{self.rank + 1:05d}-*.safetensors")
-        if self.rank == 0:  # last: no other rank waits for it
+        if self.rank == 0:  # after the collectives, so no other rank waits for these files
             for name, copied in copies.items():
                 self._describe(copied, directory, name)
         return {str(path.relative_to(directory)): sha256(path) for path in mine}
 
     def _describe(self, copied: _Copy, directory: Path, name: str) -> None:
-        """Write what the shards do not have: the settings of the model, its adapter, the number of updates."""
+        """Write the files beside the shards: the config of the model, its adapter, and the number of updates."""
         module, shards = copied.module, shards_of(directory / name)
         config = copy.deepcopy(module.config)
         config.architectures = [type(module).__name__.removeprefix("FSDP")]
@@ -145,7 +147,10 @@ class Saver:
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of each tensor's file, from 1: a file is in memory twice more while it is written."""
+    """Assign each tensor to a file, numbered from 1.
+
+    Files are small because safetensors needs memory for two more copies of a file while it writes the file.
+    """
     begun = itertools.accumulate((x.numel() * x.element_size() for x in tensors.values()), initial=0)
     whole_file = FILE_BYTES * dist.get_world_size()
     return {name: 1 + begin // whole_file for name, begin in zip(tensors, begun, strict=False)}
@@ -156,16 +161,16 @@ def _one_line(error: Exception) -> str:
 
 
 def load(train_state: TrainState, directory: Path, name: str) -> None:
-    """Read what a :class:`Saver` wrote, on any number of ranks.
+    """Read a checkpoint that a :class:`Saver` wrote, on any number of ranks.
 
     Raises:
-        ValueError: it is of another model.
+        ValueError: the checkpoint has other tensors than the model, or was trained from another base model.
     """
     weights = _weights(train_state.module)
     _read(weights, shards_of(directory / name))
     set_model_state_dict(
         train_state.module, weights, options=StateDictOptions(strict=False)
-    )  # a tied weight is there once
+    )  # not strict: of tied weights only the first name is stored
     if is_adapted(train_state.module):
         check_base(train_state.module, adapter_of(directory / name), checksum(train_state.module))
     train_state.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
@@ -185,7 +190,7 @@ def load(train_state: TrainState, directory: Path, name: str) -> None:
 
 
 def _read(tensors: dict[str, Any], directory: Path) -> None:
-    """Into tensors that are there already."""
+    """Read a folder of shards into existing tensors; their names must be the same."""
     reader = HuggingFaceStorageReader(str(directory))
     stored = set(reader.read_metadata().state_dict_metadata)
     lost, unknown = sorted(set(tensors) - stored), sorted(stored - set(tensors))
@@ -196,7 +201,7 @@ def _read(tensors: dict[str, Any], directory: Path) -> None:
 
 def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
     """:func:`rlprims.execution.hf._adapters.checksum` of a module over ranks, from the sums of their shards."""
-    mine: dict[int, int] = {}  # by the number of ranks that have the same shard
+    mine: dict[int, int] = {}  # sums of bits, by the number of ranks that hold the same shard
     for parameter in frozen(module):
         copies, local = dist.get_world_size(), parameter.detach()
         if isinstance(parameter, DTensor):
@@ -210,7 +215,7 @@ def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
 
 
 def _weights(module: Any) -> dict[str, Any]:
-    """The shards of what is trained on this rank; of tied weights the first name."""
+    """This rank's shards of the trained weights, by name. Tied weights have only their first name."""
     once: dict[int, str] = {}
     state: dict[str, Any] = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
     for name, x in state.items():
@@ -220,7 +225,7 @@ def _weights(module: Any) -> dict[str, Any]:
 
 
 def _slots(train_state: TrainState) -> dict[str, Tensor]:
-    """The optimizer's tensors by name: its state begins to exist where there was none."""
+    """The optimizer's tensors, by name. If the optimizer has no state yet, this creates it."""
     state: Any = get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT)
     tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
     return {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}

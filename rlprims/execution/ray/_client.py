@@ -1,4 +1,7 @@
-"""The engines of a transfer of weights, as rank 0 talks to them: the four calls of vLLM's ``VLLMWeightSyncClient``."""
+"""The client by which rank 0 calls the engines during a transfer of weights.
+
+It has the four methods of vLLM's ``VLLMWeightSyncClient``.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,24 +12,28 @@ from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
 
 Failures = dict[int, WorkerError | WorkerLost]
-"""By the rank of a worker, the reason why it does not have the weights."""
+"""The reason why a worker did not receive the weights, by the rank of the worker."""
 
 
 class BrokenWith(WorkerLost):
-    """An engine that waits forever for another one, which was lost in the same transfer."""
+    """An engine that cannot continue, because another engine was lost in the same NCCL transfer."""
 
 
 class EngineClient:
-    """Makes each call on all engines at once, and waits for all of them.
+    """Makes each call on all engines at once, and waits for all answers.
 
-    The calls raise nothing: while they run the other ranks wait for this one, to gather the next layer. After a failure
-    they do nothing more, and :attr:`failures` says what happened.
+    The four methods store errors in :attr:`failures` and do not raise them, because the other ranks wait for rank 0 in
+    a collective that gathers the next layer. After the first failure the methods make no further calls.
 
     Args:
-        engines: rollout workers by their ranks.
-        processes: of each engine. Its first one has the rank ``rank_offset`` in the transfer, the sender has 0.
-        unblock: with NCCL nothing times out: this is called at the first failure, to end what waits for the engines,
-            and all of them count as lost. None: a broken connection ends the calls of the others.
+        engines: the rollout workers, by their ranks.
+        processes: the number of processes of each engine. In the transfer the sender has rank 0, and the first process
+            of an engine has the rank ``rank_offset``.
+        version: the number of the weights.
+        timeout: seconds to wait for an answer.
+        unblock: a function that is called at the first failure, if the transfer has no timeout (NCCL). It must end all
+            operations that wait for the engines, and all engines then count as lost. None: the other engines get an
+            error when the connection closes.
     """
 
     def __init__(
@@ -45,7 +52,7 @@ class EngineClient:
 
     @property
     def size(self) -> int:
-        """Processes that take part: the sender and those of the engines."""
+        """The number of processes in the transfer: the sender and all processes of the engines."""
         return 1 + len(self.engines) * self.processes
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -63,14 +70,14 @@ class EngineClient:
         self._ask("update", lambda _: (shared,))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """All engines have everything, and use it from now on; or they abandon what they have."""
+        """Tell the engines to use the new weights; if an engine has failed, tell the others to abandon the update."""
         if not self.failures:
             self.received = self._ask("finish_update", lambda _: (self.version,))
         if self.failures:
             self._abandon()
 
     def heed(self) -> None:
-        """Raises an error if an engine has failed."""
+        """Raise an error if an engine has failed."""
         if self.failures:
             raise ConnectionAbortedError(str(next(iter(self.failures.values()))).splitlines()[0])
 
@@ -100,7 +107,7 @@ class EngineClient:
             self.unblock()
 
     def _abandon(self) -> None:
-        """Those that are well forget a part of an update, and are sent another one later."""
+        """Tell the engines that did not fail to discard the incomplete update. They count as failed, too."""
         reason = str(next(iter(self.failures.values()))).splitlines()[0]
         well = {rank: self.engines[rank] for rank in self.engines if rank not in self.failures}
         for rank, ref in {rank: engine.abandon_update.remote() for rank, engine in well.items()}.items():

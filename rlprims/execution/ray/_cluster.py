@@ -1,4 +1,4 @@
-"""The Ray cluster: started on this machine, or joined; and placement groups in it."""
+"""Start or join a Ray cluster, and reserve placement groups in it."""
 
 import logging
 import os
@@ -16,14 +16,15 @@ from rlprims.execution._config import ModelConfig, PoolConfig
 from rlprims.execution._protocol import ExecutionError
 
 WORKER_ENVIRONMENT = {
-    # Run the engine's core in the worker's process, so that its schedule repeats (tensor parallelism starts children).
+    # Run the engine's core in the worker's process, so that its schedule is deterministic. (Tensor parallelism still
+    # starts child processes.)
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 CPU_ENVIRONMENT = {
-    # On a CPU: no C++ compiler before the engine's first answer, one thread each, and only the loopback interface.
+    # On a CPU: do not compile with C++ before the first answer, use one thread, and listen on loopback only.
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -35,27 +36,27 @@ _DRIVER_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray listen on loopback only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",  # no idle processes: actors have variables of their own, and start anew
-    "RAY_memory_monitor_refresh_ms": "0",  # otherwise memory use of other processes can get a worker killed
+    "RAY_prestart_worker_first_driver": "0",  # actors with their own environment cannot use idle processes
+    "RAY_memory_monitor_refresh_ms": "0",  # otherwise Ray may kill a worker because other processes use memory
 }
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _CONNECTING = 15.0
-"""The timeout in seconds for a machine that does not answer."""
+"""Seconds to wait for a TCP connection to the cluster's address."""
 
 
 def connect(
     address: str | None, *, cpus: float, timeout: float = 60.0, say: Callable[[str], None] = lambda progress: None
 ) -> None:
-    """Join the cluster at ``address`` or that of the current Ray job, or start one on this machine.
+    """Join the cluster at ``address`` or the cluster of ``RAY_ADDRESS``; without either, start one on this machine.
 
     A new cluster has at least ``cpus`` (logical) CPUs.
 
     Raises:
-        ExecutionError: there is no answer at the address within ``timeout`` seconds, or Ray does not start.
+        ExecutionError: the address does not answer within ``timeout`` seconds, or Ray does not start.
     """
     named = "ray.address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or None
-    # Only the error of the first rank that fails is reported; Ray would also print the tracebacks of the others.
+    # The driver reports the error of the first rank that fails. Ray would also print the tracebacks of the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address is None:
         for name, value in _DRIVER_ENVIRONMENT.items():
@@ -78,14 +79,14 @@ def _begin(cpus: float) -> None:
     from ray._private import ray_constants
 
     has_token = (Path.home() / ".ray" / "auth_token").exists() or bool(os.environ.keys() & _TOKENS)
-    # The mode alone is no token: a program that uses Ray hands "token" on to those that it starts.
+    # RAY_AUTH_MODE=token alone does not mean that there is a token: child processes of a Ray program inherit it.
     if not has_token and os.environ.get("RAY_AUTH_MODE") != "disabled":
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray writes one into the home directory
-    # Ray has read the variable at its import, which was earlier.
+    # Ray read this variable when it was imported, before it was set above.
     ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, False)
     try:
         ray.init(
-            address="local",  # not the address in Ray's file, whose cluster may have ended or be another user's
+            address="local",  # Ray's file may name a cluster that has ended, or the cluster of another user
             num_cpus=max(int(cpus) + 1, os.cpu_count() or 1),
             include_dashboard=False,
             log_to_driver=False,
@@ -96,7 +97,7 @@ def _begin(cpus: float) -> None:
 
 
 def _join(address: str, named: str, timeout: float) -> None:
-    """Join a cluster within ``timeout`` seconds. Ray itself would try a dead address for a quarter of an hour."""
+    """Join a cluster within ``timeout`` seconds. Ray itself would try a wrong address for 15 minutes."""
     import ray
 
     shown = f"{named}={address}"
@@ -116,7 +117,7 @@ def _join(address: str, named: str, timeout: float) -> None:
         except BaseException as error:
             outcome.set_exception(error)
 
-    # In another thread, so that this thread can react to Ctrl-C and to the timeout.
+    # Ray runs in another thread, so that this thread can react to Ctrl-C and to the timeout.
     threading.Thread(target=init, daemon=True).start()
     try:
         outcome.result(timeout)
@@ -131,7 +132,7 @@ def _first_line(error: Exception) -> str:
 
 
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
-    """The config with absolute paths of local model folders: a worker may have another working directory."""
+    """Return the config with absolute paths of local model folders: a worker may have another working directory."""
 
     def whole(path: str) -> str:
         return str(Path(path).absolute()) if Path(path).exists() else path
@@ -148,10 +149,10 @@ def with_whole_paths(model: ModelConfig) -> ModelConfig:
 
 
 def reserve(pool: PoolConfig, *, timeout: float) -> Any:
-    """A placement group with a bundle for each worker.
+    """Reserve a placement group with one bundle for each worker.
 
     Raises:
-        ExecutionError: the cluster has no room for it. The message has the requested and the available resources.
+        ExecutionError: the cluster has too few free resources. The message has the requested and the free ones.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -159,19 +160,19 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
     group = placement_group([bundle] * pool.workers, strategy=pool.placement)
     try:
-        if not _placed(group, timeout):  # Ray waits forever for an impossible group and raises no error
+        if not _placed(group, timeout):  # Ray raises no error for a group that can never be placed
             raise ExecutionError(
                 f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
                 f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
             )
-    except BaseException:  # also after Ctrl-C: the group could still be placed later, and keep its resources
+    except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
         remove_placement_group(group)
         raise
     return group
 
 
 def _placed(group: Any, timeout: float) -> bool:
-    """Whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait inside Ray."""
+    """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
     end = time.monotonic() + timeout
     while not group.wait(min(1.0, timeout)):
         if time.monotonic() >= end:

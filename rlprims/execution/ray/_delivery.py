@@ -1,4 +1,4 @@
-"""How the policy's weights get from the ranks to the engines."""
+"""Send the policy's weights from the training ranks to the engines."""
 
 import threading
 from collections.abc import Mapping
@@ -12,20 +12,23 @@ from rlprims.execution.ray._worker_group import WorkerError, WorkerGroup, Worker
 
 
 class Delivery(Protocol):
-    """The weights of the moment of :meth:`take`, for any engine at any later time."""
+    """Keeps the weights as they were at the last call of ``take``, and sends them to any engine later."""
 
     name: str
-    """How they are sent."""
+    """The name of the backend."""
 
     def take(self) -> None: ...
 
     def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
-        """Send to these rollout workers; returns those that failed, and the known checksums of the sent tensors."""
+        """Send the weights to these rollout workers.
+
+        Returns the errors of the workers that failed, and the checksums of the sent tensors (empty if unknown).
+        """
         ...
 
 
 class Adapters:
-    """Of LoRA alone: small, and held by reference in Ray's object store, once for all engines."""
+    """Sends only the tensors of a LoRA adapter. They are small, and Ray's object store has one copy for all engines."""
 
     name = "Ray's object store"
 
@@ -51,12 +54,12 @@ class Adapters:
 
 
 class Wire:
-    """The whole model, from the ranks' shards to all engines at once, a layer at a time."""
+    """Sends the whole model from the ranks' shards to all engines at once, one layer at a time."""
 
     def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None, backend: str = "gloo") -> None:
         self.trainers = trainers
-        self.processes = processes  # of each engine
-        self.dtype = dtype  # of an engine; None: as it is trained
+        self.processes = processes  # the number of processes of each engine
+        self.dtype = dtype  # the dtype of the engines; None: the dtype of the trained weights
         self.name = self.backend = backend
         self.one_at_a_time = threading.Lock()
 
@@ -68,7 +71,7 @@ class Wire:
             return self._deliver(workers, version, timeout)
 
     def _deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
-        # One that is dead already must not break the transfer of the others.
+        # Ask first whether each engine answers: one lost engine would break the transfer to all.
         failures: Failures = {}
         for rank, ref in {rank: worker.ping.remote() for rank, worker in workers.items()}.items():
             try:
@@ -86,7 +89,7 @@ class Wire:
             dtype=self.dtype,
             version=version,
             timeout=timeout,
-        ).result(3 * timeout)[0]  # rank 0 waits for the engines that long, and answers then
+        ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
         if broken:
             return failures | broken, {}
         for rank, sums in received.items():
@@ -96,10 +99,10 @@ class Wire:
 
 
 def backend_of(cluster: RayConfig, device: str) -> str:
-    """How whole weights go to the engines: ``ray.weight_transfer``, or what fits the devices.
+    """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices.
 
     Raises:
-        ValueError: the setting needs GPUs, and there are none.
+        ValueError: the setting requires GPUs, and the models are on a CPU.
     """
     chosen = cluster.weight_transfer
     if chosen in ("nccl", "ipc") and device != "cuda":

@@ -1,4 +1,4 @@
-"""Which rows of a batch each rank gets, and which of their columns."""
+"""Divide the rows of a batch over ranks, and select the columns that a rank needs."""
 
 from collections.abc import Collection
 
@@ -14,16 +14,17 @@ SCORED = frozenset({"prompts", "responses", "attention_mask", "response_mask", "
 
 
 def columns_of(batch: DataProto, names: Collection[str] | None) -> DataProto:
-    """Of the batch's tensors those of these names, and None: all of them; no texts and no other objects."""
+    """Return the batch with only the tensors of these names (None: all tensors), and without columns of objects."""
     there = [name for name in dict(batch.batch.items()) if names is None or name in names]
     return batch.select(batch_keys=there, non_tensor_batch_keys=[], meta_info_keys=[])
 
 
 def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str = "trajectory_ids") -> list[list[int]]:
-    """The rows of each rank, balanced by tokens; those with the same id in the column ``together`` go to one.
+    """Return the rows of each rank, balanced by tokens. Rows with the same id in ``together`` get the same rank.
 
-    With ``share_prompts`` a rank reads a prompt once for all its rows that begin with it. Then rows with the same
-    prompt stay together, if the rank with the most to read has less of it so than with any rows anywhere.
+    With ``share_prompts`` a rank computes a prompt once for all its rows with this prompt. The function then compares
+    two divisions: one keeps rows with the same prompt on one rank, the other does not. It returns the division in
+    which the rank with the most tokens has fewer of them.
     """
     tokens = batch["attention_mask"].sum(-1)
     labels = batch[together].tolist() if together in batch else None
@@ -50,7 +51,7 @@ def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str 
 
 
 def padded(batch: DataProto, ranks: int, *, together: str = "trajectory_ids") -> DataProto:
-    """Add rows so that each rank has a row, and an id of the column ``together``; added rows have no valid token."""
+    """Add rows without valid tokens, until each rank can have a row (and an id of the column ``together``)."""
     missing = ranks - (len(batch[together].unique()) if together in batch else len(batch))
     if missing <= 0 or not len(batch):
         return batch

@@ -1,4 +1,4 @@
-"""The ``Execution`` of a Ray cluster: FSDP2 ranks that train and vLLM engines that sample."""
+"""The ``Execution`` on a Ray cluster: FSDP2 ranks train, vLLM engines sample."""
 
 import logging
 import time
@@ -36,13 +36,13 @@ from rlprims.types import merge_metrics
 log = logging.getLogger(__name__)
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
-"""Largest allowed difference between the engine's and the trainer's log-probs of the probe, in nats."""
+"""The largest allowed difference, in nats, between the engine's and the trainer's log-probs of the probe tokens."""
 
 
 class RayExecution:
-    """:class:`rlprims.execution.Execution` and :class:`rlprims.execution.Observable` of a cluster.
+    """Implements :class:`rlprims.execution.Execution` and :class:`rlprims.execution.Observable` on a Ray cluster.
 
-    Training ranks have the policy, its reference and its critic, in one pool or several; each rollout worker has an
+    Training ranks hold the policy, its reference and its critic, in one pool or several. Each rollout worker holds an
     engine. The driver sends rows of a batch to the workers. The ranks send weights to the engines.
     """
 
@@ -78,10 +78,10 @@ class RayExecution:
             "critic_optimizer": critic_optimizer,
             "critic_updates": critic_updates,
         }
-        with ExitStack() as held:  # resources are released, newest first, if a later step fails
+        with ExitStack() as held:  # if a step fails, the resources of the earlier steps are released, newest first
             self._start(cluster, model, optimizer, options, held, say)
             self._release = weakref.finalize(self, held.pop_all().close)
-        self._release.atexit = False  # Ray ends its own processes
+        self._release.atexit = False  # at exit Ray ends its processes itself
         say(f"ray: ready after {time.monotonic() - begun:.0f} s")
 
     def _start(
@@ -103,19 +103,20 @@ class RayExecution:
         def process(rank: int) -> Any:
             return start_worker(RolloutWorker, before + rank, before + count, **places[engines])
 
-        # All processes start at once, because imports take seconds; ranks first, as engines use the remaining memory.
+        # All processes start at the same time, because their imports take seconds. The ranks load their models first,
+        # because an engine reserves the memory that is free.
         begun = [process(rank) for rank in reversed(range(count))]
         groups, window = start_training(cluster, model, optimizer, options, places, held)
         self.pools, self.trainers, self.context_window = groups, groups["main"], window
         if cluster.colocate:
             self.trainers.call(TrainingWorker.offload).result()
-        tokenizer = self.tokenizer  # the exit callbacks must not refer to self, or it would never be collected
+        tokenizer = self.tokenizer  # a reference to self in an exit callback would keep this object alive forever
 
         def start(rank: int) -> tuple[Any, Any]:
             worker = begun.pop() if begun else process(rank)
             return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
 
-        # Engines get the numbers that they hold. The model's own forward keeps its dtype, for any that the ranks use.
+        # Send the weights in the dtype of the engine: vLLM uses mixed_precision, the engine ``hf`` always model.dtype.
         dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
         alone = model.engine_lora is not None
         delivery: Delivery = (
@@ -179,7 +180,7 @@ class RayExecution:
         return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, batch, algorithm)
 
     def sync_weights(self) -> None:
-        """Send the newest weights to every engine, and verify that they have arrived."""
+        """Send the newest weights to every engine, and check that they have arrived."""
         self.turns.of_ranks()
         self.rollouts.delivery.take()
         probe = _probe(self.context_window, len(self.tokenizer))
@@ -205,15 +206,16 @@ class RayExecution:
         self.sync_weights()
 
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
-        """The backend, the slowest rank's seconds of a sum of so many bytes, and whether the sum is right."""
+        """Time a sum of ``size`` bytes over the ranks: the backend, the slowest rank's seconds, and if it is right."""
         self.turns.of_ranks()
         backends, seconds, right = zip(*self.trainers.call(TrainingWorker.time_all_reduce, size).result(), strict=True)
         return backends[0], max(seconds), all(right)
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
-        """Seconds in which the engines alone sample responses of these lengths to these prompts; None for ``hf``.
+        """Time the engine's own ``generate`` on the prompts of a batch, with responses of the same lengths.
 
-        With ``sampling`` they are asked for seeds and log-probs, as :meth:`generate` asks for them.
+        Returns seconds, or None for the engine ``hf``. With ``sampling`` the requests have seeds and ask for log-probs,
+        as those of :meth:`generate` do.
         """
         self.turns.of_engines()
         return self.rollouts.time_plain_sampling(batch, sampling)
@@ -228,7 +230,10 @@ class RayExecution:
         return {name: profile for name, profile in self._ask_all("stop_profile").items() if profile is not None}
 
     def _ask_all(self, method: str, *args: Any) -> dict[str, Any]:
-        """The answers of all workers by name. A lost worker has none; the next call that needs it raises an error."""
+        """Call a method of all workers; returns their answers by name, without those of lost workers.
+
+        The next call that needs a lost worker raises an error.
+        """
         groups = {group.name: group for group in self.pools.values()} | {"rollout": self.rollouts}
         workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
         asked = {name: getattr(worker, method).remote(name, *args) for name, worker in workers.items()}
@@ -259,7 +264,10 @@ class RayExecution:
 
 
 def _finish(groups: Sequence[WorkerGroup]) -> dict[str, str]:
-    """Ask the ranks, between their other calls, until all have written; the SHA-256 of their files."""
+    """Wait until all ranks have written a checkpoint; returns the SHA-256 of their files.
+
+    The function polls, so that the ranks can run other calls between two polls.
+    """
     hashes, pause = dict[str, str](), 0.01
     for group in groups:
         while None in (answers := group.call(TrainingWorker.saved).result()):
@@ -271,7 +279,7 @@ def _finish(groups: Sequence[WorkerGroup]) -> dict[str, str]:
 
 
 def _probe(context_window: int, vocabulary: int) -> list[int]:
-    """Up to sixteen tokens, spread over the vocabulary, that every engine can score."""
+    """Return up to sixteen tokens, spread over the vocabulary, for the comparison of engines and ranks."""
     return [token * vocabulary // 16 for token in range(min(16, context_window - 1))]
 
 
@@ -288,6 +296,6 @@ def _probe_batch(probe: Sequence[int]) -> DataProto:
 
 
 def _compare(expected: Tensor, tolerance: float, scores: Sequence[float]) -> str | None:
-    """The error in an engine's scores of the probe, as text; None if they are right."""
+    """Compare an engine's log-probs of the probe with the trainer's; returns an error as text, or None."""
     apart = float((torch.tensor(scores) - expected).abs().max())
     return None if apart <= tolerance else f"log-probs of the probe are {apart:.3g} nats from the trainer's"

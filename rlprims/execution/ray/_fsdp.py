@@ -1,4 +1,4 @@
-"""A model over ranks by FSDP2: sharded weights, gradients and optimizer."""
+"""Shard a model over ranks with FSDP2: its weights, gradients and optimizer."""
 
 import socket
 import time
@@ -38,32 +38,39 @@ _CPU = torch.device("cpu")
 def join(
     rank: int, size: int, address: tuple[str, int], listener: socket.socket | None, *, device: str, timeout: float
 ) -> None:
-    """Meet the other ranks where rank 0's ``listener`` is; one that dies or hangs is noticed within the timeout."""
+    """Create the process group of all ranks; rank 0 passes the ``listener`` of the store's address.
+
+    If a rank dies or hangs, the collectives of the others raise an error within the timeout.
+    """
     backend = "nccl" if device == "cuda" else "gloo"
     limit = timedelta(seconds=timeout)
-    # A store that opens its own socket listens on every interface.
+    # The store gets a socket, because the one that it would open itself would listen on every interface.
     mine = {"is_master": True, "master_listen_fd": listener.detach()} if listener is not None else {"is_master": False}
     store = dist.TCPStore(*address, world_size=size, timeout=limit, **mine)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:
-    """The backend, the seconds of a sum of so many bytes over all ranks, and whether the sum is right."""
+    """Time an all-reduce of ``size`` bytes: the backend, the seconds, and whether the sum is right."""
     ones = torch.ones(size // 4, device=device)
-    dist.all_reduce(ones)  # the first call connects the ranks
+    dist.all_reduce(ones)  # the first collective also opens the connections
     seconds = []
     for _ in range(3):
         ones.fill_(1.0)
         dist.barrier()
         begun = time.perf_counter()
         dist.all_reduce(ones)
-        right = bool((ones == dist.get_world_size()).all())  # waits for the device
+        right = bool((ones == dist.get_world_size()).all())  # this read waits until the device is done
         seconds.append(time.perf_counter() - begun)
     return dist.get_backend(), min(seconds), right
 
 
 def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:
-    """How this process shares a model with those that have joined; None computes in the dtype of the weights."""
+    """Return the functions by which this process shards a model with the other ranks.
+
+    A module computes in ``ray.mixed_precision`` or else in ``dtype``. If both are None, it computes in the dtype of its
+    weights.
+    """
     mesh, tensor = _meshes(config, size, device)
     name = config.mixed_precision or dtype
     computes_in = getattr(torch, name) if name else None
@@ -97,7 +104,7 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         return int(numbers)
 
     def within(module: nn.Module, compute: Callable[[], Any]) -> Any:
-        # The head is whole inside the forward pass of the module alone: the base of the model must run there, too.
+        # FSDP gathers the head only during the forward pass of the root module, so the computation must run inside it.
         return module.within(compute)  # type: ignore[operator]
 
     def reduce_next(module: Any, last: bool) -> None:
@@ -108,7 +115,10 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
 
 
 def _meshes(config: RayConfig, size: int, device: str) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """The ranks over which FSDP2 shards, with several copies in its first dimension; and those that divide layers."""
+    """Return the mesh over which FSDP2 shards, and the mesh of the ranks that divide layers (or None).
+
+    If there are several copies of the weights, the first dimension of FSDP2's mesh numbers the copies.
+    """
     tensor, sharers = config.training_tensor_parallel, config.shard_over or size
     sizes = {"copies": size // sharers, "shards": sharers // tensor, "tensor": tensor}
     sizes = {name: count for name, count in sizes.items() if count > 1 or name == "shards"}
@@ -119,11 +129,14 @@ def _meshes(config: RayConfig, size: int, device: str) -> tuple[DeviceMesh, Devi
 
 
 def _filled(module: nn.Module, folder: Path, device: torch.device) -> nn.Module:
-    """A module without data gets its shards, from the files of a Hugging Face model: a rank reads its own parts."""
+    """Load the shards of a module without data from the files of a Hugging Face model.
+
+    Each rank reads only its own parts of the tensors.
+    """
     names: dict[int, str] = {}
     filled: dict[str, nn.Parameter] = {}
     for name, empty in module.state_dict(keep_vars=True).items():
-        first = names.setdefault(id(empty), name)  # tied parameters stay one
+        first = names.setdefault(id(empty), name)  # tied parameters stay tied
         filled[name] = (
             filled[first]
             if first != name
@@ -145,22 +158,22 @@ def _block_names(module: nn.Module) -> set[str]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of all ranks on each of them, on the CPU."""
+    """Gather a sharded tensor; returns the whole tensor on the CPU of every rank."""
     if isinstance(tensor, DTensor):
         return tensor.full_tensor().detach().cpu()
-    # After a forward it may be gathered already: what FSDP frees later must not be lent to an array.
+    # After a forward pass FSDP may hold the gathered parameter and free its memory later, so this must be a copy.
     return tensor.detach().to("cpu", copy=True)
 
 
 class Shard(NamedTuple):
-    """A rank's part of a parameter as it was, on the CPU; of one that is not sharded the whole."""
+    """A rank's part of a parameter on the CPU. If the parameter is not sharded, this is the whole parameter."""
 
     local: Tensor
-    of: DTensor | None  # its layout, without its data
+    of: DTensor | None  # the layout: a DTensor without data; None if the parameter is not sharded
     device: torch.device
 
     def whole(self, device: torch.device = _CPU) -> Tensor:
-        """Of all ranks, on this device of each of them: every rank must ask."""
+        """Gather the shards of all ranks on ``device``. This is a collective: every rank must call it."""
         if self.of is None:
             return self.local.to(device)
         layout = self.of
@@ -176,7 +189,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:
-    """A parameter as it is; without ``copy`` of one that nobody changes."""
+    """Return this rank's shard of a parameter. ``copy=False`` may share memory: use it for frozen parameters."""
     if not isinstance(parameter, DTensor):
         return Shard(parameter.detach().to("cpu", copy=copy), None, parameter.device)
     local = parameter.to_local().detach()

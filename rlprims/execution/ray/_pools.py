@@ -1,4 +1,4 @@
-"""Pools: each a placement group, and workers that hold the models whose roles it has."""
+"""Pools of workers. A pool has a placement group, and its workers hold the models of the pool's roles."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -12,18 +12,21 @@ from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._worker_group import WorkerGroup
 
 Place = dict[str, Any]
-"""Where and with what a worker starts: the arguments of :func:`start_worker` but its rank."""
+"""The arguments with which the workers of a pool start: placement group, CPUs, GPUs, environment variables."""
 
 
 def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
-    """Room for every pool, by name; ``held`` gives it back."""
+    """Reserve a placement group for every pool; returns the start arguments of the pools' workers, by pool.
+
+    ``held`` removes the groups when it is closed.
+    """
     places = {}
     on_cpu = device_of(model).type == "cpu"
     for name, pool in cluster.all_pools.items():
         room = reserve(pool, timeout=cluster.start_timeout)
         held.callback(remove_placement_group, room)
         environment = {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu and not pool.gpus else {})}
-        share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine in one place
+        share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
         places[name] = {
             "placement_group": room,
             "cpus": pool.cpus * share,
@@ -41,7 +44,7 @@ def start_training(
     places: dict[str, Place],
     held: ExitStack,
 ) -> tuple[dict[str, WorkerGroup], int]:
-    """The ranks of every pool with a model to compute, by its name; and the policy's context window."""
+    """Start the ranks of every pool that has a model; returns them by pool, and the policy's context window."""
     roles = {"actor": "main", **cluster.roles.model_dump(exclude={"rollout"})}
     groups, building = dict[str, WorkerGroup](), {}
     for name in dict.fromkeys(roles.values()):

@@ -1,4 +1,4 @@
-"""The Ray actor that samples: a server around an engine, in a process of its own."""
+"""The Ray actor that samples: an engine in a process of its own, and its server."""
 
 import asyncio
 import gc
@@ -28,69 +28,72 @@ Arrays = Mapping[str, tuple[str, np.ndarray]]
 
 
 class Engine(Protocol):
-    """The protocol of a sampler in a worker's process."""
+    """The interface of an engine: it samples in the process of a rollout worker."""
 
     joins: bool
-    """Whether requests that begin later are sampled together with those that run, and go on under new weights."""
+    """Whether new requests join the batch of the running ones, and running requests continue after new weights."""
     version: int
-    """Of its weights."""
+    """The version of its weights."""
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
-        """Begin the responses of a call, which is known by its number."""
+        """Begin to sample responses to the prompts of a call. ``call`` is the number of the call."""
         ...
 
     def step(self) -> dict[int, DataProto]:
-        """Sample a part of what was begun; the calls whose responses are all complete, by their numbers.
+        """Sample the next tokens; returns the calls whose responses are all complete, by their numbers.
 
-        ``versions`` (B, T): of the weights that drew each token.
+        The column ``versions`` (B, T) has the version of the weights that sampled each token.
         """
         ...
 
     def abandon(self, call: int) -> None:
-        """End the requests of a call; it will not be complete."""
+        """Abort the requests of a call; :meth:`step` will not return it."""
         ...
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample responses of the batch's lengths by the engine's own function, for a comparison of seconds.
+        """Sample responses of the batch's lengths with the engine's own ``generate``, so that its time can be compared.
 
-        With ``sampling`` it is asked for seeds and log-probs, as :meth:`begin` asks for them. False if the engine has
-        no function of its own.
+        With ``sampling`` the requests have seeds and ask for log-probs, as those of :meth:`begin` do. Returns False if
+        the engine has no such function.
         """
         ...
 
     def score(self, tokens: list[int]) -> list[float]: ...
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """An adapter's tensors."""
+        """Load the tensors of an adapter."""
         ...
 
     def open(self, info: dict[str, Any]) -> None:
-        """Connect to who sends whole weights. With the three that follow: what a transfer's backend asks."""
+        """Connect to the sender of whole weights.
+
+        The backend of a transfer calls ``open``, ``start_update``, ``update`` and ``finish_update``, in this order.
+        """
         ...
 
     def start_update(self) -> None:
-        """From now on no step is made, until the weights are whole."""
+        """Prepare for new weights. The worker runs no step until the update is complete."""
         ...
 
     def update(self, info: dict[str, Any]) -> None:
-        """Receive tensors of the model."""
+        """Receive the tensors of the model."""
         ...
 
     def finish_update(self, version: int) -> Sums:
-        """Everything came, and is used from now on; the checksums of the tensors as they came."""
+        """Use the new weights; returns the checksums of the received tensors."""
         ...
 
     def abandon_update(self) -> None:
-        """Forget the part of an update that came: another one will begin."""
+        """Discard an incomplete update, so that another one can begin."""
         ...
 
     def unlike(self, sent: Sums) -> list[str]:
-        """Names of its tensors that differ from those that were sent."""
+        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
         ...
 
     @property
     def frees_memory(self) -> bool:
-        """Whether sleep releases memory."""
+        """Whether :meth:`sleep` releases memory."""
         ...
 
     def sleep(self, level: int) -> None: ...
@@ -99,7 +102,7 @@ class Engine(Protocol):
 
 
 class ModelEngine:
-    """The model's own forward, as the local execution samples: one call in each step, from its prompts to its ends."""
+    """Samples with the model's forward pass, as the local execution does. A step samples one call completely."""
 
     joins = False
 
@@ -127,7 +130,7 @@ class ModelEngine:
         return self.device.type != "cpu"
 
     def sleep(self, level: int) -> None:
-        """Level 2 keeps the weights like level 1, because there is no other copy of them."""
+        """Move the weights to the CPU. Level 2 does the same as level 1: there is no other copy of the weights."""
         self.module.to("cpu")
         if self.frees_memory:
             torch.cuda.empty_cache()
@@ -182,17 +185,17 @@ class ModelEngine:
 
 
 class Built(NamedTuple):
-    """What a driver asks an engine."""
+    """The properties of an engine that the driver needs."""
 
     frees_memory: bool
     joins: bool
 
 
 class RolloutWorker(Observed):
-    """A server: an engine in a process, and the calls that it samples together.
+    """A Ray actor that holds an engine. The engine samples the responses of several calls together.
 
-    All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and others are
-    answered; so a caller that gets no answer to :meth:`ping` knows that the engine hangs.
+    All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and finished calls
+    return. So if :meth:`ping` does not return, the engine hangs.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -205,13 +208,13 @@ class RolloutWorker(Observed):
 
     @first
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
-        """Load the engine; whole weights come to it by this backend."""
+        """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
         self.engine: Engine
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
         else:
-            # Garbage collections walk through thousands of imported modules: a quarter of the seconds of a start.
+            # During the import of vLLM, garbage collection would take a quarter of the start time.
             gc.disable()
             from rlprims.execution.ray._vllm import VllmEngine
 
@@ -224,7 +227,7 @@ class RolloutWorker(Observed):
     @metered
     def load(self, weights: Arrays, version: int) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # arrays of the object store cannot be written to, and are not
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of read-only arrays; they are only read
             self.engine.load((name, _as_tensor(dtype, array)) for name, (dtype, array) in weights.items())
         self.engine.version = version
 
@@ -236,7 +239,7 @@ class RolloutWorker(Observed):
     @first
     @metered
     def start_update(self) -> None:
-        """Begin to receive new weights: no step is made until they are whole."""
+        """Prepare for new weights. The engine runs no step until the update is complete."""
         self._steady.clear()
         self.engine.start_update()
 
@@ -253,7 +256,7 @@ class RolloutWorker(Observed):
     @first
     @metered
     def finish_update(self, version: int) -> Sums:
-        """The new weights are whole; their checksums as they came."""
+        """Use the new weights and continue sampling; returns the checksums of the received tensors."""
         try:
             received = self.engine.finish_update(version)
         except BaseException:
@@ -264,12 +267,12 @@ class RolloutWorker(Observed):
 
     @first
     def abandon_update(self) -> None:
-        """Forget the part of an update that came. No step is made until another update is whole."""
+        """Discard an incomplete update. The engine runs no step until another update is complete."""
         self.engine.abandon_update()
 
     @first
     def unlike(self, sent: Sums) -> list[str]:
-        """Names of the engine's tensors that differ from those that were sent."""
+        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
         return self.engine.unlike(sent)
 
     @first
@@ -284,20 +287,23 @@ class RolloutWorker(Observed):
 
     @first
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample as many tokens for each prompt as the batch has, for a comparison of seconds."""
+        """See :meth:`Engine.sample_plainly`."""
         return self.engine.sample_plainly(batch, sampling)
 
     @first
     def score(self, tokens: list[int]) -> list[float]:
-        """The log-prob of each token but the first."""
+        """Return the log-prob of each token except the first."""
         return self.engine.score(tokens)
 
     @first
     async def generate(
         self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int | None, versions: bool
     ) -> DataProto:
-        """Responses when all of them are complete, each with the oldest version of the weights that sampled it, and
-        with ``versions`` that of each token."""
+        """Sample a response to each prompt; returns when all responses are complete.
+
+        The column ``weights_version`` has the oldest version of the weights that sampled a response. With ``versions``
+        the column ``versions`` has the version of each token.
+        """
         await self._steady.wait()
         number = next(self._numbers)
         self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
@@ -306,17 +312,17 @@ class RolloutWorker(Observed):
             self._serving = asyncio.create_task(self._serve())
         rows = await self._answers[number]
         of_tokens, mask = rows["versions"], rows["response_mask"]
-        newest = torch.full((len(rows), 1), self.engine.version)  # where there is no token
+        newest = torch.full((len(rows), 1), self.engine.version)  # the version of a response without tokens
         rows["weights_version"] = torch.cat([of_tokens.where(mask, self.engine.version), newest], 1).amin(1)
         if not versions:
             del rows.batch["versions"]
         return rows
 
     async def _serve(self) -> None:
-        """Steps of the engine, until no call waits for an answer."""
+        """Run steps of the engine until all calls are complete."""
         await asyncio.sleep(0.002 if self.engine.joins else 0)  # the calls of a batch arrive one after another
         while self._answers:
-            await asyncio.sleep(0)  # calls that have arrived begin
+            await asyncio.sleep(0)  # let the calls that have arrived begin
             await self._steady.wait()
             if not self._answers:
                 return
@@ -337,7 +343,7 @@ class RolloutWorker(Observed):
 
     @first
     def abandon(self) -> None:
-        """End all calls: nobody waits for their answers."""
+        """Abort all calls. Their callers no longer wait for answers."""
         for number, answer in self._answers.items():
             self.engine.abandon(number)
             answer.set_exception(RuntimeError("the call was abandoned"))
@@ -345,7 +351,7 @@ class RolloutWorker(Observed):
 
     @first
     def ping(self) -> None:
-        """An answer says that the engine does not hang."""
+        """Return at once. The answer shows that the engine does not hang."""
 
 
 def _as_tensor(dtype: str, array: np.ndarray) -> Tensor:

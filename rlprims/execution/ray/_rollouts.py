@@ -1,4 +1,4 @@
-"""The driver of the rollout workers: it sends weights, and replaces workers that die."""
+"""The rollout workers, as the driver uses them: it sends them weights, and replaces workers that die."""
 
 import logging
 import threading
@@ -20,10 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Rollout workers that may die. The driver keeps the newest weights, and a stream its prompts.
+    """Rollout workers, each of which is replaced if it dies or hangs.
 
-    A worker that dies or hangs is replaced; the new one gets the newest weights and the prompts. A sample is a function
-    of (weights, seed, sample id), so the batch is the same as without the failure.
+    The new worker gets the newest weights from the training ranks, and the prompts of the lost one from the stream,
+    which keeps them. A sample is a function of (weights, seed, sample id), so the batch is the same as without the
+    failure.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Rollouts:
         delivery: Delivery,
     ) -> None:
         self.delivery = delivery
-        self.start = start  # of a rank: a new worker, and the call that builds its engine
+        self.start = start  # start(rank) returns a new worker, and the pending call that builds its engine
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.max_replacements = max_replacements
@@ -48,33 +49,36 @@ class Rollouts:
         self.check: Callable[[Sequence[float]], str | None] = lambda scores: None
         self.probe: list[int] = []
         self.stopped = False
-        self.one_at_a_time = threading.RLock()  # either responses are sampled or weights are received
+        self.one_at_a_time = threading.RLock()  # for transfers of weights, and streams that end before one
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
         built = [fetch(building, self.name_of(rank), start_timeout) for rank, (_, building) in enumerate(started)]
-        self.frees_memory = all(engine.frees_memory for engine in built)  # when it sleeps
+        self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
-        # Twice what it samples at once, so that it need not wait for the driver. Without joining a call runs alone.
+        # Twice the rows that an engine samples at once, so that it does not wait for the driver. An engine that cannot
+        # join requests gets one call at a time.
         self.rows_of_an_engine = 2 * max_rows if self.joins else 0
 
     def sync(self, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]) -> None:
-        """Send the newest weights to every worker, and verify them by its scores of the probe; replace one that fails.
+        """Send the newest weights to every worker, check them, and replace the workers that fail.
+
+        ``check`` gets a worker's log-probs of the tokens ``probe``; it returns an error as text, or None.
 
         Raises:
-            WorkerLost: replacements fail too.
+            WorkerLost: a replacement fails, too, or there were ``max_replacements`` already.
         """
         self.version, self.probe, self.check = version, probe, check
         self.send()
 
     def send(self) -> None:
-        """Send the newest weights again, as :meth:`sync` does; first a batch that is being sampled is waited for."""
+        """Send the newest weights again, as :meth:`sync` does. If a batch is being sampled, wait for its end first."""
         with self.one_at_a_time:
             self._send()
 
     def _send(self) -> None:
         everyone = dict(enumerate(self.workers))
         failed = self._deliver(everyone)
-        # If a transfer fails for one worker it fails for all, so all living workers get the weights again.
+        # If a transfer fails for one worker it fails for all, so all workers that are not lost get the weights again.
         again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
         if again:
             log.warning(
@@ -91,7 +95,10 @@ class Rollouts:
             self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
-        """Seconds of the engines' own function for the same prompts and lengths, in equal parts."""
+        """Time the engines' own ``generate`` on the prompts of a batch, divided equally.
+
+        Returns seconds, or None if the engines have no such function.
+        """
         begun = time.perf_counter()
         parts = zip(self.workers, self.equal_parts(batch), strict=False)
         asked = [worker.sample_plainly.remote(part, sampling) for worker, part in parts]
@@ -99,11 +106,11 @@ class Rollouts:
         return time.perf_counter() - begun if all(sampled) else None
 
     def equal_parts(self, prompts: DataProto) -> list[DataProto]:
-        """The rows of each worker."""
+        """Divide a batch into parts of equal size, at most one for each worker."""
         return prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
 
     def sleep(self, level: int) -> None:
-        """Free memory. A lost worker is replaced at :meth:`wake`, because until then its devices are in use."""
+        """Free the engines' memory. :meth:`wake` replaces a lost worker, because until then ranks use its device."""
         for rank, ref in enumerate([worker.sleep.remote(level) for worker in self.workers]):
             with suppress(WorkerLost):
                 fetch(ref, self.name_of(rank), self.timeout)
@@ -116,7 +123,7 @@ class Rollouts:
                 self.replace(rank, str(error))
 
     def stop(self) -> None:
-        """Stop all workers. A thread that is sampling gets an error."""
+        """Stop all workers. A thread that waits for responses gets an error."""
         self.stopped = True
         for worker in self.workers:
             ray.kill(worker)
@@ -127,7 +134,7 @@ class Rollouts:
         return failures
 
     def _ask(self, rank: int) -> tuple[Any, Any]:
-        """Ask a worker about its weights; returns without waiting for the answers."""
+        """Ask a worker for its probe scores and for its differing tensors; returns the two pending answers."""
         worker = self.workers[rank]
         return worker.score.remote(self.probe), worker.unlike.remote(self.sent) if self.sent else None
 
@@ -140,9 +147,10 @@ class Rollouts:
             raise WorkerError(f"{self.name_of(rank)} does not have the weights it was sent: {wrong}")
 
     def replace(self, rank: int, reason: str, *, counts: bool = True) -> None:
-        """Replace a lost worker. The new one is used only after it has the newest weights.
+        """Replace a lost worker. The new worker is used only after it has the newest weights.
 
-        One that is replaced for the loss of another does not count as one of ``max_replacements``.
+        With ``counts=False`` the replacement does not count towards ``max_replacements``: use it for a worker that only
+        failed because another one was lost.
         """
         if self.stopped:
             raise WorkerLost(f"{self.name_of(rank)}: stopped")

@@ -1,4 +1,4 @@
-"""What a transfer of weights sends."""
+"""The tensors that a transfer of weights sends."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,13 +11,15 @@ from rlprims.execution.ray._wire import Info, layers
 
 
 class Source:
-    """The snapshot of a policy as whole tensors of the plain model, a decoder layer at a time.
+    """Iterates over the snapshot of a policy as whole tensors, one decoder layer at a time, with adapters merged.
 
-    Gathering a layer needs all ranks: each goes through the whole source, whatever becomes of the tensors.
+    Gathering a layer is a collective. So every rank must iterate to the end, also after an error of the transfer.
 
     Args:
-        dtype: of the engines; None: as it is trained.
-        device: where the tensors are; None: on the CPU.
+        module: the policy.
+        shards: this rank's shards of its parameters, by name.
+        dtype: the dtype of the engines; None: the dtype of the trained weights.
+        device: the device of the whole tensors; None: the CPU.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Source:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest tensor."""
+        """The bytes of the largest tensor."""
         return max(info.bytes for part in self.parts for info in part)
 
     def _infos(self, names: list[str], dtype: str | None) -> list[Info]:

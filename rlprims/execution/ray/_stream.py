@@ -1,4 +1,4 @@
-"""Prompts on their way to the engines, and responses on their way back."""
+"""Send prompts to the engines, and receive their responses."""
 
 import math
 import time
@@ -15,9 +15,12 @@ from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._worker_group import WorkerLost, fetch
 
 _PARTS = 4
-"""Of a batch for each engine: those that wait here go to the engine that is done first."""
+"""The number of parts of a batch for each engine. A waiting part goes to the engine that is done first."""
 _CALLS = 500
-"""Of an engine at once. Ray runs 1000 of an actor, and there must be room for a ping and for weights."""
+"""The largest number of calls that an engine runs at once. Ray's limit is 1000 calls per actor.
+
+The limit here is lower, so that pings and transfers of weights can still run.
+"""
 
 
 class _Part(NamedTuple):
@@ -26,7 +29,7 @@ class _Part(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A part at an engine."""
+    """A part that an engine is sampling."""
 
     rank: int
     worker: Any
@@ -34,11 +37,11 @@ class _Running(NamedTuple):
 
 
 class RayStream:
-    """:class:`rlprims.execution.Stream` of rollout workers.
+    """Implements :class:`rlprims.execution.Stream` on rollout workers.
 
-    A part goes to the engine that has the fewest rows, and waits here while every engine has enough. When a worker is
-    lost its parts go to the others and to its replacement. A sample is a function of (weights, seed, sample id), so
-    neither changes a response.
+    A part goes to the engine that has the fewest rows. If every engine has enough rows, the part waits in the driver.
+    If a worker is lost, its parts go to the other workers and to its replacement. A sample is a function of (weights,
+    seed, sample id), so a response does not depend on the engine.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class RayStream:
         self._numbers = count()
         self._waiting: deque[_Part] = deque()
         self._running: dict[Any, _Running] = {}  # by Ray's reference of the answer
-        self._heard = time.monotonic()  # when an engine answered, or was asked after it had nothing to do
+        self._heard = time.monotonic()  # when the last answer came, or the first call began while none was running
         self._held = ExitStack()
 
     def __enter__(self) -> "RayStream":
@@ -78,7 +81,7 @@ class RayStream:
         complete: dict[int, DataProto] = {}
         while not complete:
             self._send()
-            # Half of the time for the responses, and half to answer a ping.
+            # Half of the timeout is for the responses, and half is for a ping.
             silent = self._heard + self.rollouts.timeout / 2
             first, _ = ray.wait(list(self._running), timeout=max(0.0, min(silent, end) - time.monotonic()))
             if first:
@@ -90,11 +93,11 @@ class RayStream:
         return complete
 
     def _answers(self) -> dict[int, DataProto]:
-        """The parts that are complete; those of a worker that is lost are sent again."""
+        """Return the parts that are complete. Parts of a lost worker are queued again."""
         complete: dict[int, DataProto] = {}
         ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
         for ref in ready:
-            if ref not in self._running:  # of a worker that was lost a moment ago
+            if ref not in self._running:  # its worker was lost in this loop, and the part is queued again
                 continue
             rank, worker, part = self._running.pop(ref)
             try:
@@ -106,13 +109,14 @@ class RayStream:
         return complete
 
     def _send(self) -> None:
+        """Send waiting parts to the engines, until every engine has enough rows."""
         rows = [0] * len(self.rollouts.workers)
         for running in self._running.values():
             rows[running.rank] += len(running.part.prompts)
         while self._waiting:
             rank = rows.index(min(rows))
             enough = rows[rank] + len(self._waiting[0].prompts) > self.rollouts.rows_of_an_engine
-            if self.over_updates and self.rollouts.joins:  # during an update nobody is here to send more
+            if self.over_updates and self.rollouts.joins:  # the driver cannot send more parts during an update
                 enough = [running.rank for running in self._running.values()].count(rank) >= _CALLS
             if rows[rank] and enough:
                 return
@@ -124,7 +128,7 @@ class RayStream:
             rows[rank] += len(part.prompts)
 
     def _replace_silent(self) -> None:
-        """Replace workers that do not answer. One that answers is only slow."""
+        """Replace the workers that do not answer a ping. A worker that answers is slow, and is kept."""
         end = time.monotonic() + self.rollouts.timeout / 2
         asked = {running.rank: running.worker for running in self._running.values()}
         for rank, worker, ping in [(rank, asked[rank], asked[rank].ping.remote()) for rank in sorted(asked)]:
@@ -138,14 +142,14 @@ class RayStream:
         lost = [ref for ref, running in self._running.items() if running.worker is worker]
         self._waiting.extendleft(reversed([self._running.pop(ref).part for ref in lost]))
         with self.rollouts.one_at_a_time:
-            if self.rollouts.workers[rank] is worker:  # else it was replaced when weights did not reach it
+            if self.rollouts.workers[rank] is worker:  # otherwise a failed transfer of weights has replaced it already
                 self.rollouts.replace(rank, reason)
 
 
 def generate(
     rollouts: Rollouts, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None
 ) -> DataProto:
-    """Every prompt's response, in the prompts' order."""
+    """Sample a response to each prompt; returns them in the order of the prompts."""
     engines = len(rollouts.workers)
     count = _PARTS * engines if rollouts.joins and engines > 1 else engines
     parts = _divided(prompts, count)
@@ -158,7 +162,10 @@ def generate(
 
 
 def _divided(prompts: DataProto, count: int) -> list[DataProto]:
-    """About equal parts. Neighbours with the same prompt stay together: an engine reads it once for all of them."""
+    """Divide prompts into about ``count`` parts of similar size.
+
+    Adjacent rows with the same prompt stay in one part if possible, because an engine computes the prompt only once.
+    """
     ids, least = prompts["prompt_ids"].tolist(), len(prompts) / count
     ends = [0]
     for i in range(1, len(ids)):

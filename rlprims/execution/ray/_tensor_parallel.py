@@ -1,8 +1,9 @@
-"""Layers that are divided over a few ranks, which compute the same rows together: tensor parallelism.
+"""Tensor parallelism: divide the layers of a model over the ranks of a group, which compute the same rows together.
 
-transformers declares for most types of models which linear layers are divided by their outputs (colwise) and which by
-their inputs (rowwise); torch's parallel styles do it. A layer's parameters become DTensors over the ranks of its group.
-What the plan does not name, such as norms and the embedding, is computed on each rank.
+For most types of models, transformers has a plan: it names the linear layers that are divided by their outputs
+(colwise) and those that are divided by their inputs (rowwise). torch's parallel styles divide them. The parameters of a
+layer become DTensors over the ranks of its group. Each rank computes the whole of all other modules, such as norms and
+the embedding.
 """
 
 import logging
@@ -42,9 +43,12 @@ TENSOR_PARALLEL_MODELS = (
 
 
 class Computed(ParallelStyle):
-    """The module computes with whole parameters on every rank, which stores them whole or in parts.
+    """The style of a module that computes with its whole parameters on every rank.
 
-    ``gradients``: Partial where each rank has other inputs, such as the heads that are its own; they are summed.
+    Args:
+        stored: Replicate: every rank stores the whole parameters. Shard(0): every rank stores a part of them.
+        gradients: Partial: the ranks have different inputs, such as their own heads, and their gradients are summed.
+            Replicate: the ranks have the same inputs.
     """
 
     def __init__(self, stored: Placement, gradients: Placement) -> None:
@@ -68,7 +72,7 @@ class Computed(ParallelStyle):
         return module
 
     def _whole(self, x: Any) -> Any:
-        if x is None:  # there is no bias
+        if x is None:  # a bias that is None
             return None
         whole: Tensor = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[self.gradients])
         return whole
@@ -84,7 +88,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "replicated_with_grad_allreduce": lambda: Computed(Replicate(), Partial()),
 }
-"""torch's styles by transformers' names."""
+"""The styles of torch, by their names in transformers."""
 
 _DIVIDING = _STYLES.keys() - {"replicated_with_grad_allreduce"}
 
@@ -93,7 +97,7 @@ def divide(module: Any, mesh: DeviceMesh) -> None:
     """Divide a model's layers over the ranks of a mesh of one dimension. Tied parameters stay tied.
 
     Raises:
-        ValueError: the model cannot be divided by so many.
+        ValueError: the model cannot be divided by this number of ranks.
     """
     styles = styles_of(module, mesh.size())
     _quiet()
@@ -105,7 +109,7 @@ def divide(module: Any, mesh: DeviceMesh) -> None:
 
 
 def styles_of(module: Any, size: int) -> dict[str, ParallelStyle]:
-    """The style of each module that has parameters, by its name, for groups of ``size`` ranks.
+    """Return the style of each module that has parameters, by its name, for groups of ``size`` ranks.
 
     Raises:
         ValueError: see :func:`check_plans`.
@@ -125,7 +129,7 @@ def styles_of(module: Any, size: int) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {}
     for name, x in named.items():
         style = planned.get(name)
-        if id(x) in ends and x.weight.shape[0] % size:  # a vocabulary of an odd size
+        if id(x) in ends and x.weight.shape[0] % size:  # the size does not divide the vocabulary
             styles[name] = Computed(Replicate(), Replicate())
         elif style is not None:
             if style in _DIVIDING and x.weight.shape[style.startswith("rowwise")] % size:
@@ -134,17 +138,17 @@ def styles_of(module: Any, size: int) -> dict[str, ParallelStyle]:
             styles[name] = _STYLES[style]()
         elif any(planned.get(near) == "colwise" for near in named if _parent(near) == _parent(name)):
             raise _refusal(size, f"expected a plan for {name}, which is between divided layers, got none for it")
-        else:  # an embedding is as large as the head
+        else:  # embedding and head are large, so each rank stores a part of them
             styles[name] = Computed(Shard(0) if id(x) in ends else Replicate(), Replicate())
     return styles
 
 
 def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
-    """Refuse what ``ray.training_tensor_parallel`` cannot divide. It reads the models' configs alone.
+    """Check that ``ray.training_tensor_parallel`` can divide the models. This reads only the configs of the models.
 
     Raises:
-        ValueError: a model of another type than :data:`TENSOR_PARALLEL_MODELS`, a number that does not divide its heads
-            or layers, or adapters.
+        ValueError: the type of a model is not in :data:`TENSOR_PARALLEL_MODELS`, the number does not divide its heads
+            or layers, or the model has adapters.
     """
     size = cluster.training_tensor_parallel
     if size == 1:
@@ -167,7 +171,7 @@ def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) ->
 
 
 def _quiet() -> None:
-    """torch warns of in-place changes of logits, which there are none of, and of gathering in two steps."""
+    """Turn off two warnings of torch that do not apply here: logits changed in place, and gathering in two steps."""
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 

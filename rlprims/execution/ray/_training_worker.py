@@ -1,4 +1,4 @@
-"""The Ray actor that trains: one FSDP2 rank with its shards of the models."""
+"""The Ray actor that trains: one FSDP2 rank, with its shards of the models."""
 
 import socket
 from collections.abc import Collection, Mapping
@@ -29,7 +29,10 @@ from rlprims.execution.ray._worker_group import everywhere, first, reads, split,
 
 
 class Outcome(NamedTuple):
-    """Of a transfer of weights: the checksums of what was sent, and by the rank of a rollout worker what came there."""
+    """The result of a transfer of weights.
+
+    It has the checksums of the sent tensors, those that each rollout worker received, by rank, and the failures.
+    """
 
     sent: Sums
     received: dict[int, Sums]
@@ -37,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class TrainingWorker(Observed):
-    """A rank of a pool: its shards of the models that are the pool's roles, all in one process."""
+    """A rank of a pool. One process holds its shards of the models of all the pool's roles."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class TrainingWorker(Observed):
 
     @first
     def address(self) -> tuple[str, int]:
-        """An address for the ranks to connect: a port of this node's address, and of no other."""
+        """Open a port for the other ranks, on this node's address only; returns host and port."""
         import ray
 
         self.listener = socket.create_server((ray.util.get_node_ip_address(), 0))
@@ -65,16 +68,19 @@ class TrainingWorker(Observed):
         options: dict[str, Any],
         roles: Collection[str],
     ) -> int | None:
-        """Join the other ranks of the pool and load the models of its roles; the context window of the policy."""
+        """Join the other ranks of the pool and load the models of its roles.
+
+        Returns the context window of the policy, or None if the pool does not have the policy.
+        """
         torch.set_num_threads(1)
         device = device_of(model).type
         self.lives_on_cpu = cluster.cpu_offload
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.call_timeout)
         self.saver = _checkpoint.Saver(timeout=cluster.call_timeout)
-        # Adapters compute in float32 in any model.
+        # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
         self.training = Training(model, optimizer, ranks=ranks, roles=roles, **options)
-        # Whole on every rank: it has no gradients.
+        # Every rank holds the whole reward model; it needs no memory for gradients.
         self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
         same_rows = cluster.training_tensor_parallel
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=same_rows)
@@ -103,7 +109,7 @@ class TrainingWorker(Observed):
 
     @everywhere
     def probe(self, batch: DataProto) -> Tensor:
-        """Log-probs of the same rows on every rank, at temperature 1, as an engine scores a prompt."""
+        """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
         return self.training.log_probs(batch, temperature=1.0)
 
     @split_by_prompt
@@ -139,13 +145,13 @@ class TrainingWorker(Observed):
 
     @everywhere
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
-        """The backend, the seconds of a sum of so many bytes over all ranks, and whether it is right."""
+        """See :func:`rlprims.execution.ray._fsdp.time_all_reduce`."""
         return _fsdp.time_all_reduce(size, self.training.device)
 
     @everywhere
     @metered
     def adapters(self) -> dict[str, tuple[str, np.ndarray]] | None:
-        """Of the policy, by name, each with its dtype; rank 0 alone answers with them."""
+        """Gather the policy's adapters: on rank 0 by name, each with its dtype; None on the other ranks."""
         found = {name: _fsdp.whole(parameter) for name, parameter in trained(self.training.policy.module).items()}
         if self.rank != 0:
             return None
@@ -154,10 +160,10 @@ class TrainingWorker(Observed):
     @everywhere
     @metered
     def snapshot(self) -> None:
-        """Keep this rank's shards of the policy: engines get these until the next snapshot."""
+        """Copy this rank's shards of the policy. Transfers send this copy until the next snapshot."""
         module: Any = self.training.policy.module
         if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward the outermost parameters may be whole
+            module.reshard()  # after a forward pass the parameters of the root module may still be gathered
         self.shards = {
             name: _fsdp.shard_of(parameter, copy=parameter.requires_grad)
             for name, parameter in parameters(module).items()
@@ -175,7 +181,7 @@ class TrainingWorker(Observed):
         version: int,
         timeout: float,
     ) -> Outcome | None:
-        """The snapshot to these rollout workers, a layer at a time; rank 0 says what became of it."""
+        """Send the snapshot to these rollout workers, one layer at a time; only rank 0 returns the outcome."""
         import ray
 
         if backend not in self.transfers:
@@ -188,13 +194,14 @@ class TrainingWorker(Observed):
 
     @everywhere
     def offload(self) -> None:
-        """Release the device: move models and optimizers to the CPU, if they are not there."""
+        """Move models and optimizers to the CPU, to free the device's memory for an engine."""
         self._move(torch.device("cpu"))
         if self.training.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @everywhere
     def onload(self) -> None:
+        """Move models and optimizers back to the device."""
         self._move(self.training.device)
 
     def _move(self, device: torch.device) -> None:
@@ -215,12 +222,12 @@ class TrainingWorker(Observed):
 
     @everywhere
     def save(self, directory: Path) -> None:
-        """Copy this rank's shards, and write them while the rank continues."""
+        """Copy this rank's shards, and start to write them in a thread."""
         self.saver.begin(self.training.train_states(), directory)
 
     @everywhere
     def saved(self) -> dict[str, str] | None:
-        """The SHA-256 of the files that this rank wrote for the last save, by their paths; None while it writes."""
+        """The SHA-256 of this rank's files of the last save, by their paths; None while it is still writing them."""
         return None if self.saver.is_writing else self.saver.result()
 
     @everywhere
@@ -230,6 +237,9 @@ class TrainingWorker(Observed):
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:
-    """Arrays cross processes without a copy, tensors do not; numpy has no bfloat16, so its bits go."""
+    """Return a tensor as a numpy array, which Ray shares between processes without a copy.
+
+    numpy has no bfloat16. The bits of such a tensor are returned as int16.
+    """
     array: np.ndarray = tensor.view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
     return array

@@ -1,4 +1,4 @@
-"""The ranks' half of a transfer of weights."""
+"""A transfer of weights, on the side of the training ranks."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -10,18 +10,18 @@ from rlprims.execution.ray._wire import Sender, Sums
 
 
 class Transfer(Protocol):
-    """A backend. Every rank has one, and calls it at the same time; rank 0 sends."""
+    """The interface of a backend. All ranks call it at the same time, because gathering is a collective."""
 
     def send(self, source: Source, client: EngineClient) -> Sums:
-        """Send everything by the client's four calls; the checksums of what was sent.
+        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
 
-        An engine's failure is the client's to report.
+        If an engine fails, its error is in ``client.failures`` and is not raised.
         """
         ...
 
 
 class Gloo:
-    """Through the memory of the CPU, by :mod:`rlprims.execution.ray._wire`; each time over a new connection."""
+    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`. Each transfer opens new connections."""
 
     def __init__(self, rank: int, host: str, timeout: float) -> None:
         self.rank, self.host, self.timeout = rank, host, timeout
@@ -32,18 +32,19 @@ class Gloo:
                 pass
             return {}
         sender, sums, failure = Sender(self.host, self.timeout, client.heed), Sums(), None
-        # The sender is closed first: engines that wait for it get an error, and the thread beside this one ends.
+        # On an error the sender must close before the thread pool: engines that wait for it get an error, their calls
+        # return, and the thread can end.
         with ThreadPoolExecutor(1) as side, closing(sender):
             updating: Future[None] | None = None
             for infos, tensors in source:
                 if failure is not None:
-                    continue  # the other ranks wait for this one to gather
+                    continue  # keep gathering, because the other ranks take part in each collective
                 try:
                     updating = updating or self._connected(source, client, sender, side)
                     sums |= sender.send(infos, tensors)
                 except Exception as error:
                     failure = error
-                del tensors  # before the next ones are gathered
+                del tensors  # free this layer before the next one is gathered
             try:
                 if failure is None and updating is not None:
                     sender.finish()
@@ -58,7 +59,7 @@ class Gloo:
     def _connected(
         self, source: Source, client: EngineClient, sender: Sender, side: ThreadPoolExecutor
     ) -> Future[None]:
-        """Every engine receives now; the call ends when all have everything."""
+        """Connect all engines and let them receive; returns the pending call, which ends when all have all tensors."""
         host, port = sender.address
         where = {"host": host, "port": port, "rank_offset": 1, "size": client.size, "timeout": self.timeout}
         opening = side.submit(client.init_weight_transfer_engine, where)
@@ -69,7 +70,7 @@ class Gloo:
 
 
 def transfer_by(backend: str, rank: int, host: str, timeout: float) -> Transfer:
-    """A backend by its name; vLLM's are imported only here, as that takes seconds and 165 MB."""
+    """Return a backend by its name. Importing vLLM takes seconds and 165 MB, so only its backends do it."""
     if backend == "gloo":
         return Gloo(rank, host, timeout)
     from rlprims.execution.ray._vllm_transfer import Ipc, Nccl

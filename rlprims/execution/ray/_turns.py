@@ -1,4 +1,4 @@
-"""Ranks and engines on the same devices, one side at a time."""
+"""Share devices between training ranks and engines."""
 
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._training_worker import TrainingWorker
@@ -6,10 +6,10 @@ from rlprims.execution.ray._worker_group import WorkerGroup
 
 
 class Turns:
-    """Ranks and engines on the same devices: before one side works, the other releases its memory.
+    """Gives the devices to the training ranks or to the engines. First the other side frees its memory.
 
-    Ranks move their weights and optimizers to the CPU; engines sleep, and after level 2 are sent their weights again.
-    With ``level`` None they have devices of their own, and there is nothing to do.
+    Ranks move their weights and optimizers to the CPU. Engines sleep; after ``level`` 2 they need their weights again.
+    If ``level`` is None, ranks and engines have devices of their own, and the methods do nothing.
     """
 
     def __init__(self, trainers: WorkerGroup, rollouts: Rollouts, level: int | None) -> None:
@@ -17,7 +17,7 @@ class Turns:
         self.engines_awake = True
 
     def of_engines(self, *, resend: bool = True) -> None:
-        """Give the devices to the engines; without ``resend`` the caller sends new weights next."""
+        """Give the devices to the engines. With ``resend=False`` the caller sends new weights next."""
         if self.level is None or self.engines_awake:
             return
         self.trainers.call(TrainingWorker.offload).result()

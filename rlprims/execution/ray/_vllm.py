@@ -1,4 +1,7 @@
-"""The vLLM engine: its own sampler, with a seed for each request, and its log-probs of what that drew from."""
+"""The vLLM engine. vLLM samples with a seed for each request.
+
+Its log-probs are those of the distribution that it samples from, after temperature, top-k, top-p and min-p.
+"""
 
 import math
 import shutil
@@ -37,14 +40,15 @@ _ENDED = {
     "repetition": Ended.ABORTED,
     "error": Ended.ERROR,
 }
-"""vLLM's names of the reasons."""
+"""The reasons why a response ended, by vLLM's names."""
 _TIES = 8
+"""The number of log-probs that are requested beyond ``top_k``, for tokens as likely as the k-th."""
 _SCORED = "scored"
-"""The request of a text that is scored."""
+"""The id of the request that scores a text."""
 
 
 class _Adapter:
-    """The one adapter that the engine holds; without a request the engine samples from the model itself."""
+    """The adapter of the engine. Before the first adapter arrives, the engine samples from the base model."""
 
     def __init__(self, config: LoraConfig, base: str) -> None:
         self.config, self.base = config, base
@@ -59,8 +63,9 @@ class _Adapter:
         return {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
 
     def renew(self, engine: Any, tensors: dict[str, Tensor]) -> None:
+        """Replace the engine's adapter by one with these tensors."""
         old, number = self.request, self.request.lora_int_id + 1 if self.request else 1
-        # For a known number or name vLLM would use the old adapter.
+        # A new number and name, because vLLM would use the old adapter for a known one.
         path = Path(self.directory.name) / str(number)
         save_adapter(path, tensors, self.config, base=self.base)
         self.request = LoRARequest(f"adapter-{number}", number, str(path))
@@ -71,7 +76,7 @@ class _Adapter:
 
 
 class _Call(NamedTuple):
-    """Prompts of one call, and their responses so far."""
+    """The prompts of one call, and the responses that are complete."""
 
     prompts: DataProto
     sampling: Sampling
@@ -80,9 +85,9 @@ class _Call(NamedTuple):
 
 
 class VllmEngine:
-    """An engine in this process. Its samples are functions of (weights, prompt, seed, sample id), as the local ones.
+    """A vLLM engine in this process. A sample is a function of (weights, prompt, seed, sample id), as in local runs.
 
-    Requests of all calls are sampled together, and each call is complete when its last request is.
+    The engine samples the requests of all calls together. A call is complete when all its requests are complete.
     """
 
     joins = True
@@ -103,35 +108,36 @@ class VllmEngine:
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
         ours = {
             "model": model.path,
-            "enable_sleep_mode": cluster.colocate and self.frees_memory,  # a CPU refuses it and takes the calls
+            "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
             "dtype": cluster.mixed_precision or model.dtype,
-            # On a CPU there are no graphs, and what takes their place is compiled by g++ for seconds.
+            # On a CPU there are no CUDA graphs, and compiling with g++ instead takes seconds.
             "enforce_eager": on_cpu if cluster.enforce_eager is None else cluster.enforce_eager,
             "tensor_parallel_size": cluster.tensor_parallel_size,
             "max_model_len": context_window,
             "max_num_seqs": model.max_rows_per_generation,
             "seed": 0,
-            "logprobs_mode": "processed_logprobs",  # of the distribution that is drawn from
-            "max_logprobs": -1,  # as many as are asked for
+            "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
+            "max_logprobs": -1,  # no limit for requests
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
             "disable_log_stats": True,
         }
         if cluster.kv_cache_bytes:
             ours["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
         if cluster.tensor_parallel_size > 1:
-            ours["distributed_executor_backend"] = "mp"  # its processes are this one's children, and end with it
+            ours["distributed_executor_backend"] = "mp"  # child processes, which end with this process
         if self.adapter:
             ours |= self.adapter.options()
         else:
             ours["weight_transfer_config"] = WeightTransferConfig(backend=PREFIX + backend)
         if on_cpu:
-            # A seeded request whose prompt is read in parts ends V1 on a CPU: it rewinds its generator, which cannot.
+            # With chunked prefill, V1 on a CPU fails for a request with a seed: it rewinds the random generator, and a
+            # CPU generator cannot be rewound.
             ours["enable_chunked_prefill"] = False
         self.llm = LLM(**ours, **checked_options(cluster.engine_options, ours))
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
-        self.version = 0  # of the weights
+        self.version = 0  # the version of the weights
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
@@ -142,13 +148,13 @@ class VllmEngine:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
                 request = self.llm.llm_engine.add_request(
                     f"{call}/{row}",
-                    # Keys and values of older weights must not be found: running requests keep the engine's cache.
+                    # The salt hides cached keys and values of older weights, which stay while requests run.
                     tokens_input(prompt, cache_salt=str(self.version)),
                     self._parameters(sampling, request_seed, ends=self.end_ids),
                     lora_request=self.adapter and self.adapter.request,
                 )
                 requests.append(request)
-        except BaseException:  # of a prompt that is too long, say
+        except BaseException:  # for example if a prompt is too long
             self.llm.llm_engine.abort_request(requests, internal=True)
             raise
         self._calls[call] = _Call(prompts, sampling, prompt_width, [None] * len(ids))
@@ -160,14 +166,14 @@ class VllmEngine:
         return {number: self._answer(self._calls.pop(number)) for number in complete}
 
     def _advance(self) -> RequestOutput | None:
-        """One step of the engine; the output of a scored text, if it is complete."""
+        """Run one step of the engine; returns the output of the request that scores a text, if it is complete."""
         scored = None
         for output in self.llm.llm_engine.step():
             if output.request_id == _SCORED:
                 scored = output
                 continue
             call, row = map(int, output.request_id.split("/"))
-            if call in self._calls:  # and was not abandoned
+            if call in self._calls:  # otherwise the call was abandoned
                 self._calls[call].responses[row] = output.outputs[0]
         return scored
 
@@ -185,7 +191,7 @@ class VllmEngine:
             logprobs=self._number_of_logprobs(sampling),
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
-            ignore_eos=True,  # the generation config's ends are in self.end_ids
+            ignore_eos=True,  # self.end_ids has the end tokens of the generation config
             stop=list(sampling.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
@@ -222,7 +228,7 @@ class VllmEngine:
         return sampled
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """By vLLM's own ``generate``: as users call it, or with the same seeds and log-probs as :meth:`begin`."""
+        """Sample with vLLM's own ``generate``; with ``sampling`` with the same seeds and log-probs as :meth:`begin`."""
         lengths = batch["response_mask"].sum(-1).tolist()
         seeds = sample_seeds(0, range(len(batch))).tolist()
         parameters = [
@@ -231,7 +237,7 @@ class VllmEngine:
             else self._parameters(sampling.model_copy(update={"max_new_tokens": length}), seed, ends=[])
             for length, seed in zip(lengths, seeds, strict=True)
         ]
-        self.llm.reset_prefix_cache()  # of an earlier call with these prompts
+        self.llm.reset_prefix_cache()  # an earlier call may have cached these prompts
         self.llm.generate(
             [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]],
             parameters,
@@ -241,26 +247,26 @@ class VllmEngine:
         return True
 
     def _number_of_logprobs(self, sampling: Sampling) -> int:
-        """Beside that of the drawn token: enough to see which tokens the sampler left."""
+        """The number of log-probs per position, beside the sampled token's; enough to see which tokens were kept."""
         if not sampling.truncates:
             return 0
-        # Tokens that are as likely as the k-th are left, too.
+        # The sampler also keeps tokens that are as likely as the k-th.
         return min(self.vocabulary, sampling.top_k + _TIES) if sampling.top_k else self.vocabulary
 
     def _kept(self, entry: Mapping[int, Any]) -> list[int]:
-        """The tokens that were left at a position, of its log-probs; none where that is the whole vocabulary."""
+        """The tokens that the sampler kept at a position; empty if it kept the whole vocabulary."""
         left = sorted(token for token, found in entry.items() if found.logprob > -math.inf)
         return left if len(left) < self.vocabulary else []
 
     def sleep(self, level: int) -> None:
-        # Level 2 forgets the model too, and an adapter alone does not bring it back.
+        # Level 2 discards the base model, too, and the ranks send only the adapter.
         self.llm.sleep(level=1 if self.adapter else level)
 
     def wake(self) -> None:
         self.llm.wake_up()
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """The log-prob of each token but the first, at temperature 1. Requests that run go on beside it."""
+        """Return the log-prob of each token except the first, at temperature 1. Running requests continue meanwhile."""
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -286,10 +292,10 @@ class VllmEngine:
         self.llm.init_weight_transfer_engine({"init_info": info})
 
     def start_update(self) -> None:
-        """Requests that run are kept, and go on with the new weights and the keys and values that they have."""
-        self.llm.sleep(level=0, mode="keep")  # nothing is scheduled, until an update is whole
+        """Pause the running requests. They continue later with the new weights and their old keys and values."""
+        self.llm.sleep(level=0, mode="keep")  # schedule nothing until an update is complete
         for _ in range(self.llm.llm_engine.vllm_config.max_concurrent_batches):
-            self._advance()  # tokens that the old weights drew already
+            self._advance()  # collect the tokens of steps that are still in flight
         self.llm.start_weight_update()
 
     def update(self, info: dict[str, Any]) -> None:
@@ -307,20 +313,20 @@ class VllmEngine:
         self.llm.collective_rpc("abandon_weight_update")
 
     def unlike(self, sent: Sums) -> list[str]:
-        """Names of its parameters that differ from these."""
+        """Return the names of the engine's parameters whose checksums differ from those of the sent tensors."""
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
 
 
 def _ended(response: Any, limit: int) -> Ended:
-    """Why a response ended. The engine says "length" for a full context window, too."""
+    """Return why a response ended. vLLM reports "length" for a full context window, too."""
     if response.finish_reason == "length" and len(response.token_ids) < limit:
         return Ended.CONTEXT
     return _ENDED.get(response.finish_reason, Ended.ERROR)
 
 
 def checked_options(options: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """``ray.engine_options`` for vLLM, which checks their values.
+    """Check the names in ``ray.engine_options``, and return the options. vLLM checks their values.
 
     Raises:
         ValueError: vLLM has no such option, or another setting decides it.

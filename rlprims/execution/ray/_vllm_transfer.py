@@ -1,6 +1,7 @@
-"""vLLM's own transfers of weights between GPUs, as a training rank uses them: NCCL to other devices, IPC on the same.
+"""vLLM's own transfers of weights between GPUs, on the side of a training rank.
 
-vLLM's classes send; here are what they send, whom they tell, and what is done when an engine is lost.
+NCCL sends to engines on other devices, CUDA IPC to an engine on the same device. The classes of vLLM send the weights.
+This module gives them the tensors and the client that calls the engines, and handles the loss of an engine.
 """
 
 import socket
@@ -18,11 +19,11 @@ from rlprims.execution.ray._source import Source
 from rlprims.execution.ray._wire import Sums, checksums
 
 _BUFFER = 64 << 20
-"""Least bytes of vLLM's packed buffers. One must have room for the largest tensor."""
+"""The least size in bytes of vLLM's packed buffers. A buffer must hold the largest tensor."""
 
 
 class SnapshotSource(WeightSource):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """A :class:`Source` as vLLM's trainer classes read it; with ``sums`` of what they have read, on rank 0."""
+    """Gives the tensors of a :class:`Source` to vLLM's trainer classes. On rank 0 ``sums`` has their checksums."""
 
     def __init__(self, source: Source, rank: int) -> None:
         self.source, self.rank = source, rank
@@ -46,7 +47,10 @@ class SnapshotSource(WeightSource):  # type: ignore[misc]  # vLLM is not there w
 
 
 class Nccl:
-    """From rank 0 to engines on other devices, packed. The communicator is kept while the engines stay the same."""
+    """Sends packed tensors from rank 0 to engines on other devices.
+
+    The communicator is kept while the engines stay the same.
+    """
 
     def __init__(self, rank: int, host: str) -> None:
         self.rank, self.host = rank, host
@@ -64,7 +68,7 @@ class Nccl:
             except Exception:
                 if not client.failures:
                     raise
-                for _ in source:  # the other ranks wait for this one to gather
+                for _ in source:  # keep gathering, because the other ranks take part in each collective
                     pass
                 return {}
         self.engine.client, self.engine.source = client, reads
@@ -85,10 +89,10 @@ class Nccl:
         return WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads)
 
     def _unblock(self) -> None:
-        """End what waits for the engines on this device. Called by another thread than that which waits."""
+        """Abort the NCCL operations that wait for the engines. Another thread than the waiting one calls this."""
         group = self.engine and self.engine.model_update_group
         if group is not None and group.available and not group.disabled:
-            group.disabled = True  # further broadcasts do nothing
+            group.disabled = True  # later broadcasts return at once
             group.nccl.ncclCommAbort(group.comm)
 
     def close(self) -> None:
@@ -98,7 +102,7 @@ class Nccl:
 
 
 class Ipc:
-    """From every rank to the engine on its device, packed: the engine reads the rank's memory."""
+    """Sends packed tensors from every rank to the engine on its device, which reads the rank's memory."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -108,7 +112,7 @@ class Ipc:
         size = max(_BUFFER, source.largest)
         info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=size)
         WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads).send_weights()
-        torch.cuda.empty_cache()  # the device is the engine's from now on
+        torch.cuda.empty_cache()  # the engine uses the device next
         return reads.sums
 
 

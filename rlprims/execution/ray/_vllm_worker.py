@@ -1,4 +1,4 @@
-"""The code that vLLM's own worker processes import: the receiver of weights, and a GPU's draw on a CPU."""
+"""The code that vLLM's own worker processes import: receivers of weights, and a sampler for CPUs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,38 +25,39 @@ from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums
 
 
 class CpuDraw(nn.Module):
-    """The draw of vLLM's GPU runner in the place of the one that its CPU runner (V1) has for lack of Triton.
+    """Samples a batch of tokens on a CPU as vLLM's GPU runner does.
 
-    Called as ``vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler``, for a batch.
+    vLLM's CPU runner (V1) has another method, because it has no Triton. The call has the signature of
+    ``vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler``.
     """
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        self.runner = [runner]  # in a list, as it is no part of the module
+        self.runner = [runner]  # in a list, so that torch does not register it as a submodule
 
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         logits = apply_top_k_top_p(logits, k, p)
         count = len(logits)
-        # A greedy request has no seed; what is drawn for it is not used.
+        # A greedy request has no seed, and vLLM ignores the token that is sampled for it.
         seeds = [generators[row].initial_seed() if row in generators else 0 for row in range(count)]
         positions = self.runner[0].seq_lens[:count].long() - 1
         return draw(logits, torch.tensor(seeds, dtype=torch.int64), positions), logits.log_softmax(-1)
 
 
 class _Loading:
-    """What every receiver does with the tensors that come, beside what vLLM does.
+    """A mixin of all receivers: it computes checksums of the received tensors, and loads embeddings in place.
 
-    It sums them; and it loads embeddings where they are. They are the largest tensors, and vLLM would load them into
-    new memory first and on a CPU pack them there, before it copies them: two more copies beside the one that came.
+    Embeddings are the largest tensors. vLLM would load them into new memory, pack them there (on a CPU), and then copy
+    them. That needs memory for two more copies beside the received one.
     """
 
     model: Any
     received: Sums
 
     def start_weight_update(self) -> None:
-        super().start_weight_update()  # type: ignore[misc]  # of vLLM's receiver
+        super().start_weight_update()  # type: ignore[misc]  # super() is a receiver of vLLM
         self.received = {}
         for module in _embeddings(self.model):
             info = get_layerwise_info(module)
@@ -73,20 +74,20 @@ class _Loading:
     def finish_weight_update(self) -> None:
         super().finish_weight_update()  # type: ignore[misc]
         for module in _embeddings(self.model):
-            if module.weight.is_cpu:  # there a head keeps a packed copy, of a tied embedding as well
-                module.cpu_linear = None  # the old one first, or there would be three
+            if module.weight.is_cpu:  # on a CPU a head has a packed copy, also of a tied embedding
+                module.cpu_linear = None  # free the old copy first, otherwise there are three copies
                 module.quant_method.process_weights_after_loading(module)
 
 
 def _embeddings(model: nn.Module) -> Iterator[Any]:
-    """Embeddings and heads whose parameter is the checkpoint's tensor."""
+    """Return the embeddings and heads that are not quantized: their parameter equals the checkpoint's tensor."""
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and type(module.quant_method) is UnquantizedEmbeddingMethod:
             yield module
 
 
 class _Summing:
-    """A model that sums what it loads."""
+    """A proxy of a model that computes checksums of the tensors that the model loads."""
 
     def __init__(self, model: Any, sums: Sums) -> None:
         self.model, self.sums = model, sums
@@ -109,17 +110,17 @@ class _Init(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there 
 @dataclass
 class _Update(WeightTransferUpdateInfo):  # type: ignore[misc]
     parts: list[list[list[Any]]]
-    """Name, dtype and shape of each tensor of each part."""
+    """The name, dtype and shape of each tensor, by part."""
 
 
 class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
-    """vLLM's interface for new weights, over the wire of :mod:`rlprims.execution.ray._wire`."""
+    """Implements vLLM's interface for new weights with :mod:`rlprims.execution.ray._wire`."""
 
     init_info_cls, update_info_cls = _Init, _Update
     wire: Receiver | None = None
 
     def init_transfer_engine(self, init_info: _Init) -> None:
-        # The engine's processes follow each other.
+        # The processes of an engine have consecutive ranks.
         mine = init_info.rank_offset + self.parallel_config.rank
         self.wire = Receiver(Endpoint(init_info.host, init_info.port, mine, init_info.size, init_info.timeout))
 
@@ -131,7 +132,7 @@ class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
             raise RuntimeError("expected init_weight_transfer_engine before update_weights, got no connection")
         for part in self.wire.parts(update_info.parts):
             self.model.load_weights(part.items())
-            del part  # before the next one has its memory
+            del part  # free this part before the next one is received
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -142,48 +143,51 @@ class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
 
 
 class GlooReceiver(_Loading, _Gloo):
-    """Through the memory of the CPU."""
+    """Receives through the memory of the CPU."""
 
 
 class NcclReceiver(_Loading, NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's, from another device."""
+    """vLLM's receiver from another device."""
 
 
 class IpcReceiver(_Loading, IPCWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's, from another process of the same device."""
+    """vLLM's receiver from another process on the same device."""
 
 
 RECEIVERS: dict[str, type] = {"gloo": GlooReceiver, "nccl": NcclReceiver, "ipc": IpcReceiver}
-"""By the backend. vLLM knows them by these names and a prefix."""
+"""The receivers, by backend. vLLM's names for them have a prefix."""
 PREFIX = "rlprims_"
 for _name, _receiver in RECEIVERS.items():
     WeightTransferEngineFactory.register_engine(PREFIX + _name, _receiver)
 
 
 class WorkerExtension:
-    """Methods that vLLM's worker gains."""
+    """Methods that vLLM adds to its worker class."""
 
     model_runner: Any
     weight_transfer_engine: Any
 
     def draw_as_a_gpu(self) -> bool:
-        """On a CPU: have its draw; whether the runner (V2, in Triton's interpreter) has it already."""
+        """On a CPU, make the runner sample as on a GPU; returns whether the runner does so already.
+
+        V2 does, in Triton's interpreter.
+        """
         has_it: bool = not isinstance(self.model_runner, CPUModelRunner)
         if not has_it:
             self.model_runner.sampler.topk_topp_sampler = CpuDraw(self.model_runner)
         return has_it
 
     def received_sums(self) -> Sums:
-        """Of what the last update brought."""
+        """Return the checksums of the tensors that the last update brought."""
         sums: Sums = self.weight_transfer_engine.received
         return sums
 
     def held_sums(self) -> Sums:
-        """Of the model's parameters, by vLLM's names."""
+        """Return the checksums of the model's parameters, by vLLM's names."""
         return checksums(dict(self.model_runner.get_model().named_parameters()))
 
     def abandon_weight_update(self) -> None:
-        """Forget a part of an update, so that the next one begins anew."""
+        """Discard an incomplete update, so that another one can begin."""
         for layer in self.model_runner.get_model().modules():
             info = get_layerwise_info(layer)
             info.loaded_weights.clear()
@@ -194,5 +198,5 @@ class WorkerExtension:
         self.weight_transfer_engine.shutdown()
 
     def fused_names(self) -> dict[str, list[str]]:
-        """Which of the checkpoint's names are one parameter here, such as qkv_proj."""
+        """Return the checkpoint's names that vLLM joins into one parameter, by the joined name, such as qkv_proj."""
         return dict(getattr(self.model_runner.get_model(), "packed_modules_mapping", {}))

@@ -1,7 +1,7 @@
-"""Weights from rank 0 to every process of the engines: a layer at a time, packed in one buffer, by gloo.
+"""Send weights from rank 0 to every process of the engines with gloo, one layer at a time, packed in one buffer.
 
-Each transfer has its own connection: a store that rank 0 keeps, and a process group of rank 0 and all receivers. If it
-breaks, some engines have a part of the weights, which the next transfer replaces; nothing else is left of it.
+Each transfer opens new connections: rank 0 starts a store, and creates a process group with all receivers. If the
+transfer breaks, some engines have a part of the weights. The next transfer sends all weights again.
 """
 
 import itertools
@@ -21,14 +21,14 @@ from torch import Tensor
 dist: Any = torch.distributed  # some of its names are not typed
 
 Sums = dict[str, tuple[int, int]]
-"""By a tensor's name how many numbers it has, and its checksum."""
+"""The number of elements and the checksum of each tensor, by its name."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALIGNED = 16
 
 
 class Info(NamedTuple):
-    """A tensor to come."""
+    """The description of a tensor that will be sent."""
 
     name: str
     dtype: str
@@ -41,7 +41,7 @@ class Info(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where a receiver connects, and which of the group it is; rank 0 sends."""
+    """The address that a receiver connects to, and its rank in the group. The sender has rank 0."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
 
 
 def layers(names: Sequence[str]) -> list[list[str]]:
-    """The names in their order, those of one decoder layer together, and those before and after the layers.
+    """Group the names by decoder layer. Names before and after the layers are groups, too. The order stays.
 
     >>> layers(["embed.weight", "layers.0.q.weight", "layers.0.k.weight", "layers.1.q.weight", "norm.weight"])
     [['embed.weight'], ['layers.0.q.weight', 'layers.0.k.weight'], ['layers.1.q.weight'], ['norm.weight']]
@@ -65,7 +65,10 @@ def layers(names: Sequence[str]) -> list[list[str]]:
 
 
 def checksum(tensor: Tensor) -> int:
-    """The sum of its bits as integers: the same in parts, whatever their order, and for zeros that are added."""
+    """Return the sum of a tensor's bits, read as integers.
+
+    The sums of a tensor's parts, in any order, add up to its sum. Appended zeros do not change it.
+    """
     flat = tensor.detach().contiguous()
     bits = flat.view(_BITS[flat.element_size()])
     if bits.device.type == "cpu":  # numpy adds small integers ten times as fast as torch
@@ -78,9 +81,9 @@ def checksums(tensors: Mapping[str, Tensor]) -> Sums:
 
 
 class Sender:
-    """Rank 0's end of a transfer.
+    """The sender of a transfer, on rank 0.
 
-    While it waits it calls ``heed``, which raises an error if nobody can answer any more.
+    While it waits for the engines it calls ``heed``, which must raise an error if an engine has failed.
     """
 
     def __init__(self, host: str, timeout: float, heed: Callable[[], None] = lambda: None) -> None:
@@ -109,20 +112,20 @@ class Sender:
         self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), 0, receivers + 1, self.limit)
 
     def send(self, part: Sequence[Info], tensors: Sequence[Tensor]) -> Sums:
-        """Begin to send a part when the one before it has arrived: this one was gathered meanwhile.
+        """Pack a part, wait until the previous part has arrived, and begin to send; returns the checksums.
 
-        Returns the checksums of what is sent.
+        So the next part can be gathered while this one is being sent.
         """
         flat = torch.zeros(_size(part), dtype=torch.uint8)
         sent = _views(flat, part)
         for info, tensor in zip(part, tensors, strict=True):
-            sent[info.name].copy_(tensor.detach())  # in the dtype of the engine
+            sent[info.name].copy_(tensor.detach())  # this casts to the dtype of the engine
         self.finish()
         self.flying = self.group.broadcast(flat, 0)
         return checksums(sent)
 
     def finish(self) -> None:
-        """Wait until the last part has left."""
+        """Wait until the last part is sent."""
         while self.flying is not None and not self.flying.is_completed():
             self.heed()
             time.sleep(2e-4)
@@ -130,16 +133,16 @@ class Sender:
             self.flying.wait()
 
     def close(self) -> None:
-        """Close the connections; processes that still wait get an error."""
+        """Close the connections. Processes that still wait for data get an error."""
         self.flying = self.group = self.store = None
 
 
 class Receiver:
-    """An engine's end of a transfer, in one of its processes."""
+    """The receiver of a transfer, in one process of an engine."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         rank, limit = endpoint.rank_offset, timedelta(seconds=endpoint.timeout)
-        # The sender listens already: a receiver that cannot connect soon is too late for this transfer.
+        # The sender listens already, so a long wait would not help.
         soon = min(limit, timedelta(seconds=30))
         self.store = dist.TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=soon)
         self.store.set_timeout(limit)
@@ -147,9 +150,9 @@ class Receiver:
         self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), rank, endpoint.size, limit)
 
     def parts(self, infos: Sequence[Sequence[Sequence[Any]]]) -> Iterator[dict[str, Tensor]]:
-        """Each part's tensors by name, in a buffer that is used for no other part."""
+        """Receive the parts one after another; yields the tensors of each by name. Each part has its own buffer."""
         for part in infos:
-            yield self._part([Info(*info) for info in part])  # no name here keeps a buffer longer than its part
+            yield self._part([Info(*info) for info in part])  # no variable, which would keep the buffer alive
 
     def _part(self, part: Sequence[Info]) -> dict[str, Tensor]:
         flat = torch.empty(_size(part), dtype=torch.uint8)
@@ -158,17 +161,17 @@ class Receiver:
 
 
 def _room(info: Info) -> int:
-    """A view of another dtype must be aligned."""
+    """The bytes of a tensor in a buffer, rounded up, because views of other dtypes must be aligned."""
     return -(-info.bytes // _ALIGNED) * _ALIGNED
 
 
 def _size(part: Sequence[Info]) -> int:
-    """Bytes of a part, packed."""
+    """The bytes of a packed part."""
     return sum(map(_room, part))
 
 
 def _views(flat: Tensor, part: Sequence[Info]) -> dict[str, Tensor]:
-    """The tensors of a part, by name, as they lie one after the other in its bytes."""
+    """Return the tensors of a packed part, by name, as views of its bytes."""
     pieces = torch.split(flat, [_room(info) for info in part])
     return {
         info.name: piece[: info.bytes].view(getattr(torch, info.dtype)).view(info.shape)
@@ -177,13 +180,14 @@ def _views(flat: Tensor, part: Sequence[Info]) -> dict[str, Tensor]:
 
 
 def differences(sent: Sums, held: Sequence[Sums], fused: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of an engine's tensors that differ from those that were sent.
+    """Return the names of an engine's tensors that differ from the sent tensors.
 
     Args:
-        sent: of whole tensors.
-        held: of each of the engine's processes, under the engine's names. A tensor is whole in all of them or in
-            shards; one that was packed into another layout is empty, and not compared.
-        fused: the parts of a name that stands for several, such as qkv_proj.
+        sent: the checksums of the sent tensors, which are whole.
+        held: the checksums of the tensors in each process of the engine, by the engine's names. Each process has the
+            whole tensor or a shard of it. A tensor that the engine packed into another layout is empty here. It is not
+            compared.
+        fused: the sent names that are joined in one of the engine's names, by the joined name, such as qkv_proj.
     """
     wrong = []
     for name in held[0]:
@@ -197,19 +201,19 @@ def differences(sent: Sums, held: Sequence[Sums], fused: Mapping[str, Sequence[s
 
 
 def _same(parts: Sequence[tuple[int, int]], held: Sequence[tuple[int, int]]) -> bool:
-    """Whether the processes' pieces are these whole tensors, one after the other in one parameter."""
+    """Return whether the processes' pieces of a parameter add up to the sent tensors that it joins."""
     numbers, totals = ([part[i] for part in parts] for i in range(2))
-    if all(total == sum(totals) for _, total in held):  # whole in each; rows of zeros may have been added
+    if all(total == sum(totals) for _, total in held):  # each process has the whole; rows of zeros may have been added
         return True
     have = sum(n for n, _ in held)
     if have < sum(numbers):
-        return True  # packed into another layout: not compared
-    # In shards. Where a model has fewer key heads than processes, each head is in several of them.
+        return True  # the engine packed it into another layout: it cannot be compared
+    # The processes have shards. If there are fewer key heads than processes, several processes have the same head.
     times, rest = divmod(have - numbers[0], sum(numbers[1:])) if len(parts) > 1 else (1, 0)
     several = times if times > 1 and rest == 0 else 1
     return _wrapped(sum(total for _, total in held)) == _wrapped(totals[0] + several * sum(totals[1:]))
 
 
 def _wrapped(number: int) -> int:
-    """As a sum of 64 bits overflows."""
+    """Return the number modulo 2^64, as a sum of 64-bit integers overflows."""
     return number & (2**64 - 1)

@@ -1,7 +1,8 @@
-"""One controller, many workers: one call of a group's method runs on several ranks.
+"""Groups of Ray actors: one call of the driver runs a method on several ranks.
 
-A decorator of the worker's method defines how: :func:`everywhere` with the same arguments, :func:`split` with a part of
-the batch for each rank, :func:`first` on rank 0. ``group.call(Worker.method, ...)`` returns a :class:`Pending` at once.
+``group.call(Worker.method, ...)`` returns a :class:`Pending` at once. A decorator of the method decides where it runs:
+:func:`everywhere` on all ranks with the same arguments, :func:`split` on all ranks with a part of the batch for each,
+:func:`first` on rank 0.
 """
 
 import threading
@@ -24,11 +25,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class WorkerError(ExecutionError):
-    """A worker raised; the message has its rank and its traceback."""
+    """A worker raised an error; the message has the worker's name and the traceback."""
 
 
 class WorkerRefused(WorkerError, ValueError):
-    """A worker refused its arguments: the same as a ValueError in one process."""
+    """A worker raised a ValueError because of its arguments."""
 
 
 class WorkerLost(ExecutionError):
@@ -36,25 +37,29 @@ class WorkerLost(ExecutionError):
 
 
 def everywhere(method: Method) -> Method:
-    """Call the method with the same arguments on every rank; the results are a list."""
+    """Call the method with the same arguments on every rank; the result is the list of the ranks' results."""
     return _marked(method, "everywhere")
 
 
 def split(method: Method) -> Method:
-    """Split the first argument, a DataProto: each rank gets some rows, balanced by tokens, with whole rollouts.
+    """Split the first argument, a DataProto, by rows. The parts are balanced by tokens; a trajectory stays in one part.
 
-    Tensors and DataProtos are joined, with the rows in their original order; other results are a list.
+    If the ranks return tensors or DataProtos, these are joined, with the rows in their original order. Otherwise the
+    result is the list of the ranks' results.
     """
     return _marked(method, "split")
 
 
 def split_by_prompt(method: Method) -> Method:
-    """Like :func:`split`, for a packed forward pass, which computes a prompt once for all rows that begin with it."""
+    """Like :func:`split`, but rows with the same prompt go to one rank if that saves tokens.
+
+    A packed forward pass computes a prompt once for all its rows.
+    """
     return _marked(method, "split by prompt")
 
 
 def reads(columns: Collection[str] | None) -> Callable[[Method], Method]:
-    """Send only these columns of a batch that is split; None: all tensors, and no texts."""
+    """Send only these columns of a batch that is split; None: all tensors, without columns of objects."""
 
     def marked(method: Method) -> Method:
         method.columns = columns  # type: ignore[attr-defined]
@@ -74,20 +79,20 @@ def _marked(method: Method, how: str) -> Method:
 
 
 class Pending(Generic[R]):
-    """A running call. The driver can continue and get the result later."""
+    """A call that runs. The driver can do other work and get the result later."""
 
     def __init__(self, group: "WorkerGroup", refs: Sequence[Any], collect: Callable[[list[Any]], R]) -> None:
         self.group, self.refs, self.collect = group, refs, collect
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for every rank.
+        """Wait for every rank, and return the joined result.
 
         Raises:
-            WorkerError: a worker raised.
+            WorkerError: a worker raised an error.
             WorkerLost: a worker died or does not answer.
         """
         wait = self.group.timeout if timeout is None else timeout
-        # The error of the first rank that fails is raised, not that of a rank that waits for it.
+        # Raise the error of the rank that fails first. The errors of ranks that wait for it come later.
         waiting, results = list(self.refs), dict[Any, Any]()
         while waiting:
             done, waiting = ray.wait(waiting, timeout=wait)
@@ -100,13 +105,13 @@ class Pending(Generic[R]):
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
-    """The result of one worker; its error is raised again with the name of the worker."""
+    """Wait for the result of one worker. An error is raised again with the name of the worker."""
     try:
         return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
-        if isinstance(error.cause, OSError):  # it has the path and the reason, so the traceback is left out
+        if isinstance(error.cause, OSError):  # the message has path and reason, so the traceback is not needed
             raise WorkerError(f"{who}: {error.cause}") from None
-        # The class of Ray's error is also a subclass of its cause's class.
+        # The class of Ray's error is also a subclass of the class of its cause.
         kind = WorkerRefused if isinstance(error, ValueError) else WorkerError
         raise kind(f"{who} raised:\n{error}") from None
     except RayActorError as error:
@@ -116,16 +121,16 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
 
 
 def reason_of(error: RayActorError) -> str:
-    """Ray's reason for the death of an actor: the first line, and the exception if one was the cause."""
+    """Return Ray's reason for the death of an actor: the first line, and the exception if there is one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 class WorkerGroup:
-    """Workers of one class, one per rank, in the bundles of a placement group.
+    """Workers of one class, one for each bundle of a placement group.
 
-    Of a batch that is split, ``same_rows`` ranks, one after the other, get the same rows, and the first one's results
-    count.
+    If a batch is split, each group of ``same_rows`` consecutive ranks gets the same rows, and the result of its first
+    rank is used.
     """
 
     def __init__(
@@ -145,7 +150,7 @@ class WorkerGroup:
         self.same_rows = same_rows
         self.timeout = timeout
         self.order = threading.Lock()
-        # Ray must not restart a worker, because it would have the initial weights.
+        # Ray must not restart a worker, because the new one would have the initial weights.
         self.workers = [
             start_worker(worker, rank, count, placement_group, cpus=cpus, gpus=gpus, environment=environment)
             for rank in range(count)
@@ -156,7 +161,7 @@ class WorkerGroup:
     ) -> Pending[Any]:
         """Start a method of the workers' class. Calls from several threads reach all ranks in the same order.
 
-        A batch that is split keeps rows with the same id in the column ``together`` on one rank.
+        If a batch is split, rows with the same id in the column ``together`` go to the same rank.
         """
         with self.order:
             return self._call(method, *args, together=together, **kwargs)
@@ -205,7 +210,7 @@ def start_worker(
     gpus: float,
     environment: dict[str, str],
 ) -> Any:
-    """Start an actor in its bundle; returns its handle."""
+    """Start an actor in the bundle with its rank's number; returns the actor's handle."""
     place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=rank)
     return (
         ray.remote(worker)

@@ -1,4 +1,4 @@
-"""Groups that are sampled while the policy is updated: of responses, or of episodes."""
+"""Sample groups of responses or episodes while the policy is updated."""
 
 import asyncio
 import threading
@@ -17,37 +17,37 @@ from rlprims.trainer.collect.rounds import Request
 from rlprims.trainer.measures import Clock
 
 _SECONDS = 0.02
-"""Between two looks for turns that episodes ask for."""
+"""Seconds to wait for completions before new requests of episodes are read."""
 
 
 class Groups(Protocol):
-    """Groups that begin at any time, and end in any order."""
+    """The interface of a source of groups. Groups begin at any time, and are completed in any order."""
 
     def begin(self, group: Group) -> None: ...
 
     def take(self, clock: Clock) -> dict[int, DataProto]:
-        """Wait for a group. The rows of all that are complete, with their scores, by the number of the group."""
+        """Wait until a group is complete; returns the scored rows of all complete groups, by group number."""
         ...
 
     def close(self) -> None:
-        """Abandon the groups that are not complete."""
+        """Abort the groups that are not complete."""
         ...
 
 
 def groups_of(collector: Collector) -> Groups:
-    """Groups of the collector's run, which go on while weights are updated."""
+    """Return the source of groups for a run: responses, or episodes if the run has an environment."""
     if collector.player is None:
         return Responses(collector)
     return Episodes(collector, collector.player) if collector.execution.overlaps else WholeEpisodes(collector)
 
 
 class Responses:
-    """A group is a part of a stream; the groups that are complete together are scored together."""
+    """Groups of responses. Each group is one part of a stream. Groups that end together are scored together."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self.stream = collector.open_stream(over_updates=True)
-        self._numbers: dict[int, int] = {}  # of groups, by the number of a part
+        self._numbers: dict[int, int] = {}  # the numbers of groups, by the numbers of their parts
 
     def begin(self, group: Group) -> None:
         self._numbers[self.stream.submit(self.collector.prompts_of(group))] = group.number
@@ -64,7 +64,10 @@ class Responses:
 
 
 class WholeEpisodes:
-    """Episodes of an execution that cannot sample during an update: all that began are played when one is needed."""
+    """Groups of episodes, for an execution that cannot sample during an update.
+
+    When a group is needed, all groups that have begun are played to their ends.
+    """
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -93,10 +96,10 @@ class WholeEpisodes:
 
 
 class Episodes:
-    """Episodes that go on through updates. Each turn is a part of a stream, which a thread of its own keeps.
+    """Groups of episodes that continue during updates. Each turn is one part of a stream, which has its own thread.
 
-    Environments run in the event loop of another thread. A turn begins when its environment has answered, whatever the
-    other episodes and the trainer do.
+    Environments run in the event loop of another thread. A turn begins when its environment has answered. It does not
+    wait for other episodes or for the trainer.
     """
 
     def __init__(self, collector: Collector, player: Player) -> None:
@@ -132,7 +135,7 @@ class Episodes:
 
 
 class Turns:
-    """The turns that episodes ask for, sampled by one stream of an execution, in a thread."""
+    """Samples the turns of episodes by one stream of an execution, in a thread."""
 
     def __init__(self, player: Player, execution: Execution, sampling: Sampling, seed: int) -> None:
         self.player = player
@@ -146,19 +149,20 @@ class Turns:
         self._thread.start()
 
     async def sample(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
-        """A turn of an episode, in the event loop of the environments."""
+        """Sample one turn of an episode. Called in the event loop of the environments."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._asked.put(Request(sample_id, turn, prompt_ids, answer))
-        if self._failure is not None:  # set before the thread gives it to those that wait
+        if self._failure is not None:  # the thread sets it before it answers the waiting requests
             raise self._failure
         return await answer
 
     def close(self) -> None:
-        """Abandon the turns that are sampled."""
+        """Abort the turns that are being sampled."""
         self._closed.set()
         self._thread.join()
 
     def _serve(self) -> None:
+        """Run the stream in the thread. If it fails, all requests get its error."""
         running: dict[int, Request] = {}
         try:
             with self._open() as stream:
@@ -174,7 +178,7 @@ class Turns:
                 _give(request, error)
 
     def _requests(self, *, timeout: float) -> list[Request]:
-        """All that wait; of none the next one, within ``timeout`` seconds."""
+        """Return all waiting requests. If there are none, wait for the next one for at most ``timeout`` seconds."""
         found: list[Request] = []
         try:
             found.append(self._asked.get(timeout=timeout) if timeout else self._asked.get_nowait())
@@ -185,8 +189,10 @@ class Turns:
 
 
 def _give(request: Request, answer: Completion | BaseException) -> None:
+    """Answer a request in the thread of its event loop."""
+
     def give() -> None:
-        if request.future.done():  # the episode was abandoned
+        if request.future.done():  # the episode was aborted
             return
         if isinstance(answer, BaseException):
             request.future.set_exception(answer)

@@ -1,1 +1,1 @@
-"""``rlprims doctor``: what is installed, what a model's files say, and a cluster on trial."""
+"""``rlprims doctor``: check the installed packages, the end tokens of a model, and a cluster."""

@@ -1,4 +1,4 @@
-"""A test of a run's cluster: ranks, sampling, an update and a sync of the real model, with bytes and seconds."""
+"""Test a run's cluster with the real model: ranks, sampling, an update and a sync, with their bytes and seconds."""
 
 import time
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from rlprims.trainer.plan.memory import shape_of
 from rlprims.trainer.session import Parts, build
 
 _ALL_REDUCE = 64 << 20
-"""Bytes that the ranks sum."""
+"""The bytes that the ranks sum."""
 
 _LEAST_SHARE_OF_BARE_ENGINE = 0.8
-"""The least acceptable share of the bare engine's tokens per second."""
+"""The least acceptable ratio of the tokens per second to those of vLLM's own ``generate``."""
 
 
 def try_cluster(config: Config, console: Any) -> Iterator[Finding]:
-    """Start the processes of a run with this config, use each part once, and yield the measurements. Saves nothing.
+    """Start the processes of a run with this config, use each part once, and yield the findings. Nothing is saved.
 
-    It samples the first batch of prompts. An update with advantages of +1 and -1 changes the weights, so that a failed
-    sync is found: the log-probs of the engines then differ from those of the ranks.
+    The test samples responses to the first batch of prompts. Then it updates the weights with advantages of +1 and -1
+    and sends them to the engines. If the sync failed, the log-probs of the engines differ from those of the ranks.
 
     Raises:
         ValueError: the config has ``execution: local`` or an environment, or the cluster does not start.
@@ -84,7 +84,7 @@ def _steps(config: Config, parts: Parts) -> Iterator[Finding]:
         is_right = bool(difference.mean() <= execution.tolerance)
         return Finding(f"log-probs of engines and ranks {when}", is_right, found, "one of them has other weights")
 
-    sample(0)  # engines compile, or capture graphs, for the first batch
+    sample(0)  # not timed: during the first batch engines compile or capture graphs
     batch, seconds = sample(len(rows))
     tokens = int(batch["response_mask"].sum())
     found = f"{len(batch)} responses, {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.0f} tokens/s"
@@ -140,7 +140,7 @@ def _number(x: Tensor) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes in the largest unit in which the number is at least 1."""
+    """Format a number of bytes in the largest unit in which it is at least 1."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What is installed, what works on this machine, and the command that repairs the rest."""
+"""Check which packages are installed and what works on this machine, with the command that repairs a failure."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from rlprims.reports.terminal import make_table
 
 
 class Finding(NamedTuple):
-    """One row of the table."""
+    """The result of one check: a row of the table."""
 
     what: str
     ok: bool
@@ -38,14 +38,14 @@ _PACKAGES = (
     ("wandb", "log_to: [wandb]", hint("track")),
 )
 _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
-"""vLLM's CPU build installs them. They are linked against CUDA, so transformers cannot be imported."""
+"""Packages that vLLM's CPU build installs. They are linked against CUDA, so transformers cannot be imported."""
 
 
 def run_checks(model: str | None = None) -> list[Finding]:
-    """Run every check; with a model also the check of its end tokens.
+    """Run every check. If a model is given, check its end tokens, too.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the model cannot be found.
     """
     checks: list[Callable[[], Finding]] = [
         *(
@@ -62,14 +62,14 @@ def run_checks(model: str | None = None) -> list[Finding]:
 
 
 def table(findings: list[Finding], title: str = "rlprims doctor") -> Any:
-    """The findings as a table for the terminal."""
+    """Return the findings as a table for the terminal."""
     rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.remedy) for f in findings]
     styles = {"ok": "green", "no": "yellow"}
     return make_table(("", "what", "found", "to repair it"), rows, title=title, styles=styles)
 
 
 def kernel_table() -> Any:
-    """Each kernel and its formula on this machine: the difference of their results, their times, and the switch."""
+    """Compare each kernel with its formula on this machine; returns a table of differences, times and switches."""
     import torch
 
     import rlprims.logprobs
@@ -108,7 +108,7 @@ def _package(name: str, purpose: str, remedy: str) -> Finding:
         return Finding(what, False, "not installed", remedy)
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # its imports may raise any error
+    except Exception as error:  # an import can raise any error
         return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", remedy)
     return Finding(what, True, str(getattr(module, "__version__", "installed")), remedy)
 

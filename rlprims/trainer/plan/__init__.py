@@ -1,1 +1,1 @@
-"""``rlprims plan``: the memory and the seconds of a run by formula, before anything is loaded."""
+"""``rlprims plan``: compute the memory and the seconds of a run from formulas, before anything is loaded."""

@@ -1,8 +1,8 @@
 """The memory that a run will use, computed from its config before anything is loaded.
 
-Every line is one product that can be checked by hand. The model's sizes are read from its ``config.json``; the weights
-are not needed. Bytes are those of a process that trains, or of an engine. The peak is the largest of sampling,
-updating, saving and sending.
+Every line of the table is one product that can be checked by hand. The sizes of the model come from its
+``config.json``; the weights are not needed. Bytes are those of one training process or of one engine. The peak is the
+memory that is always used, and of a checkpoint, and the largest of sampling, an update and a sync.
 """
 
 import math
@@ -16,36 +16,41 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.data import load_examples
 
 _PROCESS = 0.42 * 2**30
-"""A CPU process with Python, torch and transformers (in a rank also Ray), without a model. In a GPU's memory: 0."""
+"""Bytes of a CPU process with Python, torch and transformers (in a rank also Ray), without a model. On a GPU: 0."""
 
 _FILE = 2**28
-"""Bytes of a file of a checkpoint, as ranks write it."""
+"""Bytes of one file of a checkpoint that ranks write."""
 _ENGINE_PROCESS = 0.65 * 2**30
-"""The same process with vLLM and its engine."""
+"""Bytes of the same process with vLLM and its engine."""
 
 _COPIES_OF_LOGITS = 4
-"""Logits, their softmax for the entropies, and in the backward pass the gradient and an intermediate result."""
+"""The logits, their softmax for the entropies, and in the backward pass the gradient and an intermediate result."""
 
 _TILE = 2**26
-"""Bytes that a fused head uses for a tile, roughly."""
+"""The approximate bytes that a fused head uses for a tile."""
 
 _SAMPLER_COPIES = 4
-"""The number of float32 arrays of rows x vocabulary at the peak of a step of the sampler: the softmax and its sums in
-float64, which are more than the two arrays of logits, released before."""
+"""The number of float32 arrays of rows x vocabulary at the peak of a sampler's step.
+
+They are the softmax and its cumulative sums, both in float64. The two arrays of logits are freed before.
+"""
 
 
 class Line(NamedTuple):
-    """One product of the table."""
+    """One row of the table: a product."""
 
     what: str
     bytes: float
     how: str
     lower: str
-    """The setting that lowers it."""
+    """The settings that lower it."""
 
 
 class Plan(NamedTuple):
-    """The memory that is always used, that of sampling, of an update, a checkpoint and a sync; that of an engine."""
+    """The memory of a training process: always, and during sampling, an update, a checkpoint and a sync.
+
+    ``engine`` has the memory of an engine, and ``sync`` the bytes of a transfer of weights.
+    """
 
     rank: list[Line]
     sampling: list[Line]
@@ -57,12 +62,15 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """The peak of a process that trains, and with ``execution: local`` samples, while a checkpoint is written."""
+        """The peak memory of a training process while a checkpoint is written.
+
+        With ``execution: local`` the same process samples.
+        """
         return total(self.rank) + total(self.saving) + max(map(total, (self.sampling, self.update, self.sending)))
 
 
 class Prompts(NamedTuple):
-    """Tokens of the mean prompt and of the longest, and how many responses an evaluation samples."""
+    """The tokens of the mean and the longest prompt, and the number of responses that an evaluation samples."""
 
     mean: int
     longest: int
@@ -77,28 +85,28 @@ class Shape(NamedTuple):
     layers: int
     hidden: int
     queries: int
-    """Heads x their width."""
+    """The number of heads x the width of a head."""
     keys: int
-    """Key-value heads x their width."""
+    """The number of key-value heads x the width of a head."""
     inner: int
     vocabulary: int
     body: int
-    """Parameters of the layers; the others are the embedding, the head and the last norm."""
+    """The parameters of the layers: all but the embedding, the head and the last norm."""
 
 
 class MicroBatches(NamedTuple):
-    """The micro-batches of a rank, or of the ranks that divide the layers, in one update, and their tokens.
+    """The micro-batches of one update on a rank, or on a group of ranks that divide the layers, and their tokens.
 
-    With packing a shared prompt counts once.
+    With packing the tokens of a shared prompt count once, except in ``slots``.
     """
 
     number: int
     tokens: float
-    """Tokens of the largest micro-batch, as are the next two."""
+    """Tokens of the largest micro-batch."""
     answers: float
-    """Tokens of responses."""
+    """Tokens of responses in the largest micro-batch."""
     slots: float
-    """Tokens with a shared prompt once for each response."""
+    """Tokens of the largest micro-batch. A shared prompt counts once for each response."""
     tokens_of_step: float
     """Tokens of all ranks, updates and micro-batches."""
 
@@ -108,10 +116,10 @@ def total(lines: list[Line]) -> float:
 
 
 def shape_of(model: ModelConfig) -> Shape:
-    """The sizes of a model, which is built without memory, so that ties and adapters are counted.
+    """Return the sizes of a model. It is built on the device ``meta``, so tied weights and adapters are counted.
 
     Raises:
-        ValueError: there is no config.
+        ValueError: the config of the model cannot be loaded.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -144,10 +152,10 @@ def shape_of(model: ModelConfig) -> Shape:
 
 
 def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
-    """The lengths of the prompts in the config's data, or ``prompt_tokens`` for each.
+    """Return the lengths of the prompts in the config's data; with ``prompt_tokens`` all prompts have this length.
 
     Raises:
-        ValueError: the data or the tokenizer cannot be read, or the prompts are an environment's.
+        ValueError: the data or the tokenizer cannot be read, or an environment makes the prompts.
     """
     if prompt_tokens is not None:
         return Prompts(prompt_tokens, prompt_tokens, 0)
@@ -170,18 +178,18 @@ def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
 
 
 def plan(config: Config, prompts: Prompts) -> Plan:
-    """The memory of a run with this config, if all responses have the maximum length.
+    """Compute the memory of a run with this config, if all responses have the maximum length.
 
     Raises:
-        ValueError: there is no model config.
+        ValueError: the config of the model cannot be loaded.
     """
     model, shape = config.model, shape_of(config.model)
     longest = prompts.longest
     (width, trained_width), response = widths(model), config.sampling.max_new_tokens
     is_ray = config.execution == "ray"
-    ranks = config.ray.sharers if is_ray else 1  # that have a copy of the weights together
+    ranks = config.ray.sharers if is_ray else 1  # the ranks that share one copy of the weights
     is_mixed = is_ray and config.ray.mixed_precision is not None
-    computed = 2 if is_mixed else width  # bytes of a number in forward and backward
+    computed = 2 if is_mixed else width  # bytes of a number in the forward and backward pass
     on_cpu = model.device == "cpu" or (model.device == "auto" and not torch.cuda.is_available())
 
     frozen, per_rank = (
@@ -225,7 +233,7 @@ def plan(config: Config, prompts: Prompts) -> Plan:
 
     saving: list[Line] = []
     sending: list[Line] = []
-    if is_ray and on_cpu:  # beside a GPU both are in the memory of the host
+    if is_ray and on_cpu:  # with a GPU both are in host memory, which the plan does not count
         if model.engine_lora is None:
             largest = shape.vocabulary * shape.hidden * width
             how = f"4 x {shape.vocabulary} words x {shape.hidden} x {width}: gathered, cast, packed, and one being sent"
@@ -295,12 +303,15 @@ def engine_count(config: Config) -> int:
 
 
 def widths(model: ModelConfig) -> tuple[int, int]:
-    """Bytes of a number of the model; and of a trained weight, its gradient and each of Adam's moments."""
+    """Return the bytes of a number of the model, and of a trained weight.
+
+    A gradient and each of Adam's moments have as many bytes as a trained weight.
+    """
     return getattr(torch, model.dtype).itemsize, 4
 
 
 def engine_width(config: Config) -> int:
-    """Bytes of a number in an engine."""
+    """Return the bytes of a number in an engine."""
     is_vllm = config.execution == "ray" and config.ray.engine == "vllm"
     name = (config.ray.mixed_precision if is_vllm else None) or config.model.dtype
     size: int = getattr(torch, name).itemsize
@@ -308,7 +319,7 @@ def engine_width(config: Config) -> int:
 
 
 def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
-    """The micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
+    """Return the micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
     model, algorithm = config.model, config.algorithm
     ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
     longest = prompts.longest + config.sampling.max_new_tokens
@@ -328,15 +339,15 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
 
 
 def part_of(shape: Shape, tensor: int) -> Shape:
-    """The part of a model on each of ``tensor`` ranks that divide its layers, embedding and head."""
+    """The sizes of a model's part on each of ``tensor`` ranks that divide its layers, embedding and head."""
     names = ("parameters", "trained", "body", "queries", "keys", "inner")
     return shape._replace(**{name: getattr(shape, name) // tensor for name in names})
 
 
 def _gathered(part: Shape, width: int, tensor: int) -> Line:
-    """FSDP keeps the current layer and the next one, which is being gathered, whole; and all weights outside layers.
+    """The weights that FSDP holds gathered: the current layer, the next layer, and all weights outside the layers.
 
-    Of divided layers it keeps the rank's part, and the whole embedding beside it.
+    If ranks divide the layers, these are the rank's part of each layer, and the whole embedding.
     """
     layer, outside = part.body / part.layers, part.parameters - part.body
     embedding = part.vocabulary * part.hidden * (tensor > 1)
@@ -345,7 +356,11 @@ def _gathered(part: Shape, width: int, tensor: int) -> Line:
 
 
 def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
-    """Gradients of all trained weights until the last micro-batch; if each is reduced, of those outside the layers."""
+    """The gradients that a rank holds whole.
+
+    With ``reduce_gradients: once`` these are the gradients of all trained weights, until the last micro-batch.
+    Otherwise they are the gradients of the weights outside the layers.
+    """
     if config.ray.reduce_gradients == "once" and micro_batches > 1:
         how = f"{shape.trained / 1e6:.1f} M x 4, until the last of {micro_batches} micro-batches"
         return Line("whole gradients", shape.trained * 4, how, "ray.reduce_gradients: every_micro_batch")
@@ -356,9 +371,10 @@ def _whole_gradients(config: Config, shape: Shape, micro_batches: int) -> Line:
 def _activations(shape: Shape, tokens: float, slots: float, width: int, checkpointed: bool) -> list[Line]:
     """The tensors of a Llama's blocks that autograd keeps for the backward pass.
 
-    For a token: two norms keep their input in float32, the normalized input and their output; the output layer of
-    attention keeps its input, and the gated MLP keeps four arrays. For a slot (a shared prompt has one for each of its
-    responses): queries, keys, values and the output of attention. Activations of adapters are small and left out.
+    Per token: each of the two norms keeps its input in float32, the normalized input and its output. The output layer
+    of attention keeps its input, and the gated MLP keeps four arrays. Per slot: queries, keys, values and the output of
+    attention. (A token of a shared prompt has one slot for each response.) The activations of adapters are small and
+    not counted.
     """
     of_token = 2 * shape.hidden * (4 + 2 * width) + (shape.queries + 4 * shape.inner) * width
     of_slot = 2 * (shape.queries + shape.keys) * width
@@ -386,7 +402,7 @@ def _logits(config: Config, shape: Shape, answers: float) -> Line:
 
 
 def table(found: Plan, *, measured: float | None = None) -> Any:
-    """The plan as a table for the terminal."""
+    """Return the plan as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
     rows: list[tuple[str, ...]] = []
@@ -412,7 +428,7 @@ def table(found: Plan, *, measured: float | None = None) -> Any:
 
 
 def text_of(number: float) -> str:
-    """A number of bytes as text."""
+    """Format a number of bytes."""
     for unit, divisor, least in (("TiB", 2**40, 2**40), ("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
         if number >= least:
             return f"{number / divisor:.2f} {unit}"

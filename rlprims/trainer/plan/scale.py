@@ -1,12 +1,12 @@
-"""The bytes and seconds of each phase of a step, computed by formula; nothing is loaded or run.
+"""The bytes and seconds of each phase of a step, computed from formulas; nothing is loaded or run.
 
-A phase takes at least as long as the slowest of its arithmetic, its reads of a device's memory and its network. The
-rates are inputs, those that devices reach and not those of a data sheet. The rates of rank 0's processor in a sync and
-of the trainer's process in a recording were measured on one core by ``benchmarks/host.py``. The memory of a step is in
-:mod:`rlprims.trainer.plan.memory`.
+The time of a phase is the longest of three: its arithmetic, its reads of device memory, and its network transfers. This
+is a lower bound. The rates are inputs; use rates that were measured on the devices, because data sheets have higher
+ones. The default rates of rank 0's processor in a sync, and of the trainer's process in a recording, were measured on
+one core by ``benchmarks/host.py``. The memory of a step is in :mod:`rlprims.trainer.plan.memory`.
 
-n is tokens read (a shared prompt once), r those of responses, Σn² the sum of squared lengths of rows, N parameters, L
-layers, d the width of attention, V x h the head.
+Symbols: n is the number of tokens that are read (a shared prompt counts once), r the number of tokens of responses, Σn²
+the sum of the squared lengths of rows, N the parameters, L the layers, d the width of attention, V x h the head.
 """
 
 import math
@@ -31,19 +31,19 @@ class Rates(NamedTuple):
     """The rates of the hardware, per second."""
 
     flops: float
-    """Operations that a device reaches in large matrix products of the model."""
+    """Floating-point operations that a device reaches in the model's large matrix products."""
     memory: float
-    """Bytes that a device reads of its memory."""
+    """Bytes that a device reads from its memory."""
     network: float
-    """Bytes that a device receives from the others."""
+    """Bytes that a device receives from other devices."""
     disk: float | None = None
-    """Bytes that a process writes."""
+    """Bytes that a process writes to disk."""
     host: float = 1.3e9
-    """Bytes that one thread of rank 0 casts, packs and sums for the engines; one core of an AMD EPYC."""
+    """Bytes that one thread of rank 0 casts, packs and sums for the engines (default: one core of an AMD EPYC)."""
     wire: float = 2.1e9
-    """Bytes that gloo sends to a receiver in a second of its own core; the same core."""
+    """Bytes that gloo sends to one receiver with one core of its own (default: the same core)."""
     record: float = 50e6
-    """Bytes of rollouts that the trainer's process writes as JSON; the same core."""
+    """Bytes of rollouts that the trainer's process writes as JSON (default: the same core)."""
 
 
 class Job(NamedTuple):
@@ -52,7 +52,7 @@ class Job(NamedTuple):
     rows: float
     groups: float
     prompt: float
-    """Tokens."""
+    """Tokens of the mean prompt."""
     response: float
     """Tokens of the mean response."""
     longest: float
@@ -70,38 +70,41 @@ class Job(NamedTuple):
 class Phase(NamedTuple):
     what: str
     flops: float
-    """The operations of all devices that take part."""
+    """The floating-point operations, of all devices together."""
     read: float
-    """Bytes of memory that each device reads, if they matter."""
+    """Bytes that each device reads from its memory; 0: not counted."""
     moved: float
     """Bytes that each device or process receives, sends or writes."""
     seconds: float | None
-    """A lower bound; None: the rate was not given."""
+    """A lower bound of the seconds; None: a rate was not given."""
     how: str
     lower: str
-    """The setting that changes it."""
+    """The settings that change it."""
 
 
 # Sampling
 
 
 def kv_bytes(shape: Shape, width: int) -> int:
-    """Bytes of a token in the cache: 2 L d_kv numbers."""
+    """Bytes of one token in the KV cache: 2 L d_kv numbers."""
     return 2 * shape.layers * shape.keys * width
 
 
 def read_bytes(shape: Shape, width: int) -> int:
-    """Bytes of the weights that a forward pass reads: layers and head. Of the embedding it reads only single rows."""
+    """Bytes of the weights that a forward pass reads: layers and head. It reads only a few rows of the embedding."""
     return (shape.body + shape.vocabulary * shape.hidden) * width
 
 
 def decode_steps(job: Job, at_once: float) -> float:
-    """Steps of an engine until its longest response has ended, and until all its responses have."""
+    """Steps of an engine until all its responses have ended, the longest one included."""
     return max(job.longest, job.answers / at_once)
 
 
 def decode_bytes(shape: Shape, job: Job, at_once: float, width: int) -> float:
-    """steps x weights, and for each new token the cache of those before it: r (prompt + response / 2) x 2 L d_kv."""
+    """Bytes that an engine reads: steps x weights, and for each new token the cache of the tokens before it.
+
+    The reads of the cache are r (prompt + response / 2) x 2 L d_kv numbers.
+    """
     cached = job.answers * (job.prompt + job.response / 2)
     return decode_steps(job, at_once) * read_bytes(shape, width) + cached * kv_bytes(shape, width)
 
@@ -110,23 +113,25 @@ def decode_bytes(shape: Shape, job: Job, at_once: float, width: int) -> float:
 
 
 def product_flops(shape: Shape, tokens: float, answers: float) -> float:
-    """2 N_body n + 2 V h r: a forward pass without its attention."""
+    """Operations of a forward pass without attention: 2 N_body n + 2 V h r."""
     return 2 * shape.body * tokens + 2 * shape.vocabulary * shape.hidden * answers
 
 
 def attention_flops(shape: Shape, squares: float) -> float:
-    """4 L d Σn²; the causal half is not subtracted, as is usual."""
+    """Operations of attention: 4 L d Σn². As is usual, the causal half is not subtracted."""
     return 4 * shape.layers * shape.queries * squares
 
 
 def forward_flops(shape: Shape, tokens: float, answers: float, squares: float) -> float:
+    """Operations of a forward pass."""
     return product_flops(shape, tokens, answers) + attention_flops(shape, squares)
 
 
 def update_flops(shape: Shape, tokens: float, answers: float, squares: float, *, recomputed: bool = False) -> float:
-    """Operations of an update: three forward passes, and one more of the layers if they are recomputed.
+    """Operations of an update: those of three forward passes.
 
-    A frozen weight has no gradient.
+    If activations are recomputed, there is another forward pass of the layers. The gradients of frozen weights are not
+    computed.
     """
     products, attention = product_flops(shape, tokens, answers), attention_flops(shape, squares)
     of_weights = products if shape.trained >= shape.parameters else 2 * shape.trained * tokens
@@ -134,11 +139,11 @@ def update_flops(shape: Shape, tokens: float, answers: float, squares: float, *,
     return 2 * products + of_weights + 3 * attention + again
 
 
-# Bytes between the ranks: FSDP2 gathers a layer in forward and again in backward, other weights once
+# Bytes between the ranks. FSDP2 gathers a layer in the forward and in the backward pass, and other weights once.
 
 
 def remote_share(ranks: int) -> float:
-    """The share of a tensor that the other ranks have."""
+    """The share of a tensor that the other ranks hold."""
     return (ranks - 1) / ranks
 
 
@@ -169,11 +174,11 @@ def summed_bytes(shape: Shape, tensor: int, tokens: float, width: int, passes: f
     return 2 * remote_share(tensor) * 2 * shape.layers * shape.hidden * tokens * width * passes
 
 
-# Weights to the engines, checkpoints, records
+# Bytes of transfers to the engines, of checkpoints and of recordings
 
 
 def sync_bytes(shape: Shape, width: int) -> int:
-    """Bytes that every process of every engine receives."""
+    """Bytes that each process of each engine receives."""
     return shape.parameters * width
 
 
@@ -188,20 +193,21 @@ def sync_seconds(size: float, receivers: int, rates: Rates) -> float:
 
 
 def checkpoint_bytes(shape: Shape, *, policy_width: int = 4, masters: int = 0) -> float:
-    """Bytes of a checkpoint of the policy: Adam's two moments, the model for Hugging Face, and the trained weights.
+    """Bytes of a checkpoint of the policy: Adam's two moments, the Hugging Face model, and the trained weights.
 
-    ``masters`` is 4 if the trained weights are stored separately: by ranks always, by one process if it computes in 16
-    bits. ``policy_width`` is 0 if the model is not stored, as in most checkpoints of ranks.
+    ``masters`` is 4 if the trained weights are stored separately from the Hugging Face model. Ranks always do so; one
+    process does so if it computes in 16 bits. ``policy_width`` is the bytes of a number of the Hugging Face model, or 0
+    if the checkpoint does not have that model, as most checkpoints of ranks.
     """
     return shape.trained * (8 + masters) + shape.parameters * policy_width
 
 
 _FLOATS = 21
-"""Characters of a float32 as JSON."""
+"""The number of characters of a float32 in JSON."""
 
 
 def recorded_bytes(vocabulary: int, rows: float, prompt: float, response: float, *, characters: float = 4.0) -> float:
-    """Bytes of a step's rollouts: for each token of a response its id, its text twice, and three numbers."""
+    """Bytes of a step's rollouts. A token of a response has its id, its text twice, and three numbers."""
     digits = len(str(vocabulary))
     of_prompt = digits + 2 + characters
     of_response = digits + 2 + 2 * characters + 4 + 3 * (_FLOATS + 2)
@@ -212,17 +218,17 @@ def recorded_bytes(vocabulary: int, rows: float, prompt: float, response: float,
 
 
 def job_of(config: Config, prompts: Prompts, response_tokens: float | None = None) -> Job:
-    """The sizes of a step. ``response_tokens``: of the mean response; None: of the longest."""
+    """Return the sizes of a step. ``response_tokens``: tokens of the mean response; None: the maximum length."""
     longest = config.sampling.max_new_tokens
     rows = config.prompts_per_step * config.algorithm.group_size
     return Job(rows, config.prompts_per_step, prompts.mean, response_tokens or longest, longest)
 
 
 def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: float | None = None) -> list[Phase]:
-    """The phases of a step in their order.
+    """Return the phases of a step in their order.
 
     Raises:
-        ValueError: there is no model config.
+        ValueError: the config of the model cannot be loaded.
     """
     shape, job = shape_of(config.model), job_of(config, prompts, response_tokens)
     found = [_sampling(config, shape, job, rates), *_scoring(config, shape, job, prompts, rates)]
@@ -237,7 +243,7 @@ def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: floa
 
 
 def step_seconds(config: Config, found: list[Phase]) -> float:
-    """The seconds of a step. With ``staleness`` engines sample while ranks train."""
+    """Return the seconds of a step. With ``staleness`` engines sample while ranks train."""
     seconds = {phase.what: phase.seconds or 0.0 for phase in found}
     sampling = seconds.pop("sampling")
     sync, recording = seconds.pop("sync", 0.0), seconds.pop("recording", 0.0)
@@ -247,7 +253,7 @@ def step_seconds(config: Config, found: list[Phase]) -> float:
 
 
 def checkpoint(config: Config, rates: Rates) -> Phase:
-    """The phase of a checkpoint. Ranks write their shards during training; then the trainer writes the model."""
+    """Return the phase of a checkpoint. Ranks write their shards during training; then the trainer writes the model."""
     shape, is_ray = shape_of(config.model), config.execution == "ray"
     stored, trained = widths(config.model)
     policy = trained if is_ray and not config.model.lora else stored
@@ -266,7 +272,7 @@ def checkpoint(config: Config, rates: Rates) -> Phase:
 
 
 def _divided(config: Config) -> tuple[int, int]:
-    """Ranks over which FSDP2 shards one copy of the weights, and those that divide its layers."""
+    """The number of ranks over which FSDP2 shards one copy of the weights, and of those that divide its layers."""
     tensor = config.ray.training_tensor_parallel if config.execution == "ray" else 1
     return (config.ray.sharers if config.execution == "ray" else 1) // tensor, tensor
 
@@ -286,7 +292,7 @@ def _sampling(config: Config, shape: Shape, job: Job, rates: Rates) -> Phase:
         fits = config.ray.kv_cache_bytes * devices / kv_bytes(shape, width) / (own.prompt + own.response)
         at_once = min(at_once, max(1.0, fits))
     read = decode_bytes(shape, own, at_once, width) / devices
-    # A prompt is read once for its group, and every token of a response is read.
+    # The engine reads a prompt once for its group, and every token of a response.
     tokens = own.groups * own.prompt + own.answers
     flops = forward_flops(shape, tokens, own.answers, own.rows * own.response * (own.prompt + own.response / 2))
     seconds = max(read / rates.memory, flops / devices / rates.flops)
@@ -346,7 +352,7 @@ def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
 
 
 def table(config: Config, found: list[Phase], saved: Phase) -> Any:
-    """The phases as a table for the terminal."""
+    """Return the phases as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
     rows = [cells(phase) for phase in found]
