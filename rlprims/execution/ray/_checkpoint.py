@@ -200,7 +200,7 @@ def _read(tensors: dict[str, Any], directory: Path) -> None:
 
 
 def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
-    """:func:`rlprims.execution.hf._adapters.checksum` of a module over ranks, from the sums of their shards."""
+    """Compute :func:`rlprims.execution.hf._adapters.checksum` of a sharded module, from the sums of all shards."""
     mine: dict[int, int] = {}  # sums of bits, by the number of ranks that hold the same shard
     for parameter in frozen(module):
         copies, local = dist.get_world_size(), parameter.detach()

@@ -206,7 +206,7 @@ class RayExecution:
         self.sync_weights()
 
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
-        """Time a sum of ``size`` bytes over the ranks: the backend, the slowest rank's seconds, and if it is right."""
+        """Time an all-reduce of ``size`` bytes: the backend, the slowest rank's seconds, and whether it is right."""
         self.turns.of_ranks()
         backends, seconds, right = zip(*self.trainers.call(TrainingWorker.time_all_reduce, size).result(), strict=True)
         return backends[0], max(seconds), all(right)

@@ -1,8 +1,8 @@
 """The memory that a run will use, computed from its config before anything is loaded.
 
 Every line of the table is one product that can be checked by hand. The sizes of the model come from its
-``config.json``; the weights are not needed. Bytes are those of one training process or of one engine. The peak is the
-memory that is always used, and of a checkpoint, and the largest of sampling, an update and a sync.
+``config.json``; the weights are not needed. Bytes are those of one training process or of one engine. The peak is a sum
+of three: the memory that is always used, that of a checkpoint, and the largest of sampling, an update and a sync.
 """
 
 import math
