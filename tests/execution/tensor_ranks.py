@@ -14,9 +14,10 @@ from rlprims.algorithms import Algorithm
 from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig, UpdateReport
-from rlprims.execution.hf import Training, with_counts
+from rlprims.execution.hf import Training, export_model, with_counts
 from rlprims.execution.hf._models import load_causal_lm
-from rlprims.execution.ray import _fsdp
+from rlprims.execution.ray import _checkpoint, _fsdp
+from rlprims.execution.ray._checkpoint import Saver
 from rlprims.execution.ray._tensor_parallel import TENSOR_PARALLEL_MODELS
 from rlprims.types import merge_metrics
 from tests.execution.execution_contract import OPTIMIZER, local, training_batch
@@ -125,27 +126,37 @@ def settings(plain: Path, batch: DataProto) -> None:
                 assert not old.numel() or (now != old).any()
 
 
+def save(saver: Saver, of: Training, folder: Path) -> None:
+    """The shards, and a Hugging Face model of them."""
+    saver.begin({"policy": of.policy}, folder)
+    saver.result()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        export_model(folder / "policy", folder / "exported")
+    dist.barrier()
+
+
 def checkpoints(plain: Path, tied: Path, batch: DataProto, where: Path) -> None:
     """What a layout saves another loads, both ways; and the copy for Hugging Face is the whole model."""
-    alone = RayConfig(training_workers=dist.get_world_size())
+    alone, saver = RayConfig(training_workers=dist.get_world_size()), Saver(timeout=60.0)
     for path in (plain, tied):
         for cluster in layouts():
             many, one = training(path, GRPO, cluster), training(path, GRPO)
             assert_same(update(many, batch, GRPO), update_alone(one, batch, GRPO))
             folder = where / f"{path.name}_{cluster.shard_over}"
             folder.mkdir(parents=True, exist_ok=True)
-            _fsdp.save(many.policy, folder, "policy", rank=dist.get_rank())
-            copy: Any = load_causal_lm(str(folder / "policy"), ModelConfig(path=str(folder), device="cpu"))
+            save(saver, many, folder)
+            copy: Any = load_causal_lm(str(folder / "exported"), ModelConfig(path=str(folder), device="cpu"))
             for name, x in copy.named_parameters():
                 close(x.detach(), one.policy.module.get_parameter(name).detach())
             sharded = training(path, GRPO, alone)
-            _fsdp.load(sharded.policy, folder, "policy")
+            _checkpoint.load(sharded.policy, folder, "policy")
             assert_same_weights(sharded, many)
             back = folder / "back"
             back.mkdir(exist_ok=True)
-            _fsdp.save(sharded.policy, back, "policy", rank=dist.get_rank())
+            save(saver, sharded, back)
             again = training(path, GRPO, cluster)
-            _fsdp.load(again.policy, back, "policy")
+            _checkpoint.load(again.policy, back, "policy")
             expected = update_alone(one, batch, GRPO)
             for of in (many, again):
                 assert_same(update(of, batch, GRPO), expected)
