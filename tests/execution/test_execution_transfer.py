@@ -302,7 +302,7 @@ class Engine:
     def open(self, info):
         self.seen.append(info)
 
-    def update(self, info):
+    def receive(self, info):
         self.seen.append(info)
         if info == f"fails on {self.rank}":
             raise OSError("no such luck")

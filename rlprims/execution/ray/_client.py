@@ -67,7 +67,7 @@ class EngineClient:
 
     def update_weights(self, update_info: Any) -> None:
         shared = ray.put(update_info)
-        self._ask("update", lambda _: (shared,))
+        self._ask("receive", lambda _: (shared,))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Tell the engines to use the new weights; if an engine has failed, tell the others to abandon the update."""

@@ -245,8 +245,8 @@ class RolloutWorker(Observed):
 
     @first
     @metered
-    def update(self, info: dict[str, Any]) -> None:
-        """Receive new weights, or a part of them."""
+    def receive(self, info: dict[str, Any]) -> None:
+        """Receive new weights, or a part of them. In reports ``update`` is the work of a rank."""
         try:
             self.engine.update(info)
         except BaseException:
