@@ -153,9 +153,9 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
     path, slow = tmp_path / "run", tmp_path / "slow-disk"
     places = [str(Path(__file__).with_name("slow_disk")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     variables = {"SLOW_DISK": str(slow), "PYTHONPATH": os.pathsep.join(places)}
-    command = rlprims("train", config, f"run_dir={path}")
+    start = command("train", config, f"run_dir={path}")
     for victim, code in (("rlprims", -signal.SIGKILL), ("^ray::TrainingWorker", 2)):
-        run = Run(command, path, **variables)
+        run = Run(start, path, **variables)
         slow.touch()
         until(lambda run=run: run.trains_while_it_writes() is not None, seconds=120, what="a step beyond a save")  # type: ignore[misc]
         step = run.trains_while_it_writes()
@@ -167,8 +167,8 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
         assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{step - 2:06d}"
         assert bool(list((path / "checkpoints").glob(".writing-*"))) == (code != 2), "an error removes it"
         slow.unlink()
-        command = rlprims("resume", path)
-    subprocess.run(command, cwd=ROOT, check=True)
+        start = command("resume", path)
+    subprocess.run(start, cwd=ROOT, check=True)
     assert metrics_of(path) == undisturbed
 
 
@@ -182,24 +182,24 @@ def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     shutil.copytree(run, other)
     shutil.rmtree(other / "checkpoints" / last.name / "policy")
     export_model(other / "checkpoints" / last.name / "policy", tmp_path / "made")
-    subprocess.run(rlprims("export", run, tmp_path / "copied"), cwd=ROOT, check=True)
+    subprocess.run(command("export", run, tmp_path / "copied"), cwd=ROOT, check=True)
     made, copied = (load_file(tmp_path / name / "model.safetensors") for name in ("made", "copied"))
     assert made.keys() == copied.keys()
     assert all(torch.equal(made[name], copied[name]) for name in made)
 
     shutil.rmtree(other / "checkpoints" / last.name)
     step = before.name.removeprefix("step_").lstrip("0")
-    subprocess.run(rlprims("export", run, tmp_path / "before", "--step", step), cwd=ROOT, check=True)
+    subprocess.run(command("export", run, tmp_path / "before", "--step", step), cwd=ROOT, check=True)
     said = []
     for what in ([other], [config, f"model.path={tmp_path / 'before'}"]):
-        command = rlprims("eval", *what, "execution=local")
-        ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        evaluation = command("eval", *what, "execution=local")
+        ended = subprocess.run(evaluation, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         said.append([line for line in ended.stdout.splitlines() if "acc" in line or "length" in line])
     assert said[0]
     assert said[0] == said[1]
     assert not list((other / "checkpoints").glob(".*"))
-    command = rlprims("eval", config, "execution=local", f"model.path={before / 'policy'}")
-    refused = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
+    evaluation = command("eval", config, "execution=local", f"model.path={before / 'policy'}")
+    refused = subprocess.run(evaluation, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
     assert refused.returncode == 2
     assert f"rlprims export {run} {before / 'policy'} --step {step} --model policy" in refused.stderr
 
