@@ -13,7 +13,7 @@ from rlprims.environments import Completion, Episode
 from rlprims.execution import Execution, Sampling, Stream
 from rlprims.trainer.collect.collector import Collector
 from rlprims.trainer.collect.episodes import Group, Player
-from rlprims.trainer.collect.rounds import Request
+from rlprims.trainer.collect.rounds import Request, give
 from rlprims.trainer.measures import Clock
 
 _SECONDS = 0.02
@@ -190,13 +190,4 @@ class Turns:
 
 def _give(request: Request, answer: Completion | BaseException) -> None:
     """Answer a request in the thread of its event loop."""
-
-    def give() -> None:
-        if request.future.done():  # the episode was aborted
-            return
-        if isinstance(answer, BaseException):
-            request.future.set_exception(answer)
-        else:
-            request.future.set_result(answer)
-
-    request.future.get_loop().call_soon_threadsafe(give)
+    request.future.get_loop().call_soon_threadsafe(give, request, answer)

@@ -107,9 +107,14 @@ def play_rounds(
 
 def _answer(requests: list[Request], answers: list[Completion] | Exception) -> None:
     for i, request in enumerate(requests):
-        if request.future.done():
-            continue
-        if isinstance(answers, Exception):
-            request.future.set_exception(answers)
-        else:
-            request.future.set_result(answers[i])
+        give(request, answers if isinstance(answers, Exception) else answers[i])
+
+
+def give(request: Request, answer: Completion | BaseException) -> None:
+    """Answer a request, unless its episode was aborted. Called in the event loop of the environments."""
+    if request.future.done():
+        return
+    if isinstance(answer, BaseException):
+        request.future.set_exception(answer)
+    else:
+        request.future.set_result(answer)
