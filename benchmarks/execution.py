@@ -35,7 +35,9 @@ EXAMPLES = {
     "SmolLM2, 135 M parameters": "examples/smollm/ray.yaml",
 }
 REPEATS, STEPS, WARM_UP = 9, 20, 4
-SHORT, LONG, PROMPTS = 12, 96, 16
+PROMPTS = 16
+LENGTHS = (12, 96), (32, 256)
+"""Tokens of the short and of the long responses: one prompt in sixteen has responses that are eight times as long."""
 MODES = {
     "in turn": ("staleness=0",),
     "`staleness: 1`": ("staleness=1",),
@@ -61,12 +63,12 @@ group. This group is the largest part that is sent at once.
 
 ## Responses of very different lengths
 
-Each step has {prompts} prompts with 4 responses each. The responses to one prompt have {long} tokens, the
-others {short}. The model has the size of the words example. The seconds are means of {steps} steps, after
+Each step has {prompts} prompts with 4 responses each. The responses to one prompt are eight times as long as the
+others. The model has the size of the words example. The seconds are means of {steps} steps, after
 {warm_up} steps that are not counted.
 
-| schedule | s/step | of the time in turn | largest staleness |
-|---|---:|---:|---:|
+| tokens | schedule | s/step | of the time in turn | largest staleness |
+|---|---|---:|---:|---:|
 {ragged}
 """
 
@@ -76,7 +78,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": _machine.describe(),
         "models": {name: engines(path) for name, path in EXAMPLES.items()},
-        "ragged": ragged(),
+        "ragged": {f"{short} and {long}": ragged(short, long) for short, long in LENGTHS},
     }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     page = PAGE.format(
@@ -84,11 +86,13 @@ def main() -> None:
         repeats=REPEATS,
         models="\n".join(_model_row(name, row) for name, row in found["models"].items()),
         prompts=PROMPTS,
-        long=LONG,
-        short=SHORT,
         steps=STEPS - WARM_UP,
         warm_up=WARM_UP,
-        ragged="\n".join(_ragged_row(name, row, found["ragged"]["in turn"]) for name, row in found["ragged"].items()),
+        ragged="\n".join(
+            _ragged_row(tokens, name, row, of["in turn"])
+            for tokens, of in found["ragged"].items()
+            for name, row in of.items()
+        ),
     )
     RESULTS.with_suffix(".md").write_text(page)
     print(page)
@@ -154,10 +158,11 @@ def _layer_groups(worker: Any) -> list[int]:
     return [sum(info.bytes for info in part) for part in parts]
 
 
-def ragged() -> dict[str, Any]:
+def ragged(short: int, long: int) -> dict[str, Any]:
+    """Steps in each mode. Most responses have ``short`` tokens, those of one prompt ``long``."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        job = _counting_job(Path(folder))
+        job = _counting_job(Path(folder), short, long)
         for name, settings in MODES.items():
             config = load_config(job, [*settings, f"run_dir={folder}/run"])
             parts = build(config, Console(quiet=True))
@@ -173,14 +178,14 @@ def ragged() -> dict[str, Any]:
     return found
 
 
-def _counting_job(folder: Path) -> Path:
+def _counting_job(folder: Path, short: int, long: int) -> Path:
     """A model that counts: after ``ci`` comes ``ci+1``, and after the last one the end. So a prompt decides how many
     tokens its responses have, and the engine does the work of any model."""
-    words = ["pad", "end", *(f"c{i}" for i in range(LONG))]
+    words = ["pad", "end", *(f"c{i}" for i in range(long))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="pad"))
     tokenizer.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="pad", eos_token="end").save_pretrained(folder)
-    width = 128
+    width = 64 * -(-len(words) // 64)  # each word has a dimension of its own
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(words),
@@ -188,7 +193,7 @@ def _counting_job(folder: Path) -> Path:
             intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=4,
-            max_position_embeddings=LONG + 32,
+            max_position_embeddings=long + 32,
             pad_token_id=0,
             eos_token_id=1,
             tie_word_embeddings=False,
@@ -205,7 +210,7 @@ def _counting_job(folder: Path) -> Path:
         model.lm_head.weight[after] += 40 / width**0.5 * embedding
     model.save_pretrained(folder)
     data = folder / "data.jsonl"
-    asked = [f"c{LONG - (LONG if i % PROMPTS == 5 else SHORT)}" for i in range(PROMPTS * STEPS)]
+    asked = [f"c{long - (long if i % PROMPTS == 5 else short)}" for i in range(PROMPTS * STEPS)]
     data.write_text("".join(json.dumps({"question": question, "answer": "0"}) + "\n" for question in asked))
     job = folder / "job.yaml"
     settings = {
@@ -215,7 +220,7 @@ def _counting_job(folder: Path) -> Path:
         "model": {"path": str(folder), "device": "cpu"},
         "data": {"train": str(data), "template": "{question}", "shuffle": False},
         "verifier": "rlprims.rewards.verifiers.gsm8k",
-        "sampling": {"max_new_tokens": LONG + 4},
+        "sampling": {"max_new_tokens": long + 4},
         "optimizer": {"lr": 1e-6},
         "execution": "ray",
         "ray": {"engine": "vllm", "kv_cache_bytes": 64 << 20},
@@ -236,9 +241,9 @@ def _median_of(shares: list[float]) -> str:
     return f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
 
 
-def _ragged_row(name: str, row: dict[str, Any], in_turn: dict[str, Any]) -> str:
+def _ragged_row(tokens: str, name: str, row: dict[str, Any], in_turn: dict[str, Any]) -> str:
     share = row["seconds"] / in_turn["seconds"]
-    return f"| {name} | {row['seconds']:.2f} | {share:.2f} | {row['staleness']:.0f} |"
+    return f"| {tokens} | {name} | {row['seconds']:.2f} | {share:.2f} | {row['staleness']:.0f} |"
 
 
 if __name__ == "__main__":

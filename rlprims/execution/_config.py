@@ -216,6 +216,12 @@ class RayConfig(_Config):
         description="how whole weights go to the engines: nccl from GPU to GPU, ipc within a GPU (colocate), gloo "
         "through the CPU; auto: what fits the devices",
     )
+    running_requests: Literal["keep", "recompute", "wait"] = Field(
+        default="keep",
+        description="responses that are being sampled when new weights come (staleness above 1). keep: they continue "
+        "with their old keys and values; recompute: these are computed again with the new weights; wait: the new "
+        "weights wait until the responses are complete",
+    )
     kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
     tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share the weights of a vLLM engine")
     enforce_eager: bool | None = Field(default=None, description="vLLM without CUDA graphs; null: with them on a GPU")

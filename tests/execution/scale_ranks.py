@@ -212,7 +212,7 @@ class Processes:
     failures: dict[int, Exception] = {}  # noqa: RUF012
 
     def __init__(self, count: int, parts: Any) -> None:
-        self.size, self.parts = 1 + count, parts
+        self.size, self.parts, self.engines = 1 + count, parts, dict(enumerate(range(count)))
         self.spawn, self.processes = multiprocessing.get_context("spawn"), list[Any]()
         self.answers = self.spawn.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Weights that arrive while an engine samples: its responses go on, and each token has its version."""
+"""Weights that arrive while an engine samples: what its responses do then, and the version of each token."""
 
 import pytest
 import torch
@@ -14,17 +14,19 @@ GRPO = algorithms.grpo()
 LONG = Sampling(max_new_tokens=100)
 
 
-def test_responses_go_on_under_new_weights(tmp_path):
+@pytest.mark.parametrize("mode", ["keep", "recompute", "wait"])
+def test_responses_over_new_weights(tmp_path, mode):
     path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
     one = local(path, GRPO)
-    execution = cluster(path, GRPO, engine="vllm", max_rows_per_generation=2)
+    execution = cluster(path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode})
     batch = training_batch(one)
     questions = [f"{i}+{i}=" for i in range(64)]
     with execution.stream(LONG, seed=3, prompt_width=WIDTH, over_updates=True) as stream:
-        numbers = [stream.submit(prompts([question], [i])) for i, question in enumerate(questions)]
+        numbers = [stream.submit(prompts([question], [i])) for i, question in enumerate(questions[:-4])]
         answers = stream.take()
         execution.update(batch, GRPO)
         execution.sync_weights()  # the probe is scored beside the requests
+        numbers += [stream.submit(prompts([question], [60 + i])) for i, question in enumerate(questions[-4:])]
         while len(answers) < len(numbers):
             answers |= stream.take()
     assert execution.rollouts.replacements == 0
@@ -32,8 +34,8 @@ def test_responses_go_on_under_new_weights(tmp_path):
     mask, versions = rows["response_mask"], rows["versions"]
     oldest = versions.where(mask, 2).amin(1)
     mixed = (versions == 2).logical_and(mask).any(1) & (oldest == 1)
-    assert mixed.any(), "a response was being sampled when the weights arrived"
-    assert (oldest == 2).any(), "and others began later"
+    assert mixed.any() == (mode != "wait"), "responses were being sampled when the weights arrived"
+    assert (oldest == 2).any(), "others began later"
     assert torch.equal(rows["weights_version"], oldest)
     assert (versions.where(mask, 2).diff(dim=1) >= 0).all()
     old = one.log_probs(rows)
@@ -41,7 +43,11 @@ def test_responses_go_on_under_new_weights(tmp_path):
     new = one.log_probs(rows)
     drawn, by_old = rows["rollout_log_probs"], mask & (versions == 1)
     torch.testing.assert_close(drawn[by_old], old[by_old], rtol=0, atol=1e-4)
-    by_new = mask & (oldest == 2)[:, None]  # in the mixed ones keys and values of the old weights are read
+    by_new = mask & (versions == 2)
+    in_mixed = by_new & mixed[:, None]
+    if mode == "keep":  # the mixed ones read keys and values of the old weights
+        assert (drawn - new)[in_mixed].abs().max() > 1e-3
+        by_new &= ~in_mixed
     torch.testing.assert_close(drawn[by_new], new[by_new], rtol=0, atol=1e-4)
     assert (old - new)[by_new].abs().max() > 1e-2, "the update is seen"
     # No prompt that was read with the old weights is found again with the new ones.

@@ -67,7 +67,8 @@ class Engine(Protocol):
     def open(self, info: dict[str, Any]) -> None:
         """Connect to the sender of whole weights.
 
-        The backend of a transfer calls ``open``, ``start_update``, ``update`` and ``finish_update``, in this order.
+        A transfer calls ``start_update``, ``update`` and ``finish_update``, in this order. It calls ``open`` first if
+        there is no connection.
         """
         ...
 
@@ -84,7 +85,7 @@ class Engine(Protocol):
         ...
 
     def abandon_update(self) -> None:
-        """Discard an incomplete update, so that another one can begin."""
+        """Discard an incomplete update and close the connection, so that another update can begin."""
         ...
 
     def unlike(self, sent: Sums) -> list[str]:
@@ -174,7 +175,6 @@ class ModelEngine:
 
     def finish_update(self, version: int) -> Sums:
         self.version = version
-        del self._wire
         return self._received
 
     def abandon_update(self) -> None:
@@ -203,13 +203,16 @@ class RolloutWorker(Observed):
         self._numbers = count()
         self._answers: dict[int, asyncio.Future[DataProto]] = {}
         self._serving: asyncio.Task[None] | None = None
-        self._steady = asyncio.Event()
+        self._admits = asyncio.Event()  # new calls may begin
+        self._steady = asyncio.Event()  # the engine may run steps
+        self._admits.set()
         self._steady.set()
 
     @first
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
+        self._completes_calls = cluster.running_requests == "wait"
         self.engine: Engine
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
@@ -237,9 +240,14 @@ class RolloutWorker(Observed):
         self.engine.open(info)
 
     @first
-    @metered
-    def start_update(self) -> None:
-        """Prepare for new weights. The engine runs no step until the update is complete."""
+    async def start_update(self) -> None:
+        """Prepare for new weights. The engine runs no step until the update is complete.
+
+        With ``running_requests: wait`` the calls that have begun are completed first.
+        """
+        self._admits.clear()
+        if self._completes_calls and self._serving is not None:
+            await asyncio.wait([self._serving])
         self._steady.clear()
         self.engine.start_update()
 
@@ -263,6 +271,7 @@ class RolloutWorker(Observed):
             self.engine.abandon_update()
             raise
         self._steady.set()
+        self._admits.set()
         return received
 
     @first
@@ -304,7 +313,7 @@ class RolloutWorker(Observed):
         The column ``weights_version`` has the oldest version of the weights that sampled a response. With ``versions``
         the column ``versions`` has the version of each token.
         """
-        await self._steady.wait()
+        await self._admits.wait()
         number = next(self._numbers)
         self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
         self._answers[number] = asyncio.get_running_loop().create_future()
@@ -320,7 +329,6 @@ class RolloutWorker(Observed):
 
     async def _serve(self) -> None:
         """Run steps of the engine until all calls are complete."""
-        await asyncio.sleep(0.002 if self.engine.joins else 0)  # the calls of a batch arrive one after another
         while self._answers:
             await asyncio.sleep(0)  # let the calls that have arrived begin
             await self._steady.wait()

@@ -137,6 +137,7 @@ class VllmEngine:
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
+        self._recomputes = cluster.running_requests == "recompute"
         self.version = 0  # the version of the weights
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
 
@@ -292,7 +293,7 @@ class VllmEngine:
         self.llm.init_weight_transfer_engine({"init_info": info})
 
     def start_update(self) -> None:
-        """Pause the running requests. They continue later with the new weights and their old keys and values."""
+        """Pause the running requests. They continue with the new weights."""
         self.llm.sleep(level=0, mode="keep")  # schedule nothing until an update is complete
         for _ in range(self.llm.llm_engine.vllm_config.max_concurrent_batches):
             self._advance()  # collect the tokens of steps that are still in flight
@@ -304,7 +305,8 @@ class VllmEngine:
     def finish_update(self, version: int) -> Sums:
         self.llm.finish_weight_update(str(version))
         self.version = version
-        self.llm.reset_prefix_cache()
+        # Running requests keep their old keys and values, or lose them and compute them again with the new weights.
+        self.llm.reset_prefix_cache(reset_running_requests=self._recomputes)
         self.llm.wake_up(tags=["scheduling"])
         received: Sums = self.llm.collective_rpc("received_sums")[0]
         return received

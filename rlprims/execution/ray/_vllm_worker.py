@@ -136,7 +136,6 @@ class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
-        self.shutdown()
 
     def shutdown(self) -> None:
         self.wire = None

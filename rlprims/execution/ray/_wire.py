@@ -1,7 +1,8 @@
 """Send weights from rank 0 to every process of the engines with gloo, one layer at a time, packed in one buffer.
 
-Each transfer opens new connections: rank 0 starts a store, and creates a process group with all receivers. If the
-transfer breaks, some engines have a part of the weights. The next transfer sends all weights again.
+To connect, rank 0 starts a store, and creates a process group with all receivers. Later transfers to the same engines
+use the same group. If a transfer breaks, some engines have a part of the weights. Then the next transfer opens new
+connections, and sends all weights again.
 """
 
 import itertools
@@ -81,7 +82,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> Sums:
 
 
 class Sender:
-    """The sender of a transfer, on rank 0.
+    """The sender, on rank 0.
 
     While it waits for the engines it calls ``heed``, which must raise an error if an engine has failed.
     """
@@ -131,6 +132,7 @@ class Sender:
             time.sleep(2e-4)
         if self.flying is not None:
             self.flying.wait()
+        self.flying = None
 
     def close(self) -> None:
         """Close the connections. Processes that still wait for data get an error."""
@@ -138,7 +140,7 @@ class Sender:
 
 
 class Receiver:
-    """The receiver of a transfer, in one process of an engine."""
+    """The receiver, in one process of an engine."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         rank, limit = endpoint.rank_offset, timedelta(seconds=endpoint.timeout)
