@@ -47,6 +47,27 @@ import ray
 assert ray.get(ray.remote(lambda: 5).remote()) == 5
 print(*said)
 """
+_NODES = """
+import ray
+from contextlib import ExitStack
+from ray.cluster_utils import Cluster
+from rlprims.execution import ModelConfig, RayConfig
+from rlprims.execution.ray._pools import reserve_pools
+from rlprims.execution.ray._worker_group import start_worker
+class Rank:
+    def __init__(self, rank, size): ...
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9})
+for _ in range(2):
+    cluster.add_node(num_cpus=9)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+with ExitStack() as held:
+    config = RayConfig(training_workers=26, rollout_workers=1, start_timeout=60.0)
+    place = reserve_pools(config, ModelConfig(path="none", device="cpu"), held)["main"]
+    ranks = {rank: start_worker(Rank, rank, 27, **place) for rank in (0, 8, 9, 17, 18, 26)}
+    print(*ray.get([worker.node.remote() for worker in ranks.values()]))
+"""
 
 
 def python(script: str, **environment: str) -> subprocess.Popen[str]:
@@ -84,6 +105,14 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own(short: Path, mode: di
     assert told == "ray: starting a cluster on this machine\n", errors
     assert errors == ""
     assert list(home.iterdir()) == []
+
+
+def test_ranks_of_a_node_have_consecutive_numbers(short: Path) -> None:
+    """Three nodes of nine: Ray numbers the bundles of such a placement group in another order."""
+    told, errors = python(_NODES, HOME=str(short), RAY_TMPDIR=str(short)).communicate(timeout=400)
+    first, last = told.split()[::2], told.split()[1::2]
+    assert first == last, errors
+    assert len(set(first)) == 3
 
 
 def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

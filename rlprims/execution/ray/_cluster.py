@@ -171,6 +171,22 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     return group
 
 
+def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
+    """Return the bundle of each rank: ranks of one node have consecutive numbers, if the placement packs.
+
+    Ray fills the nodes one after another, but does not number the bundles in this order. ``ray.shard_over`` and
+    ``ray.training_tensor_parallel`` divide the ranks by their numbers.
+    """
+    bundles = list(range(pool.workers))
+    if pool.placement != "PACK":  # STRICT_PACK has one node, and a user who spreads wants neighbours apart
+        return bundles
+    from ray.util import placement_group_table
+
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
+    return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))
+
+
 def _placed(group: Any, timeout: float) -> bool:
     """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
     end = time.monotonic() + timeout
