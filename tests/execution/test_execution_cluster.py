@@ -47,6 +47,24 @@ import ray
 assert ray.get(ray.remote(lambda: 5).remote()) == 5
 print(*said)
 """
+_WITH_A_TOKEN = """
+import os
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64}
+from rlprims.execution.ray._cluster import connect
+connect(None, cpus=2)
+import ray
+print(ray.get_runtime_context().gcs_address, flush=True)
+input()
+"""
+_WITHOUT_ONE = """
+import sys
+from rlprims.execution import ExecutionError
+from rlprims.execution.ray._cluster import connect
+try:
+    connect(sys.argv[1], cpus=2)
+except ExecutionError as error:
+    print(error)
+"""
 _NODES = """
 import ray
 from contextlib import ExitStack
@@ -70,9 +88,10 @@ with ExitStack() as held:
 """
 
 
-def python(script: str, **environment: str) -> subprocess.Popen[str]:
-    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, stdout=pipe, stderr=pipe)
+def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-c", script, *arguments], subprocess.PIPE
+    pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **pipes)
 
 
 @pytest.fixture
@@ -91,6 +110,19 @@ def test_an_address_without_a_cluster_is_told_in_a_line(short: Path) -> None:
     assert told[3].startswith("ray.address=http://127.0.0.1:8265: Invalid Ray address")
     assert told[4].startswith("ray.address=DEAD: expected an answer from Ray within 2 s, got none; ")
     assert told[2].startswith("ray.address=auto: Could not find any running Ray instance") or told[2] == "None"
+
+
+def test_a_cluster_with_a_token_says_how_the_token_is_sent(short: Path) -> None:
+    alone = {"HOME": str(short), "RAY_TMPDIR": str(short), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    cluster = python(_WITH_A_TOKEN, **alone)
+    assert cluster.stdout is not None
+    try:
+        address = cluster.stdout.readline().strip()
+        told = python(_WITHOUT_ONE, address, **alone).communicate(timeout=400)[0].splitlines()
+    finally:
+        cluster.communicate("\n", timeout=60)
+    assert len(told) == 1, told
+    assert "set RAY_AUTH_MODE=token" in told[0]
 
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}], ids=["", "started by a program that uses Ray"])

@@ -124,6 +124,8 @@ def _join(address: str, named: str, timeout: float) -> None:
     except TimeoutError:
         raise ExecutionError(f"{shown}: expected an answer from Ray within {timeout:g} s, got none; {other}") from None
     except Exception as error:
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray sends its token to an address only if this is set
+            other = f"if the cluster has a token, set RAY_AUTH_MODE=token; otherwise {other}"
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
 
 
