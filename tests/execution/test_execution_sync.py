@@ -184,7 +184,7 @@ def halve(worker):
 
 
 def test_what_breaks_a_transfer(tied):
-    """Who fails once is sent all again, or sends all again; a stale engine is found at any learning rate; a lost one is replaced."""
+    """A failure at either end: all is sent again; a stale engine is found at any rate; a lost one is replaced."""
     tiny_steps = OptimizerConfig(lr=1e-6)
     execution = cluster(tied, GRPO, optimizer=tiny_steps, rollout_workers=2, cluster={"max_replacements": 2})
     batch = training_batch(execution)
