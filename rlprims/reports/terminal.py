@@ -28,7 +28,8 @@ def open_console(*, stderr: bool = False) -> Any:
         return PlainConsole(stderr=stderr)
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
-    return Console(stderr=stderr, width=None if known else _PIPED_WIDTH)
+    # Without markup, because rich would read [a.name] in a message or a path as a style and not print it.
+    return Console(stderr=stderr, width=None if known else _PIPED_WIDTH, markup=False)
 
 
 def make_table(

@@ -47,11 +47,51 @@ import ray
 assert ray.get(ray.remote(lambda: 5).remote()) == 5
 print(*said)
 """
+_WITH_A_TOKEN = """
+import os
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64}
+from rlprims.execution.ray._cluster import connect
+connect(None, cpus=2)
+import ray
+print(ray.get_runtime_context().gcs_address, flush=True)
+input()
+"""
+_WITHOUT_ONE = """
+import sys
+from rlprims.execution import ExecutionError
+from rlprims.execution.ray._cluster import connect
+try:
+    connect(sys.argv[1], cpus=2)
+except ExecutionError as error:
+    print(error)
+"""
+_NODES = """
+import ray
+from contextlib import ExitStack
+from ray.cluster_utils import Cluster
+from rlprims.execution import ModelConfig, RayConfig
+from rlprims.execution.ray._pools import reserve_pools
+from rlprims.execution.ray._worker_group import start_worker
+class Rank:
+    def __init__(self, rank, size): ...
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9})
+for _ in range(2):
+    cluster.add_node(num_cpus=9)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+with ExitStack() as held:
+    config = RayConfig(training_workers=26, rollout_workers=1, start_timeout=60.0)
+    place = reserve_pools(config, ModelConfig(path="none", device="cpu"), held)["main"]
+    ranks = {rank: start_worker(Rank, rank, 27, **place) for rank in (0, 8, 9, 17, 18, 26)}
+    print(*ray.get([worker.node.remote() for worker in ranks.values()]))
+"""
 
 
-def python(script: str, **environment: str) -> subprocess.Popen[str]:
-    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, stdout=pipe, stderr=pipe)
+def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-c", script, *arguments], subprocess.PIPE
+    pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **pipes)
 
 
 @pytest.fixture
@@ -72,6 +112,19 @@ def test_an_address_without_a_cluster_is_told_in_a_line(short: Path) -> None:
     assert told[2].startswith("ray.address=auto: Could not find any running Ray instance") or told[2] == "None"
 
 
+def test_a_cluster_with_a_token_says_how_the_token_is_sent(short: Path) -> None:
+    alone = {"HOME": str(short), "RAY_TMPDIR": str(short), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    cluster = python(_WITH_A_TOKEN, **alone)
+    assert cluster.stdout is not None
+    try:
+        address = cluster.stdout.readline().strip()
+        told = python(_WITHOUT_ONE, address, **alone).communicate(timeout=400)[0].splitlines()
+    finally:
+        cluster.communicate("\n", timeout=60)
+    assert len(told) == 1, told
+    assert "set RAY_AUTH_MODE=token" in told[0]
+
+
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}], ids=["", "started by a program that uses Ray"])
 def test_a_run_without_an_address_has_a_cluster_of_its_own(short: Path, mode: dict[str, str]) -> None:
     """Whatever the address file says, which a cluster that is gone has left; and nothing is written into the home."""
@@ -84,6 +137,14 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own(short: Path, mode: di
     assert told == "ray: starting a cluster on this machine\n", errors
     assert errors == ""
     assert list(home.iterdir()) == []
+
+
+def test_ranks_of_a_node_have_consecutive_numbers(short: Path) -> None:
+    """Three nodes of nine: Ray numbers the bundles of such a placement group in another order."""
+    told, errors = python(_NODES, HOME=str(short), RAY_TMPDIR=str(short)).communicate(timeout=400)
+    first, last = told.split()[::2], told.split()[1::2]
+    assert first == last, errors
+    assert len(set(first)) == 3
 
 
 def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def halve(worker):
 
 
 def test_what_breaks_a_transfer(tied):
-    """Who fails once is sent all again; a stale engine is found at any learning rate; a lost one is replaced."""
+    """A failure at either end: all is sent again; a stale engine is found at any rate; a lost one is replaced."""
     tiny_steps = OptimizerConfig(lr=1e-6)
     execution = cluster(tied, GRPO, optimizer=tiny_steps, rollout_workers=2, cluster={"max_replacements": 2})
     batch = training_batch(execution)
@@ -193,6 +193,12 @@ def test_what_breaks_a_transfer(tied):
     execution.sync_weights()
     assert execution.rollouts.replacements == 0
     assert (sample(execution)["weights_version"] == 2).all()
+
+    execution.update(batch, GRPO)
+    ray.get(execution.trainers.workers[0].__ray_call__.remote(fail_to_send_once))
+    execution.sync_weights()
+    assert execution.rollouts.replacements == 0
+    assert (sample(execution)["weights_version"] == 3).all()
 
     execution.update(batch, GRPO)
     in_worker(execution, ignore)
@@ -204,7 +210,7 @@ def test_what_breaks_a_transfer(tied):
     execution.sync_weights()
     assert execution.rollouts.replacements == 2
     rows = sample(execution)
-    assert (rows["weights_version"] == 4).all()
+    assert (rows["weights_version"] == 5).all()
     torch.testing.assert_close(rows["rollout_log_probs"], execution.log_probs(rows), rtol=0, atol=2e-5)
 
 
@@ -217,6 +223,22 @@ def fail_once(worker):
         raise OSError("no such luck")
 
     worker.engine.update = failing
+
+
+def fail_to_send_once(rank):
+    """After the first layer."""
+    from rlprims.execution.ray._wire import Sender
+
+    send, calls = Sender.send, []
+
+    def failing(self, part, tensors):
+        calls.append(1)
+        if len(calls) == 2:
+            Sender.send = send
+            raise OSError("no such luck")
+        return send(self, part, tensors)
+
+    Sender.send = failing
 
 
 def ignore(worker):

@@ -124,6 +124,8 @@ def _join(address: str, named: str, timeout: float) -> None:
     except TimeoutError:
         raise ExecutionError(f"{shown}: expected an answer from Ray within {timeout:g} s, got none; {other}") from None
     except Exception as error:
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray sends its token to an address only if this is set
+            other = f"if the cluster has a token, set RAY_AUTH_MODE=token; otherwise {other}"
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
 
 
@@ -169,6 +171,22 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
         remove_placement_group(group)
         raise
     return group
+
+
+def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
+    """Return the bundle of each rank: ranks of one node have consecutive numbers, if the placement packs.
+
+    Ray fills the nodes one after another, but does not number the bundles in this order. ``ray.shard_over`` and
+    ``ray.training_tensor_parallel`` divide the ranks by their numbers.
+    """
+    bundles = list(range(pool.workers))
+    if pool.placement != "PACK":  # STRICT_PACK has one node, and a user who spreads wants neighbours apart
+        return bundles
+    from ray.util import placement_group_table
+
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
+    return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))
 
 
 def _placed(group: Any, timeout: float) -> bool:

@@ -7,12 +7,12 @@ from ray.util.placement_group import remove_placement_group
 
 from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution.hf._models import device_of
-from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, reserve
+from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, bundles_of, reserve
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._worker_group import WorkerGroup
 
 Place = dict[str, Any]
-"""The arguments with which the workers of a pool start: placement group, CPUs, GPUs, environment variables."""
+"""The arguments with which the workers of a pool start: placement group and bundles, CPUs, GPUs, environment."""
 
 
 def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
@@ -29,6 +29,7 @@ def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> di
         share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
         places[name] = {
             "placement_group": room,
+            "bundles": bundles_of(room, pool),
             "cpus": pool.cpus * share,
             "gpus": pool.gpus * share,
             "environment": environment,

@@ -140,6 +140,7 @@ class WorkerGroup:
         *,
         name: str,
         placement_group: Any,
+        bundles: Sequence[int],
         cpus: float,
         gpus: float,
         environment: dict[str, str],
@@ -152,7 +153,7 @@ class WorkerGroup:
         self.order = threading.Lock()
         # Ray must not restart a worker, because the new one would have the initial weights.
         self.workers = [
-            start_worker(worker, rank, count, placement_group, cpus=cpus, gpus=gpus, environment=environment)
+            start_worker(worker, rank, count, placement_group, bundles, cpus=cpus, gpus=gpus, environment=environment)
             for rank in range(count)
         ]
 
@@ -205,13 +206,14 @@ def start_worker(
     rank: int,
     count: int,
     placement_group: Any,
+    bundles: Sequence[int],
     *,
     cpus: float,
     gpus: float,
     environment: dict[str, str],
 ) -> Any:
-    """Start an actor in the bundle with its rank's number; returns the actor's handle."""
-    place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=rank)
+    """Start an actor in the bundle of its rank, ``bundles[rank]``; returns the actor's handle."""
+    place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundles[rank])
     return (
         ray.remote(worker)
         .options(
