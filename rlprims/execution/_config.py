@@ -340,6 +340,26 @@ class RayConfig(_Config):
         return {"main": main, **self.pools}
 
 
+def backend_of(cluster: RayConfig, device: str) -> str:
+    """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices.
+
+    Raises:
+        ValueError: the setting requires GPUs, and the models are on a CPU.
+    """
+    chosen = cluster.weight_transfer
+    if chosen in ("nccl", "ipc") and device != "cuda":
+        raise ValueError(
+            f"ray.weight_transfer={chosen}: expected models on GPUs, got model.device {device}; use auto or gloo"
+        )
+    if chosen != "auto":
+        return chosen
+    if device != "cuda" or cluster.engine == "hf":
+        return "gloo"
+    if cluster.colocate:
+        return "ipc" if cluster.tensor_parallel_size == 1 else "gloo"
+    return "nccl" if cluster.has_whole_devices else "gloo"
+
+
 class ProfileConfig(_Config):
     """The steps that torch's profiler records, in every process."""
 

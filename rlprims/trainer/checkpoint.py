@@ -32,7 +32,7 @@ _FORMAT = 3  # format 2 had only the KL controller's state; 1 lacked the collect
 
 
 class Background:
-    """Completes checkpoints in a thread, one at a time. The next call of a method raises the error of a failed one."""
+    """Runs tasks in a thread, one at a time. The next call of a method raises the error of a failed task."""
 
     def __init__(self) -> None:
         self._task: Future[None] | None = None
@@ -51,7 +51,7 @@ class Background:
                 started.set_result(None)
 
         self._task = started
-        Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon, so that the process can end without it
+        Thread(target=run, name="background", daemon=True).start()  # a daemon, so that the process can end without it
 
     def check(self) -> None:
         """Raise the task's error, if the task has failed. Does not wait for a running task."""

@@ -5,7 +5,7 @@ called after each step, do everything else in a run: evaluation, checkpoints, pr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -46,6 +46,11 @@ class Step:
     surplus: list[DataProto]
     """The groups that were sampled with this batch and wait for the next."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def copy(self) -> "Step":
+        """A copy with the same tensors. It has its own columns."""
+        dropped = [(rows[:], reason) for rows, reason in self.dropped]
+        return replace(self, batch=self.batch[:], dropped=dropped, surplus=[rows[:] for rows in self.surplus])
 
 
 class Stepper(Protocol):

@@ -60,6 +60,9 @@ class Running:
         self.loggers = open_loggers(config, run.path)
         self.last_state = trainer.state_dict()
         self.background = Background()
+        """Completes the checkpoints."""
+        self.recording = Background()
+        """Writes the records of a step during the next step."""
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
 
@@ -84,9 +87,10 @@ class Running:
             try:
                 return self._run()
             except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C must not wait
-                failure = self._failure_of_save()
-                if failure is not None and isinstance(error, ValueError):
-                    raise ValueError(f"{error}\n{str(failure).splitlines()[0]}") from error
+                failures = self._failures_in_background()
+                if failures and isinstance(error, ValueError):
+                    lines = [str(error), *(str(failure).splitlines()[0] for failure in failures)]
+                    raise ValueError("\n".join(lines)) from error
                 raise
 
     def _run(self) -> int:
@@ -112,6 +116,7 @@ class Running:
                 train(trainer, hooks, stop=lambda: stop.requested() or self.best.should_stop)
         with self._failures():
             self.save(models=self.best.should_stop or trainer.step_number == trainer.steps)
+            self.recording.wait()
             self.background.wait()
         if stop.signal is not None:
             message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
@@ -122,13 +127,15 @@ class Running:
         self.finish(time.monotonic() - begun)
         return 0
 
-    def _failure_of_save(self) -> Exception | None:
-        """Wait until the last checkpoint is complete; returns its error if it failed."""
-        try:
-            self.background.wait()
-        except Exception as error:
-            return error
-        return None
+    def _failures_in_background(self) -> list[Exception]:
+        """Wait until the last checkpoint and the last records are complete; returns their errors if they failed."""
+        failures = []
+        for work in (self.recording, self.background):
+            try:
+                work.wait()
+            except Exception as error:
+                failures.append(error)
+        return failures
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -188,6 +195,7 @@ class Running:
             (directory / "trainer.json").write_text(json.dumps(state))
             return finish
 
+        self.recording.wait()  # a resume writes only the records of later steps
         self.background.wait()
         checkpoints = self.run_directory.checkpoints
         complete = begin_checkpoint(checkpoints, step, write, keep=settings.keep, best=self.best.step)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -171,6 +173,7 @@ class _Session(Running):
     def __init__(self, config: Config, run: RunDirectory, parts: Parts, console: Console) -> None:
         self.config, self.parts = config, parts
         self.trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
+        self.recording_tokenizer = deepcopy(parts.tokenizer)  # two threads cannot use one tokenizer
         best = Best.of(config.evaluation, run.path)
         super().__init__(config, run, parts.execution, parts.workers, self.trainer, console, best)
 
@@ -181,7 +184,9 @@ class _Session(Running):
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
         print_samples(self.console, f"step {step.number}", sampled, self.config.num_examine)
         if self.config.record_rollouts and step.number % self.config.record_rollouts_every == 0:
-            self.run_directory.write_rollouts(step, self.parts.tokenizer, compress=self.config.compress_rollouts)
+            write = partial(self.run_directory.write_rollouts, compress=self.config.compress_rollouts)
+            copy = step.copy()  # the next step may add columns to the rows
+            self.recording.begin(lambda: write(copy, self.recording_tokenizer))
 
     def evaluate(self) -> None:
         if self.parts.evaluation is None:

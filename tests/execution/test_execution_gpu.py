@@ -59,6 +59,15 @@ def test_nccl_between_two_devices(tied):
 
 
 @needs(3)
+def test_weights_and_optimizer_of_two_ranks_on_the_cpu(tied):
+    """Norms and weights are gathered from shards on the CPU, by gloo."""
+    options = {"gpus_per_worker": 1, "cpu_offload": True}
+    execution = cluster(tied, GRPO, optimizer=SLOW, engine="vllm", training_workers=2, device="cuda", cluster=options)
+    updates(execution)
+    execution.close()
+
+
+@needs(3)
 def test_an_engine_that_is_lost_in_a_transfer_by_nccl(tied):
     """The sender waits in a kernel, which is aborted; both engines are replaced."""
     execution = cluster(

@@ -20,9 +20,9 @@ from tests.execution.execution_contract import SAMPLING, WIDTH, cluster, prompts
 
 ray = pytest.importorskip("ray")
 
+from rlprims.execution._config import backend_of  # noqa: E402
 from rlprims.execution.ray import _execution  # noqa: E402
 from rlprims.execution.ray._client import BrokenWith, EngineClient  # noqa: E402
-from rlprims.execution.ray._delivery import backend_of  # noqa: E402
 from rlprims.execution.ray._fsdp import shard_of  # noqa: E402
 from rlprims.execution.ray._source import Source  # noqa: E402
 

@@ -4,6 +4,7 @@ import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from rlprims.trainer import running
 from rlprims.trainer.checkpoint import damage_of, newest_checkpoint, save_checkpoint
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer
+from rlprims.trainer.loop import Step, Trainer
 from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.session import build
+from rlprims.trainer.session import build, resume, start
 from rlprims.trainer.writing import CannotWrite
 from tests.trainer.runs import metrics_of, rlprims
 from tests.trainer.small_disk import run_on_a_small_disk
@@ -51,6 +53,40 @@ class TestAFullDiskIsNamed:
         with pytest.raises(CannotWrite, match=r"cannot write .*/summary\.json: .*No space left"):
             run.write_json("summary.json", {"steps": 3})
         assert not (run.path / "summary.json").exists()
+
+
+def test_records_are_written_beside_the_next_step(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step does not wait for them, a checkpoint does, and an error ends the run."""
+    del settings["data"]["eval"]
+    config = load(settings, "steps=2", "checkpoint.every=2")
+    second, found = Event(), list[list[str]]()
+    write, step, begin = RunDirectory.write_rollouts, Trainer.step, running.begin_checkpoint
+
+    def waits(run: RunDirectory, of: Step, *args: Any, **options: Any) -> None:
+        assert of.number == 2 or second.wait(60)
+        write(run, of, *args, **options)
+
+    def begins(trainer: Trainer) -> Step:
+        if trainer.step_number == 1:
+            second.set()
+        return step(trainer)
+
+    def checkpoint(*args: Any, **options: Any) -> Callable[[], Path]:
+        found.append(sorted(path.name for path in (config.run_dir / "rollouts").iterdir()))
+        return begin(*args, **options)
+
+    monkeypatch.setattr(RunDirectory, "write_rollouts", waits)
+    monkeypatch.setattr(Trainer, "step", begins)
+    monkeypatch.setattr(running, "begin_checkpoint", checkpoint)
+    assert start(config, console) == 0
+    assert found == [["step_000001.jsonl", "step_000002.jsonl"]]
+
+    (config.run_dir / "rollouts" / ".writing").symlink_to(FULL)
+    more = load(settings, "steps=4", "checkpoint.every=9", f"run_dir={config.run_dir}")
+    with pytest.raises(ValueError, match=r"cannot write .*/rollouts/step_000003\.jsonl: .*No space left"):
+        resume(RunDirectory.open(config.run_dir), more, console)
 
 
 def test_a_checkpoint_that_does_not_fit_is_removed_and_the_one_before_stays(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rlprims.execution._config import RayConfig
 from rlprims.execution.ray._client import Failures, name_of
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._wire import Sums
@@ -96,23 +95,3 @@ class Wire:
             if sums != sent:
                 failures[rank] = WorkerError(f"{name_of(rank)} does not have the weights it was sent: not all arrived")
         return failures, sent
-
-
-def backend_of(cluster: RayConfig, device: str) -> str:
-    """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices.
-
-    Raises:
-        ValueError: the setting requires GPUs, and the models are on a CPU.
-    """
-    chosen = cluster.weight_transfer
-    if chosen in ("nccl", "ipc") and device != "cuda":
-        raise ValueError(
-            f"ray.weight_transfer={chosen}: expected models on GPUs, got model.device {device}; use auto or gloo"
-        )
-    if chosen != "auto":
-        return chosen
-    if device != "cuda" or cluster.engine == "hf":
-        return "gloo"
-    if cluster.colocate:
-        return "ipc" if cluster.tensor_parallel_size == 1 else "gloo"
-    return "nccl" if cluster.has_whole_devices else "gloo"

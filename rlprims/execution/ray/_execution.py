@@ -15,14 +15,14 @@ from transformers import GenerationConfig
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling, backend_of
 from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import Finish, UpdateReport, load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.hf._models import device_of, shards_of
 from rlprims.execution.ray._cluster import connect, with_whole_paths
-from rlprims.execution.ray._delivery import Adapters, Delivery, Wire, backend_of
+from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts

@@ -12,6 +12,7 @@ the sum of the squared lengths of rows, N the parameters, L the layers, d the wi
 import math
 from typing import Any, NamedTuple
 
+from rlprims.execution._config import backend_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.plan.memory import (
     Prompts,
@@ -187,9 +188,17 @@ def copies_sent(receivers: int) -> int:
     return math.ceil(math.log2(receivers + 1))
 
 
-def sync_seconds(size: float, receivers: int, rates: Rates) -> float:
-    """Seconds of a sync, in which rank 0 packs a layer while it sends the layer before."""
+def gloo_seconds(size: float, receivers: int, rates: Rates) -> float:
+    """Seconds of a sync by gloo, in which rank 0 packs a layer while it sends the layer before."""
     return max(size / rates.host, size * copies_sent(receivers) / rates.wire)
+
+
+def gathered_seconds(size: float, rates: Rates) -> float:
+    """Seconds of a sync between GPUs: every rank gathers the weights, ``size`` bytes, to send them to the engines.
+
+    The engines receive fewer bytes, or as many, at the same time.
+    """
+    return size / rates.network
 
 
 def checkpoint_bytes(shape: Shape, *, policy_width: int = 4, masters: int = 0) -> float:
@@ -238,18 +247,18 @@ def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: floa
     if config.record_rollouts:
         size = recorded_bytes(shape.vocabulary, job.rows, job.prompt, job.response)
         lower = "record_rollouts_every, record_rollouts: false"
-        found.append(Phase("recording", 0, 0, size, size / rates.record, "JSON, by the trainer's process", lower))
+        found.append(Phase("recording", 0, 0, size, size / rates.record, "JSON, in the next step", lower))
     return found
 
 
 def step_seconds(config: Config, found: list[Phase]) -> float:
-    """Return the seconds of a step. With ``staleness`` engines sample while ranks train."""
+    """Return the seconds of a step. With ``staleness`` engines sample while ranks train; records are written beside."""
     seconds = {phase.what: phase.seconds or 0.0 for phase in found}
     sampling = seconds.pop("sampling")
     sync, recording = seconds.pop("sync", 0.0), seconds.pop("recording", 0.0)
     ranks = sum(seconds.values())
     ahead = config.staleness and not config.ray.colocate and config.execution == "ray"
-    return (max(sampling, ranks) if ahead else sampling + ranks) + sync + recording
+    return max((max(sampling, ranks) if ahead else sampling + ranks) + sync, recording)
 
 
 def checkpoint(config: Config, rates: Rates) -> Phase:
@@ -347,8 +356,14 @@ def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
         sent = shape.trained * 4
         return Phase("sync", 0, 0, sent, sent / rates.host, f"adapters to {receivers} processes", "")
     sent = sync_bytes(shape, engine_width(config))
-    how = f"{receivers} processes; rank 0 sends {copies_sent(receivers)} copies"
-    return Phase("sync", 0, 0, sent, sync_seconds(sent, receivers, rates), how, "model.lora.sync: adapter")
+    backend = backend_of(config.ray, "cuda" if config.ray.all_pools["main"].gpus else "cpu")
+    if backend == "gloo":
+        how = f"gloo, {receivers} processes; rank 0 sends {copies_sent(receivers)} copies"
+        return Phase("sync", 0, 0, sent, gloo_seconds(sent, receivers, rates), how, "model.lora.sync: adapter")
+    stored, trained = widths(config.model)
+    gathered = shape.parameters * (stored if config.model.lora else trained)
+    how = f"{backend}, {receivers} processes; every rank gathers {text_of(gathered)}"
+    return Phase("sync", 0, 0, sent, gathered_seconds(gathered, rates), how, "model.lora.sync: adapter")
 
 
 def table(config: Config, found: list[Phase], saved: Phase) -> Any:
