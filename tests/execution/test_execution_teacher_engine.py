@@ -71,21 +71,29 @@ def test_the_students_likeliest_tokens(one, engines, batch):
     torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
+def random_rows(lengths):
+    """Rows of random tokens of these lengths, each with a prompt of five tokens."""
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(3, len(tiny.VOCABULARY), (len(lengths), max(lengths))))
+    attention = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    columns = {"prompts": tokens[:, :5], "responses": tokens[:, 5:], "attention_mask": attention}
+    return DataProto.from_dict(tensors={**columns, "response_mask": attention[:, 5:]})
+
+
 def test_a_row_may_fill_the_window(one, engines, batch):
-    window = one.context_window
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(3, len(tiny.VOCABULARY), (1, window + 1)))
-
-    def of(length):
-        response = tokens[:, 5:length]
-        ones = torch.ones(1, length, dtype=torch.bool)
-        columns = {"prompts": tokens[:, :5], "responses": response, "attention_mask": ones}
-        return DataProto.from_dict(tensors={**columns, "response_mask": ones[:, 5:]})
-
-    full = of(window)
+    full = random_rows([one.context_window])
     torch.testing.assert_close(engines.teacher_log_probs(full), one.teacher_log_probs(full), rtol=0, atol=5e-5)
     with pytest.raises(ValueError, match="expected rows of at most 128 tokens, its context window, got 129"):
-        engines.teacher_log_probs(of(window + 1))
+        engines.teacher_log_probs(random_rows([one.context_window + 1]))
     assert engines.teacher_log_probs(batch).any(), "the engine still works"
+
+
+def test_rows_that_an_engine_reads_in_parts(one, engines):
+    """vLLM reads 4096 tokens in a step on a CPU, so it cuts some rows."""
+    many = random_rows([128 - i % 7 for i in range(100)])
+    torch.testing.assert_close(engines.teacher_log_probs(many), one.teacher_log_probs(many), rtol=0, atol=5e-5)
+    ours, theirs = (each.teacher_top(many, K)["teacher_topk_log_probs"] for each in (engines, one))
+    mask = many["response_mask"]
+    torch.testing.assert_close(ours[mask], theirs[mask], rtol=0, atol=5e-5)
 
 
 def test_truncated_sampling_is_refused(engines, batch):
