@@ -1,5 +1,6 @@
 """The settings of an execution layer."""
 
+from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 import torch
@@ -224,6 +225,13 @@ class RayConfig(_Config):
     )
     kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
     tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share the weights of a vLLM engine")
+    teacher_engine: Literal["hf", "vllm"] = Field(
+        default="hf",
+        description="hf: the teachers are on ranks; vllm: each worker of the teacher's pool is an engine that scores",
+    )
+    teacher_tensor_parallel_size: int = Field(
+        default=1, ge=1, description="devices that share the weights of a vLLM engine of the teacher"
+    )
     enforce_eager: bool | None = Field(default=None, description="vLLM without CUDA graphs; null: with them on a GPU")
     engine_options: dict[str, Any] = Field(
         default={}, description="further options of vLLM, by the names of its EngineArgs"
@@ -272,7 +280,7 @@ class RayConfig(_Config):
             raise ValueError(
                 f"ray.roles: expected only engines in the pool {self.roles.rollout}, got other models in it"
             )
-        engines = {self.roles.rollout} - {"main"}
+        engines = {self.roles.rollout, *([self.roles.teacher] if self.teacher_engine == "vllm" else [])} - {"main"}
         for pool in sorted({"main", *roles.values()} - engines):
             count = self.training_workers if pool == "main" else self.pools[pool].workers
             if self.shard_over and count % self.shard_over:
@@ -296,7 +304,26 @@ class RayConfig(_Config):
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
             raise ValueError("ray.colocate: expected as many ranks as engines or more, and no pool for the engines")
         self._check_transfer()
+        self._check_teacher()
         return self
+
+    def _check_teacher(self) -> None:
+        size, pool = self.teacher_tensor_parallel_size, self.roles.teacher
+        if self.teacher_engine == "hf":
+            if size > 1:
+                raise ValueError("ray.teacher_tensor_parallel_size is vLLM's: set ray.teacher_engine: vllm")
+            return
+        if pool == "main" or list(self.roles.model_dump().values()).count(pool) > 1:
+            raise ValueError(
+                f"ray.teacher_engine=vllm: expected a pool with no other model than the teacher, got {pool}; set "
+                "ray.pools: {teacher: {workers: 1}} and ray.roles.teacher: teacher"
+            )
+        gpus = self.pools[pool].gpus
+        if gpus != size and (gpus > 1 or (gpus and size > 1)):
+            raise ValueError(
+                f"ray.pools.{pool}: expected workers with gpus: {size}, as ray.teacher_tensor_parallel_size says, got "
+                f"{gpus:g}; set both to the same number"
+            )
 
     def _check_transfer(self) -> None:
         chosen = self.weight_transfer
@@ -358,6 +385,33 @@ def backend_of(cluster: RayConfig, device: str) -> str:
     if cluster.colocate:
         return "ipc" if cluster.tensor_parallel_size == 1 else "gloo"
     return "nccl" if cluster.has_whole_devices else "gloo"
+
+
+def check_teacher_engine(
+    cluster: RayConfig, model: ModelConfig, needs: Set[str], *, temperature: float, truncates: bool = False
+) -> None:
+    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, if the algorithm reads a teacher's columns.
+
+    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model. ``needs`` are the columns that
+    the algorithm reads.
+
+    Raises:
+        ValueError: the teacher's log-probs would not be those of the sampler's distribution, there are several
+            teachers, or the teacher follows the policy.
+    """
+    if cluster.teacher_engine == "hf" or not needs & {"teacher_log_probs", "teacher_topk_log_probs"}:
+        return
+    for setting, wanted, got in (
+        ("sampling.temperature", "1", None if temperature == 1 else f"{temperature:g}"),
+        ("sampling", "no top_k, top_p or min_p", "truncated sampling" if truncates else None),
+        ("model.teacher", "one model", "several" if isinstance(model.teacher, dict) else None),
+        ("model.teacher_follows", "a frozen teacher", "one that follows the policy" if model.teacher_follows else None),
+    ):
+        if got is not None:
+            raise ValueError(
+                f"{setting}: with ray.teacher_engine: vllm expected {wanted}, got {got}; change it, or use "
+                "ray.teacher_engine: hf"
+            )
 
 
 class ProfileConfig(_Config):

@@ -14,6 +14,7 @@ from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.environments import CallStyle, Limits
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.execution._config import check_teacher_engine
 from rlprims.filters import DifficultyPools
 from rlprims.rewards.several import Reward
 
@@ -392,6 +393,11 @@ class Config(RunConfig):
             raise ValueError(
                 "the algorithm compares the whole softmax of teacher and student, but sampling truncates it: "
                 "leave top_k, top_p and min_p out"
+            )
+        if self.execution == "ray":
+            temperature, truncates = self.sampling.temperature, self.sampling.truncates
+            check_teacher_engine(
+                self.ray, self.model, self.algorithm.needs, temperature=temperature, truncates=truncates
             )
 
     def _check_stream(self) -> None:

@@ -85,6 +85,12 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def teacher_path(tmp_path_factory):
+    """Other weights, for who is distilled from them."""
+    return tiny.save_model(tmp_path_factory.mktemp("teacher"), seed=5)
+
+
+@pytest.fixture(scope="session")
 def plain(model_path):
     """The same weights, without the library."""
     return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()

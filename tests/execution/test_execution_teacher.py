@@ -19,11 +19,6 @@ TOP = algorithms.opsd(size=K)
 
 
 @pytest.fixture(scope="session")
-def teacher_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("teacher"), seed=5)
-
-
-@pytest.fixture(scope="session")
 def teacher(teacher_path):
     return AutoModelForCausalLM.from_pretrained(teacher_path, dtype=torch.float32).eval()
 

@@ -1,4 +1,4 @@
-"""The model runner that vLLM takes on a GPU (V2) draws by itself what one process draws."""
+"""The model runner that vLLM takes on a GPU (V2) draws by itself what one process draws, and scores what it scores."""
 
 import importlib.util
 import os
@@ -12,28 +12,33 @@ import torch
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from tests.execution.execution_contract import local
-from tests.execution.v2_process import SAMPLINGS, sample
+from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+pytestmark = pytest.mark.ray
 
 
-@pytest.mark.ray
-def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
+def run_v2(directory, *arguments):
+    """Run ``v2_process.py`` with Triton's interpreter."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     found = sorted((ROOT / ".venv-triton").glob("lib/python3*/site-packages/triton"))
     if not found:
         pytest.skip("needs Triton for its interpreter: make .venv-triton/.ready")
-    (tmp_path / "triton").symlink_to(found[0])  # alone, without the torch beside it
+    (directory / "triton").symlink_to(found[0])  # alone, without the torch beside it
     from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
 
-    paths = (HERE / "interpreted_triton", tmp_path, ROOT)
+    paths = (HERE / "interpreted_triton", directory, ROOT)
     environment = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    command = [sys.executable, str(HERE / "v2_process.py"), str(model_path), str(tmp_path)]
+    command = [sys.executable, str(HERE / "v2_process.py"), *map(str, arguments)]
     subprocess.run(
         command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
     )
+
+
+def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
+    run_v2(tmp_path, model_path, tmp_path)
     one = local(model_path, algorithms.reinforce())
     for name, sampling in SAMPLINGS.items():
         mine, theirs = sample(one, name), DataProto.load(tmp_path / name)
@@ -43,3 +48,18 @@ def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
         if sampling.truncates:
             for a, b in zip(mine["kept_ids"].unbind(), theirs["kept_ids"].unbind(), strict=True):
                 assert torch.equal(a, b)
+
+
+def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_path):
+    """V1 has no request for given tokens, so the tests of a teacher in engines do not send it."""
+    both = algorithms.opd().replace(support={"size": 3})
+    one = local(model_path, both, teacher=str(teacher_path))
+    batch = sample(one, "plain")
+    batch["topk_ids"] = one.top_tokens(batch, 3)
+    batch.save(tmp_path / "batch")
+    run_v2(tmp_path, model_path, tmp_path, teacher_path)
+    scores, mask = DataProto.load(tmp_path / "scores"), batch["response_mask"]
+    torch.testing.assert_close(scores["log_probs"], one.teacher_log_probs(batch), rtol=0, atol=2e-5)
+    for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
+        expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
+        torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)

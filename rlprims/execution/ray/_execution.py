@@ -15,7 +15,15 @@ from transformers import GenerationConfig
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling, backend_of
+from rlprims.execution._config import (
+    ModelConfig,
+    OptimizerConfig,
+    ProfileConfig,
+    RayConfig,
+    Sampling,
+    backend_of,
+    check_teacher_engine,
+)
 from rlprims.execution._meter import WorkerReport
 from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import Finish, UpdateReport, load_version, save_version
@@ -23,7 +31,7 @@ from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.hf._models import device_of, shards_of
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
-from rlprims.execution.ray._pools import reserve_pools, start_training
+from rlprims.execution.ray._pools import reserve_pools, start_teacher, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._stream import RayStream, generate
@@ -63,6 +71,7 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check_plans(cluster, model, algorithm)
+        check_teacher_engine(cluster, model, algorithm.needs, temperature=temperature)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]
@@ -106,8 +115,14 @@ class RayExecution:
         # All processes start at the same time, because their imports take seconds. The ranks load their models first,
         # because an engine reserves the memory that is free.
         begun = [process(rank) for rank in reversed(range(count))]
+        scoring = None
+        if cluster.teacher_engine == "vllm":  # it loads while the ranks load
+            scoring = start_teacher(cluster, model, options["algorithm"], places, held)
         groups, window = start_training(cluster, model, optimizer, options, places, held)
         self.pools, self.trainers, self.context_window = groups, groups["main"], window
+        if scoring is not None:
+            scoring.result(cluster.start_timeout)
+        self.teachers = scoring.group if scoring is not None else groups[cluster.roles.teacher]
         if cluster.colocate:
             self.trainers.call(TrainingWorker.offload).result()
         tokenizer = self.tokenizer  # a reference to self in an exit callback would keep this object alive forever
@@ -152,16 +167,16 @@ class RayExecution:
         return self._measured(group, TrainingWorker.log_probs, batch, reference=reference)
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self._measured(self.pools[self.roles.teacher], TrainingWorker.teacher_log_probs, batch)
+        return self._measured(self.teachers, self.teachers.worker.teacher_log_probs, batch)
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        group = self.pools[self.roles.teacher]
+        group = self.teachers
         if group is self.trainers:
             self.turns.of_ranks()
-        top: DataProto = group.call(TrainingWorker.teacher_top, batch, size=size).result()
+        top: DataProto = group.call(group.worker.teacher_top, batch, size=size).result()
         return top
 
     def entropies(self, batch: DataProto) -> Tensor:
@@ -234,7 +249,7 @@ class RayExecution:
 
         The next call that needs a lost worker raises an error.
         """
-        groups = {group.name: group for group in self.pools.values()} | {"rollout": self.rollouts}
+        groups = {group.name: group for group in (*self.pools.values(), self.teachers)} | {"rollout": self.rollouts}
         workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
         asked = {name: getattr(worker, method).remote(name, *args) for name, worker in workers.items()}
         answers = {}

@@ -5,11 +5,13 @@ from typing import Any
 
 from ray.util.placement_group import remove_placement_group
 
+from rlprims.algorithms import Algorithm
 from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, bundles_of, reserve
+from rlprims.execution.ray._teacher_worker import TeacherWorker
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._worker_group import WorkerGroup
+from rlprims.execution.ray._worker_group import Pending, WorkerGroup
 
 Place = dict[str, Any]
 """The arguments with which the workers of a pool start: placement group and bundles, CPUs, GPUs, environment."""
@@ -46,7 +48,8 @@ def start_training(
     held: ExitStack,
 ) -> tuple[dict[str, WorkerGroup], int]:
     """Start the ranks of every pool that has a model; returns them by pool, and the policy's context window."""
-    roles = {"actor": "main", **cluster.roles.model_dump(exclude={"rollout"})}
+    of_engines = {"rollout", *(["teacher"] if cluster.teacher_engine == "vllm" else [])}
+    roles = {"actor": "main", **cluster.roles.model_dump(exclude=of_engines)}
     groups, building = dict[str, WorkerGroup](), {}
     for name in dict.fromkeys(roles.values()):
         count = cluster.training_workers if name == "main" else cluster.pools[name].workers
@@ -66,3 +69,14 @@ def start_training(
         building[name] = group.call(TrainingWorker.build, address, cluster, model, optimizer, options, mine)
     windows = {name: pending.result(cluster.start_timeout)[0] for name, pending in building.items()}
     return groups, windows["main"]
+
+
+def start_teacher(
+    cluster: RayConfig, model: ModelConfig, algorithm: Algorithm, places: dict[str, Place], held: ExitStack
+) -> Pending[Any]:
+    """Start the engines of the teacher's pool; returns the pending call that loads them."""
+    name = cluster.roles.teacher
+    count, timeout = cluster.pools[name].workers, cluster.call_timeout
+    group = WorkerGroup(TeacherWorker, count, name=name, timeout=timeout, **places[name])
+    held.callback(group.stop)
+    return group.call(TeacherWorker.build, cluster, model, algorithm)

@@ -5,6 +5,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -184,6 +185,17 @@ class ModelEngine:
         return differences(sent, [checksums(parameters(self.module))], {})
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """During the import of vLLM, garbage collection would take a quarter of the start time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class Built(NamedTuple):
     """The properties of an engine that the driver needs."""
 
@@ -217,12 +229,8 @@ class RolloutWorker(Observed):
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
         else:
-            # During the import of vLLM, garbage collection would take a quarter of the start time.
-            gc.disable()
-            from rlprims.execution.ray._vllm import VllmEngine
-
-            gc.freeze()
-            gc.enable()
+            with without_collection():
+                from rlprims.execution.ray._vllm import VllmEngine
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 

@@ -30,6 +30,7 @@ from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._sampler import Responses
+from rlprims.execution.ray._vllm_scorer import scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 
@@ -268,16 +269,9 @@ class VllmEngine:
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Return the log-prob of each token except the first, at temperature 1. Running requests continue meanwhile."""
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            prompt_logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
         lora = self.adapter and self.adapter.request
         salted = tokens_input(list(tokens), cache_salt=str(self.version))
-        self.llm.llm_engine.add_request(_SCORED, salted, params, lora_request=lora)
+        self.llm.llm_engine.add_request(_SCORED, salted, scoring(prompt_logprobs=0), lora_request=lora)
         while (output := self._advance()) is None:
             pass
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]

@@ -148,6 +148,7 @@ class WorkerGroup:
         same_rows: int = 1,
     ) -> None:
         self.name = name
+        self.worker: Any = worker
         self.same_rows = same_rows
         self.timeout = timeout
         self.order = threading.Lock()
