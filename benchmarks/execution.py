@@ -54,11 +54,12 @@ a GPU.
 
 **Share** is the tokens per second of `Execution.generate` over those of vLLM's own `generate` for the same prompts and
 lengths: the median of {repeats} pairs, and the range. For the first column vLLM computes the same seeds and log-probs,
-for the second neither. **Peak** is the additional memory of a process during a sync, as a multiple of the largest layer
+for the second neither. **Start** is the time until all processes have their models and the engine its first weights.
+**Peak** is the additional memory of a process during a sync, as a multiple of the largest layer
 group. This group is the largest part that is sent at once.
 
-| model | share | share without seeds, log-probs | sync | largest group | peak of rank 0 | peak of the engine |
-|---|---|---|---|---:|---:|---:|
+| model | start | share | share without seeds, log-probs | sync | largest group | peak of rank 0 | peak of the engine |
+|---|---:|---|---|---|---:|---:|---:|
 {models}
 
 ## Responses of very different lengths
@@ -101,7 +102,9 @@ def main() -> None:
 def engines(path: str) -> dict[str, Any]:
     """Sampling beside the bare engine, in turns, and then a sync."""
     config = load_config(Path(path))
+    begun = time.perf_counter()
     parts = build(config, Console(quiet=True))
+    start = time.perf_counter() - begun
     with closing(parts.execution):
         execution: Any = parts.execution
         examples = parts.training.rows[: config.prompts_per_step]
@@ -125,6 +128,7 @@ def engines(path: str) -> dict[str, Any]:
         sizes = [of(process, _peak_beyond) for process in processes]
         groups = of(processes[0], _layer_groups)
     return {
+        "start": start,
         **{name: sorted(each[1:]) for name, each in shares.items()},
         "seconds": seconds,
         "bytes": sum(groups),
@@ -234,7 +238,7 @@ def _model_row(name: str, row: dict[str, Any]) -> str:
     largest = row["largest"]
     peaks = " | ".join(f"{peak / largest:.1f} x" for peak in row["peaks"])
     sync = f"{row['bytes'] / 2**20:.1f} MiB in {row['seconds']:.2f} s"
-    return f"| {name} | {shares} | {sync} | {largest / 2**20:.1f} MiB | {peaks} |"
+    return f"| {name} | {row['start']:.0f} s | {shares} | {sync} | {largest / 2**20:.1f} MiB | {peaks} |"
 
 
 def _median_of(shares: list[float]) -> str:
