@@ -74,7 +74,7 @@ class TrainingWorker(Observed):
         """
         torch.set_num_threads(1)
         device = device_of(model).type
-        self.lives_on_cpu = cluster.cpu_offload
+        self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.call_timeout)
         self.saver = _checkpoint.Saver(timeout=cluster.call_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
@@ -188,7 +188,7 @@ class TrainingWorker(Observed):
             self.transfers[backend] = transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
         client = EngineClient(engines, processes=processes, version=version, timeout=timeout)
         device = None if backend == "gloo" else self.training.device
-        source = Source(self.training.policy.module, self.shards, dtype, device)
+        source = Source(self.training.policy.module, self.shards, dtype, device, as_stored=self.engine == "vllm")
         sent = self.transfers[backend].send(source, client)
         return Outcome(sent, client.received, client.failures) if self.rank == 0 else None
 
