@@ -11,29 +11,35 @@ import torch
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
+from tests import tiny
 from tests.execution.execution_contract import local
-from tests.execution.v2_process import SAMPLINGS, sample
+from tests.execution.v2_process import SAMPLINGS, sample, sample_long, turn_around
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-@pytest.mark.ray
-def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
+def run_v2(model, out, *arguments):
+    """Run v2_process.py with vLLM's V2 runner, its kernels in Triton's interpreter."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     found = sorted((ROOT / ".venv-triton").glob("lib/python3*/site-packages/triton"))
     if not found:
         pytest.skip("needs Triton for its interpreter: make .venv-triton/.ready")
-    (tmp_path / "triton").symlink_to(found[0])  # alone, without the torch beside it
+    (out / "triton").symlink_to(found[0])  # alone, without the torch beside it
     from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
 
-    paths = (HERE / "interpreted_triton", tmp_path, ROOT)
+    paths = (HERE / "interpreted_triton", out, ROOT)
     environment = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    command = [sys.executable, str(HERE / "v2_process.py"), str(model_path), str(tmp_path)]
+    command = [sys.executable, str(HERE / "v2_process.py"), str(model), str(out), *arguments]
     subprocess.run(
         command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
     )
+
+
+@pytest.mark.ray
+def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
+    run_v2(model_path, tmp_path)
     one = local(model_path, algorithms.reinforce())
     for name, sampling in SAMPLINGS.items():
         mine, theirs = sample(one, name), DataProto.load(tmp_path / name)
@@ -43,3 +49,34 @@ def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
         if sampling.truncates:
             for a, b in zip(mine["kept_ids"].unbind(), theirs["kept_ids"].unbind(), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.ray
+def test_v2_records_the_experts_of_one_process(tmp_path):
+    """Tokens and experts, also of prompts in vLLM's cache, which it does not read again."""
+    model = tiny.save_mixture(tmp_path / "model", mlp_only_layers=[1])  # vLLM's record has the dense layer too
+    run_v2(model, tmp_path, "routes")
+    one = local(model, algorithms.reinforce(), replay_routes=True)
+    mine = {name: sample(one, name) for name in SAMPLINGS} | dict.fromkeys(("new", "cached"), sample_long(one))
+    for name, expected in mine.items():
+        theirs = DataProto.load(tmp_path / name)
+        for column in ("responses", "response_mask", "ended", "routed_experts"):
+            assert torch.equal(expected[column], theirs[column]), (name, column)
+        torch.testing.assert_close(expected["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+        if name != "truncated":  # which has another temperature
+            torch.testing.assert_close(one.log_probs(theirs), theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+
+    # A request that goes on over an update keeps the experts of the tokens that it read before it.
+    over, after = (DataProto.load(tmp_path / f"{when} an update") for when in ("over", "after"))
+    turn_around(one.training.policy.module)
+    new = sample_long(one, 2)
+    for column in ("responses", "routed_experts"):
+        assert torch.equal(after[column], new[column]), column
+    assert torch.equal(over["responses"][:, :4], mine["new"]["responses"][:2, :4])
+    for row, length in enumerate(over["attention_mask"].sum(-1).tolist()):
+        read = over["routed_experts"][row][over["attention_mask"][row]]
+        assert (read[: length - 1] >= 0).all()
+        assert (read[length - 1] == -1).all()
+    prompts = slice(0, 64)
+    assert torch.equal(over["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
+    assert not torch.equal(new["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])

@@ -21,7 +21,7 @@ from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._client import EngineClient, Failures
-from rlprims.execution.ray._division import SCORED
+from rlprims.execution.ray._division import SCORED, SCORED_BY_POLICY
 from rlprims.execution.ray._source import Source
 from rlprims.execution.ray._transfer import Transfer, transfer_by
 from rlprims.execution.ray._wire import Sums
@@ -87,7 +87,7 @@ class TrainingWorker(Observed):
         return self.training.context_window if "actor" in roles else None
 
     @split_by_prompt
-    @reads(SCORED)
+    @reads(SCORED_BY_POLICY)
     @metered
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         return self.training.log_probs(batch, reference=reference)
@@ -113,7 +113,7 @@ class TrainingWorker(Observed):
         return self.training.log_probs(batch, temperature=1.0)
 
     @split_by_prompt
-    @reads(SCORED)
+    @reads(SCORED_BY_POLICY)
     @metered
     def entropies(self, batch: DataProto) -> Tensor:
         return self.training.entropies(batch)
