@@ -150,6 +150,8 @@ def routes_column(routes: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
 
 def without_routes(batch: DataProto) -> DataProto:
     """The batch without recorded experts, for a model that is not the policy."""
+    if ROUTES not in batch:
+        return batch
     return batch.select(batch_keys=[name for name in batch.batch.keys() if name != ROUTES])  # noqa: SIM118
 
 
