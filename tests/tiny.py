@@ -13,7 +13,14 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 VOCABULARY = (PAD, EOS, UNKNOWN, "<answer>", "</answer>", *"0123456789", *"+-= ?", *"abcdefghijkl")
@@ -68,6 +75,30 @@ def save_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     causal_lm(seed=seed, **changes).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
+
+
+def save_mixture(directory: Path, kind: str = "qwen3_moe", *, seed: int = 0, **changes: Any) -> Path:
+    """A mixture of eight experts, of that ``model_type``, in three layers."""
+    settings = {
+        **{name: value for name, value in config().to_dict().items() if name in _OF_MIXTURES},
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 16,
+        "num_local_experts" if kind == "mixtral" else "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    if kind == "qwen2_moe":  # vLLM would give a Qwen3 with this setting shared experts, too
+        settings["shared_expert_intermediate_size"] = 16
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings | changes)).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+_OF_MIXTURES = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("max_position_embeddings", "initializer_range", "pad_token_id", "eos_token_id", "bos_token_id"),
+}
 
 
 def save_classifier(directory: Path, *, seed: int = 0, labels: int = 1, **changes: Any) -> Path:

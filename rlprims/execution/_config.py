@@ -111,6 +111,10 @@ class ModelConfig(_Config):
         ge=1,
         description="tokens of one forward and backward pass; null: 16384, or the longest row if that is longer",
     )
+    replay_routes: bool = Field(
+        default=False,
+        description="mixtures of experts: the policy is trained with the experts that the sampler used for each token",
+    )
     max_rows_per_generation: int = Field(default=512, ge=1, description="responses that are sampled at the same time")
     peak_tflops: float | None = Field(
         default=None, gt=0, description="peak rate of a device, for mfu; null: from a table of GPUs, or measured"

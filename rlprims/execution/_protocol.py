@@ -50,7 +50,9 @@ class Execution(Protocol):
     (B, P+T), ``response_mask`` (B, T), ``rollout_log_probs`` (B, T), ``ended`` int8 (B,), the reason why the response
     ended (codes of :class:`rlprims.ended.Ended`), and ``weights_version`` (B,), the version of the weights that sampled
     it. If ``sampling`` truncates, the batch also has the set that each token was drawn from, in ``kept_counts`` int32
-    (B, T) and ``kept_ids`` int32, ragged (B, *). Log-probs, entropies and updates are then within these sets.
+    (B, T) and ``kept_ids`` int32, ragged (B, *). Log-probs, entropies and updates are then within these sets. With
+    ``model.replay_routes`` it has ``routed_experts`` int16 (B, P+T, L, K), the experts of each token that was read, and
+    the policy's log-probs, entropies and updates use them.
     """
 
     pad_token_id: int

@@ -363,6 +363,11 @@ class Config(RunConfig):
         self._check_stream()
         if self.staleness > 1:
             self._check_flow()
+        if self.model.replay_routes and self.replay is not None:
+            raise ValueError(
+                "model.replay_routes: expected responses that are sampled in this run, got replay: a recording has no "
+                "experts; set model.replay_routes: false, and the trainer's own router chooses them"
+            )
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
@@ -443,6 +448,7 @@ class Config(RunConfig):
             )
         for name, setting in (
             ("model.reward", self.model.reward),
+            ("model.replay_routes", self.model.replay_routes or None),
             ("score_weights", self.score_weights),
             ("replay_scores", self.replay_scores or None),
             ("data.teacher", self.data.teacher),

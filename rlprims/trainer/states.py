@@ -15,7 +15,7 @@ from rlprims.trainer.collect.rollout import join_groups
 
 _KEPT_COLUMNS = (
     *("prompts", "responses", "attention_mask", "response_mask"),
-    *("kept_ids", "kept_counts", "old_log_probs", "turn_rewards"),
+    *("kept_ids", "kept_counts", "routed_experts", "old_log_probs", "turn_rewards"),
 )
 """The columns from which log-probs are computed again, and the old log-probs. Episodes also have ``turn_rewards``."""
 

@@ -36,9 +36,13 @@ class Interrupted(NamedTuple):
     other: Models
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+@pytest.fixture(scope="module", params=["untied", "tied", "mixture"])
 def interrupted(request, build, batch, tmp_path_factory):
-    path = tiny.save_model(tmp_path_factory.mktemp("model"), seed=3, tie_word_embeddings=request.param)
+    path = tmp_path_factory.mktemp("model")
+    if request.param == "mixture":  # whose experts transformers stores one by one
+        tiny.save_mixture(path, seed=3)
+    else:
+        tiny.save_model(path, seed=3, tie_word_embeddings=request.param == "tied")
     execution, other = (build.func(path, PPO, optimizer=OPTIMIZER, updates=6) for _ in range(2))
     directory, *after = (tmp_path_factory.mktemp("checkpoint") for _ in range(3))
     updates(execution, batch, 2)

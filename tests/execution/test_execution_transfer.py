@@ -7,16 +7,19 @@ import signal
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms
 from rlprims.execution import OptimizerConfig, RayConfig
 from tests import tiny
-from tests.execution.execution_contract import SAMPLING, WIDTH, cluster, prompts, training_batch
+from tests.execution.execution_contract import SAMPLING, WIDTH, cluster, local, prompts, training_batch
 
 ray = pytest.importorskip("ray")
 
@@ -28,7 +31,7 @@ from rlprims.execution.ray._source import Source  # noqa: E402
 
 pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this file
-GRPO = algorithms.grpo()
+GRPO, REINFORCE = algorithms.grpo(), algorithms.reinforce()
 SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)
 DEVICES = Path(__file__).with_name("cpu_devices.py")
 
@@ -251,6 +254,41 @@ def test_vllms_classes_in_one_process(monkeypatch, backend):
             assert receiver.received == sent
             for mine, theirs in zip(policy.parameters(), receiver.model.parameters(), strict=True):
                 assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_experts_are_sent_as_a_checkpoint_has_them(kind, tmp_path):
+    """For vLLM; for the engine ``hf`` as the model itself has them."""
+    path = tiny.save_mixture(tmp_path, kind)
+    stored = load_file(path / "model.safetensors")
+    policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    shards = {name: shard_of(parameter) for name, parameter in policy.named_parameters()}
+    for as_stored, expected in ((True, stored), (False, {name: shard.local for name, shard in shards.items()})):
+        sent = {}
+        for infos, tensors in Source(policy, shards, as_stored=as_stored):
+            for info, tensor in zip(infos, tensors, strict=True):
+                assert info.shape == list(tensor.shape)
+                sent[info.name] = tensor
+        assert sent.keys() == expected.keys()
+        assert all(torch.equal(sent[name], expected[name]) for name in sent)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_reach_vllm(kind, tmp_path):
+    """The first weights, and those after an update."""
+    pytest.importorskip("vllm")
+    path = tiny.save_mixture(tmp_path, kind)
+    one, ranks = (build(path, REINFORCE) for build in (local, partial(cluster, engine="vllm")))
+    try:
+        for _ in range(2):
+            mine, theirs = training_batch(one), training_batch(ranks)
+            assert torch.equal(mine["responses"], theirs["responses"])
+            torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=5e-5)
+            for execution in (one, ranks):
+                execution.update(mine, REINFORCE)
+                execution.sync_weights()
+    finally:
+        ranks.close()
 
 
 @pytest.fixture

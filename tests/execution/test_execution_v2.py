@@ -11,8 +11,9 @@ import torch
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
+from tests import tiny
 from tests.execution.execution_contract import local
-from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample
+from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample, sample_long, turn_around
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.ray
 
 
 def run_v2(directory, *arguments):
-    """Run ``v2_process.py`` with Triton's interpreter."""
+    """Run ``v2_process.py`` with vLLM's V2 runner, its kernels in Triton's interpreter."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     found = sorted((ROOT / ".venv-triton").glob("lib/python3*/site-packages/triton"))
@@ -57,9 +58,39 @@ def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_p
     batch = sample(one, "plain")
     batch["topk_ids"] = one.top_tokens(batch, 3)
     batch.save(tmp_path / "batch")
-    run_v2(tmp_path, model_path, tmp_path, teacher_path)
+    run_v2(tmp_path, model_path, tmp_path, "teacher", teacher_path)
     scores, mask = DataProto.load(tmp_path / "scores"), batch["response_mask"]
     torch.testing.assert_close(scores["log_probs"], one.teacher_log_probs(batch), rtol=0, atol=2e-5)
     for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
         expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
         torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)
+
+
+def test_v2_records_the_experts_of_one_process(tmp_path):
+    """Tokens and experts, also of prompts in vLLM's cache, which it does not read again."""
+    model = tiny.save_mixture(tmp_path / "model", mlp_only_layers=[1])  # vLLM's record has the dense layer too
+    run_v2(tmp_path, model, tmp_path, "routes")
+    one = local(model, algorithms.reinforce(), replay_routes=True)
+    mine = {name: sample(one, name) for name in SAMPLINGS} | dict.fromkeys(("new", "cached"), sample_long(one))
+    for name, expected in mine.items():
+        theirs = DataProto.load(tmp_path / name)
+        for column in ("responses", "response_mask", "ended", "routed_experts"):
+            assert torch.equal(expected[column], theirs[column]), (name, column)
+        torch.testing.assert_close(expected["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+        if name != "truncated":  # which has another temperature
+            torch.testing.assert_close(one.log_probs(theirs), theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+
+    # A request that goes on over an update keeps the experts of the tokens that it read before it.
+    over, after = (DataProto.load(tmp_path / f"{when} an update") for when in ("over", "after"))
+    turn_around(one.training.policy.module)
+    new = sample_long(one, 2)
+    for column in ("responses", "routed_experts"):
+        assert torch.equal(after[column], new[column]), column
+    assert torch.equal(over["responses"][:, :4], mine["new"]["responses"][:2, :4])
+    for row, length in enumerate(over["attention_mask"].sum(-1).tolist()):
+        read = over["routed_experts"][row][over["attention_mask"][row]]
+        assert (read[: length - 1] >= 0).all()
+        assert (read[length - 1] == -1).all()
+    prompts = slice(0, 64)
+    assert torch.equal(over["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
+    assert not torch.equal(new["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])

@@ -1,7 +1,7 @@
-"""A process with an engine on vLLM's V2 runner.
+"""A process with an engine on vLLM's V2 runner. ``python v2_process.py MODEL OUT`` samples and saves batches.
 
-``python v2_process.py MODEL OUT`` samples and saves batches; ``python v2_process.py MODEL OUT TEACHER`` scores the
-batch in OUT.
+With ``routes`` it also records experts, and samples with cached prompts and over an update. With ``teacher TEACHER`` it
+scores the batch in OUT.
 """
 
 import sys
@@ -20,12 +20,24 @@ SAMPLINGS = {
 }
 
 
+LONG = tuple(question * 8 for question in QUESTIONS[:2] for _ in range(2))  # two samples of each, of several blocks
+LONG_SAMPLING = Sampling(max_new_tokens=10)
+
+
 def sample(execution, name):
     return execution.generate(prompts(QUESTIONS), SAMPLINGS[name], seed=5, prompt_width=12)
 
 
+def sample_long(execution, count=4):
+    return execution.generate(prompts(LONG[:count]), LONG_SAMPLING, seed=5, prompt_width=64)
+
+
 def sample_in(engine, name):
     engine.begin(0, prompts(QUESTIONS), SAMPLINGS[name], seed=5, prompt_width=12)
+    return ended(engine)
+
+
+def ended(engine):
     while True:
         if complete := engine.step():
             return complete[0]
@@ -39,24 +51,56 @@ def score(scorer, batch):
     return DataProto.from_dict(tensors=columns)
 
 
-def main(model, out, teacher=None):
-    if teacher is not None:
-        from rlprims.execution.ray._vllm_scorer import VllmScorer
+def score_as_teacher(model, out, teacher):
+    from rlprims.execution.ray._vllm_scorer import VllmScorer
 
-        pools = {"pools": {"teacher": {}}, "roles": {"teacher": "teacher"}, "teacher_engine": "vllm"}
-        cluster = RayConfig(kv_cache_bytes=64 << 20, **pools)
-        scorer = VllmScorer(teacher, ModelConfig(path=model, device="cpu"), cluster)
-        assert scorer.takes_ids, "vLLM took its V1 runner"
-        score(scorer, DataProto.load(Path(out) / "batch")).save(Path(out) / "scores")
+    pools = {"pools": {"teacher": {}}, "roles": {"teacher": "teacher"}, "teacher_engine": "vllm"}
+    cluster = RayConfig(kv_cache_bytes=64 << 20, **pools)
+    scorer = VllmScorer(teacher, ModelConfig(path=model, device="cpu"), cluster)
+    assert scorer.takes_ids, "vLLM took its V1 runner"
+    score(scorer, DataProto.load(out / "batch")).save(out / "scores")
+
+
+def turn_around(model):
+    """In the place of an update of the weights: routers and MLPs get the opposite inputs, so that routes change."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("post_attention_layernorm.weight"):
+            parameter.data.neg_()
+
+
+def save_with_routes(engine, out):
+    for name in ("new", "cached"):
+        engine.begin(0, prompts(LONG), LONG_SAMPLING, seed=5, prompt_width=64)
+        ended(engine).save(out / name)
+    engine.begin(0, prompts(LONG[:2]), LONG_SAMPLING, seed=5, prompt_width=64)
+    for _ in range(4):
+        engine.step()
+    engine.llm.sleep(level=0, mode="keep")  # as VllmEngine.start_update and finish_update pause and go on
+    engine.step()
+    engine.llm.apply_model(turn_around)
+    engine.version += 1
+    engine.llm.reset_prefix_cache()
+    engine.llm.wake_up(tags=["scheduling"])
+    ended(engine).save(out / "over an update")
+    engine.begin(0, prompts(LONG[:2]), LONG_SAMPLING, seed=5, prompt_width=64)
+    ended(engine).save(out / "after an update")
+
+
+def main(model, out, what="", *teacher):
+    if what == "teacher":
+        score_as_teacher(model, Path(out), *teacher)
         return
     from rlprims.execution.ray._vllm import VllmEngine
 
-    config = ModelConfig(path=model, device="cpu")
-    cluster = RayConfig(kv_cache_bytes=64 << 20)
+    config = ModelConfig(path=model, device="cpu", replay_routes=what == "routes")
+    options = {"block_size": 32} if what == "routes" else {}  # so that a prompt of more than 32 tokens is cached
+    cluster = RayConfig(kv_cache_bytes=64 << 20, engine_options=options)
     engine = VllmEngine(config, tiny.tokenizer(), cluster, context_window=128)
     assert engine.llm.collective_rpc("draw_as_a_gpu") == [True], "vLLM took its V1 runner"
     for name in SAMPLINGS:
         sample_in(engine, name).save(Path(out) / name)
+    if what == "routes":
+        save_with_routes(engine, Path(out))
 
 
 if __name__ == "__main__":

@@ -220,6 +220,7 @@ def test_what_other_commands_and_a_resume_refuse(
         (["loss=kto"], "rlprims.losses.kto needs"),
         (["loss=dpoo"], "cannot import 'losses.dpoo'"),
         (["model.teacher=x"], "model.teacher is not used in a run on stored rows with rlprims.losses.nll"),
+        (["model.replay_routes=true"], "model.replay_routes is not used in a run on stored rows"),
         (["model.reference=x"], "model.reference is not used in a run"),
         (["means=true"], "means is for losses on pairs"),
         (["data.margin=gap"], "data.margin is for losses.bradley_terry"),

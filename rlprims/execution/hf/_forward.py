@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rlprims.algorithms import Algorithm, Part, objective_parts
 from rlprims.execution.hf._packed import packed_inputs, packed_layout
+from rlprims.execution.hf._routes import ROUTES
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import Kept, token_wise
 
@@ -211,9 +212,13 @@ def _before_responses(
     if packing:
         layout = packed_layout(batch)
         inputs, columns, attended = packed_inputs(layout), layout.predicting, layout.attended
+        routes = layout.routes
     else:
         inputs, columns = _padded_inputs(batch), _columns_before_responses(batch)
         attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()
+        routes = batch[ROUTES].flatten(0, 1) if ROUTES in batch else None
+    if routes is not None:
+        inputs["routes"] = routes
     output: Tensor
     if hidden:
         output = model.base_model(**inputs, use_cache=False).last_hidden_state[:, columns]  # type: ignore[operator]
@@ -249,19 +254,27 @@ def _to_rows(x: Tensor, attended: Tensor) -> Tensor:
     return rows.masked_scatter(attended.view(attended.shape + (1,) * (x.dim() - 1)), x)
 
 
-def trimmed(batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them, and their kept sets as ``kept``."""
+def trimmed(
+    batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None, routes: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Some rows without the columns that are padding in all of them.
+
+    Also their kept sets as ``kept``, and their experts. ``kept`` and ``routes`` are on the CPU, because they are large.
+    """
     index = torch.tensor(list(rows), device=batch["responses"].device)
     part = {name: tensor[index] for name, tensor in batch.items()}
     width = part["prompts"].shape[1]
     attention = part["attention_mask"]
     prompt = int(attention[:, :width].sum(-1).max())
     response = max(1, int(attention[:, width:].sum(-1).max()))
-    columns = {"prompts": slice(width - prompt, None), "attention_mask": slice(width - prompt, width + response)}
+    whole = slice(width - prompt, width + response)
+    columns = {"prompts": slice(width - prompt, None), "attention_mask": whole, "tree_ids": whole}
     found = {
         name: tensor[:, columns.get(name, slice(response))] if tensor.dim() >= 2 else tensor
         for name, tensor in part.items()
     }
+    if routes is not None:
+        found[ROUTES] = routes[index.cpu()][:, whole].to(index.device)
     if kept is None:
         return found
     tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)

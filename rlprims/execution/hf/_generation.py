@@ -1,6 +1,7 @@
 """Sampling of responses to prompts, with the columns that ``Execution`` defines."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,16 +12,18 @@ from rlprims.execution._config import Sampling
 from rlprims.execution._kept import kept_columns
 from rlprims.execution._padding import left_padded
 from rlprims.execution.hf._draw import sample_seeds
+from rlprims.execution.hf._routes import recorded, routes_column
 from rlprims.execution.hf._sampler import Responses, sample
 
 
 class Generation:
-    """Samples responses from a model in this process, ``max_rows`` at a time."""
+    """Samples responses from a model in this process, ``max_rows`` at a time; ``routes``: and records the experts."""
 
-    def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int) -> None:
+    def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int, routes: bool = False) -> None:
         self.module = module
         self.tokenizer = tokenizer
         self.max_rows = max_rows
+        self.routes = routes
         self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
@@ -37,17 +40,19 @@ class Generation:
         index = {prompt: i for i, prompt in enumerate(distinct)}
         padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
         device = next(self.module.parameters()).device
-        return sample(
-            self.module,
-            padded.to(device),
-            mask.to(device),
-            torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
-            sampling,
-            seeds=seeds,
-            end_ids=torch.tensor(self.end_ids, device=device),
-            pad_id=self.pad_token_id,
-            ends_text=self._ends_text(sampling),
-        )
+        with recorded(self.module) if self.routes else nullcontext() as take_routes:
+            return sample(
+                self.module,
+                padded.to(device),
+                mask.to(device),
+                torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
+                sampling,
+                seeds=seeds,
+                end_ids=torch.tensor(self.end_ids, device=device),
+                pad_id=self.pad_token_id,
+                ends_text=self._ends_text(sampling),
+                take_routes=take_routes,
+            )
 
     def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
         if not sampling.stop:
@@ -79,21 +84,24 @@ def with_responses(
     prompts: DataProto, responses: Responses, *, prompt_width: int | None, pad_token_id: int
 ) -> DataProto:
     """The prompts with their responses, in the columns that :class:`rlprims.execution.Execution` defines."""
-    kept = {}
-    if responses.kept_ids is not None and responses.kept_counts is not None:
-        kept = kept_columns(responses.kept_ids, responses.kept_counts)
     ids = prompt_ids(prompts, prompt_width)
     width = max(map(len, ids), default=0) if prompt_width is None else prompt_width
     padded, mask = left_padded(ids, width, pad_token_id)
+    attention = torch.cat([mask, responses.mask], 1)
+    more: dict[str, Tensor] = {}
+    if responses.kept_ids is not None and responses.kept_counts is not None:
+        more |= kept_columns(responses.kept_ids, responses.kept_counts)
+    if responses.routes is not None:
+        more |= routes_column(responses.routes, attention)
     sampled = DataProto.from_dict(
         tensors={
             "prompts": padded,
             "responses": responses.tokens,
-            "attention_mask": torch.cat([mask, responses.mask], 1),
+            "attention_mask": attention,
             "response_mask": responses.mask,
             "rollout_log_probs": responses.log_probs,
             "ended": responses.ended,
-            **kept,
+            **more,
         }
     )
     return prompts.union(sampled)

@@ -251,8 +251,12 @@ def restore(model: nn.Module, directory: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors.update(load_file(file))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
     state = model.state_dict()
+    if any(".experts." in name for name in tensors.keys() - state.keys()):
+        # transformers stores the experts of a layer one by one, and joins them when it loads a model.
+        kind: Any = type(model)
+        tensors = kind.from_pretrained(directory, dtype="auto").state_dict()
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     loaded = {state[name].data_ptr() for name in tensors if name in state}
     lost = [name for name in missing if state[name].data_ptr() not in loaded]  # a tied weight is stored once
     if lost or unexpected:

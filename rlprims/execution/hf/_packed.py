@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlprims.batching import prefix_tree
+from rlprims.execution.hf._routes import ROUTES
 from rlprims.grouping import rows_by_label
 
 PACKED_MODELS = (
@@ -86,16 +87,26 @@ class Layout(NamedTuple):
     slots: Tensor  # (N,), one slot of each token
     predicting: Tensor  # (M,), the token before each attended response token, row after row
     attended: Tensor  # (B, T), the attended response tokens
+    routes: Tensor | None  # (N, L, K), the recorded experts
 
 
 def packed_layout(batch: dict[str, Tensor]) -> Layout:
-    """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``."""
+    """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``.
+
+    Rows with ``routed_experts`` also have ``tree_ids``: they share a token only if it has the same experts.
+    """
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
     in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
     prompt_lengths, response_lengths = in_prompt.sum(-1), (attended.sum(-1) - 1).clamp(min=0)
     j = torch.arange(responses.shape[1], device=prompts.device)
     is_read = torch.cat([in_prompt, j < response_lengths[:, None]], 1)
-    tree = prefix_tree(torch.cat([prompts, responses], 1), is_read)
+    tokens = torch.cat([prompts, responses], 1)
+    tree = prefix_tree(batch.get("tree_ids", tokens), is_read)
+
+    def of_nodes(x: Tensor) -> Tensor:
+        nodes = x.new_zeros(len(tree.token_ids), *x.shape[2:])
+        nodes[tree.nodes[is_read]] = x[is_read]
+        return nodes
 
     row_lengths = prompt_lengths + response_lengths
     order = row_lengths.argsort(descending=True)
@@ -110,13 +121,14 @@ def packed_layout(batch: dict[str, Tensor]) -> Layout:
     slots = torch.zeros_like(tree.token_ids)
     slots[token[used_slots]] = used_slots  # a shared token has several slots, and any of them can be used
     return Layout(
-        input_ids=tree.token_ids[None],
+        input_ids=of_nodes(tokens)[None],
         position_ids=tree.position_ids[None],
         blocks=[(len(list(rows)), block_width) for block_width, rows in groupby(widths)],
         tokens=torch.where(is_used, token, 0),
         slots=slots,
         predicting=tree.nodes[:, prompts.shape[1] - 1 : -1][attended],
         attended=attended,
+        routes=of_nodes(batch[ROUTES]) if ROUTES in batch else None,
     )
 
 

@@ -17,6 +17,7 @@ from rlprims.ended import Ended
 from rlprims.execution._config import Sampling
 from rlprims.execution._kept import KeptSets
 from rlprims.execution.hf._draw import draw
+from rlprims.execution.hf._routes import are_read
 from rlprims.logprobs import from_logits
 
 _COMPACT_BELOW = 7 / 8
@@ -30,6 +31,7 @@ class Responses(NamedTuple):
     ended: Tensor  # int8 (B,), why: codes of Ended
     kept_ids: Tensor | None = None  # int32 (K,), row after row: what top-k, top-p or min-p left; None: they are off
     kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
+    routes: Tensor | None = None  # int16 (N, L, K), row after row: the experts of each token that was read
 
 
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
@@ -67,8 +69,12 @@ def sample(
     end_ids: Tensor,
     pad_id: int,
     ends_text: Callable[[list[int]], bool] | None = None,
+    take_routes: Callable[[], Tensor] | None = None,
 ) -> Responses:
-    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``."""
+    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``.
+
+    ``take_routes`` returns the experts of the tokens that the model has read since its last call, (N, L, K).
+    """
     rows, limit = len(source), sampling.max_new_tokens
     device = prompts.device
     process = processed(sampling)
@@ -78,6 +84,7 @@ def sample(
     log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
     reasons = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
     kept_sets = KeptSets(rows, limit) if sampling.truncates else None
+    routes: list[Tensor] = []  # (B, P, L, K) of the prompts, then (B, 1, L, K) of each token
 
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
@@ -94,6 +101,11 @@ def sample(
             logits_to_keep=1,
         )
         logits, positions = output.logits[:, -1], positions[:, -1:] + 1
+        if take_routes is not None:
+            place = torch.zeros_like(source).scatter(0, row_of, torch.arange(len(row_of), device=device))
+            read = take_routes()
+            read = read.view(*inputs.shape, *read.shape[1:])
+            routes.append(read[(source if t == 0 else place).cpu()])
         if t == 0:
             cache.batch_select_indices(source)
             logits, attention, positions = logits[source], attention[source], positions[source]
@@ -121,4 +133,9 @@ def sample(
             active = active[kept]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
-    return Responses(tokens, mask, log_probs, reasons, *([] if kept_sets is None else kept_sets.by_row()))
+    kept_ids, kept_counts = (None, None) if kept_sets is None else kept_sets.by_row()
+    used: Tensor | None = None
+    if take_routes is not None:
+        used = torch.cat(routes, 1) if routes else take_routes()[:, None]
+        used = used[are_read(torch.cat([prompt_mask[source], mask], 1)).cpu()[:, : used.shape[1]]]
+    return Responses(tokens, mask, log_probs, reasons, kept_ids, kept_counts, used)

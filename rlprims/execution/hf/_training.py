@@ -35,6 +35,7 @@ from rlprims.execution.hf._models import (
     usable_device,
 )
 from rlprims.execution.hf._packed import packed_micro_batches
+from rlprims.execution.hf._routes import ROUTES, replay_routes, tree_ids, without_routes
 from rlprims.execution.hf._train_state import TrainState
 from rlprims.grouping import dense_ids, rows_by_label
 from rlprims.types import Metric, Metrics, Totals, merge_metrics
@@ -138,6 +139,8 @@ class Training:
                 policy = ranks.load(model.path, trained_as)
             else:
                 policy = ranks.shard(adapt(load_causal_lm(model.path, trained_as), model.lora))
+            if model.replay_routes:
+                replay_routes(policy)
             self.context_window = int(getattr(policy.config, "max_position_embeddings", 2**31))
             self._policy = TrainState(policy, optimizer, updates)
             if needs_reference and self.reference is None:
@@ -163,7 +166,7 @@ class Training:
         if model is None:
             raise ValueError("no reference model was loaded: the algorithm does not read ref_log_probs")
         with adapters_off(model) if reference else nullcontext():
-            return self._policy_scores(batch, model, "log_probs", temperature)
+            return self._policy_scores(without_routes(batch) if reference else batch, model, "log_probs", temperature)
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
         """The log-probs of the teacher; if there are several, of the one that the column ``teacher`` names."""
@@ -186,6 +189,7 @@ class Training:
     def _by_teacher(self, batch: DataProto, measure: Callable[[DataProto, nn.Module], Tensor]) -> Tensor:
         if not self.teachers:
             raise ValueError("no teacher was loaded: the algorithm does not read teacher_log_probs")
+        batch = without_routes(batch)
         if len(self.teachers) == 1:
             return measure(batch, next(iter(self.teachers.values())))
         names = batch["teacher"] if "teacher" in batch else [None] * len(batch)
@@ -224,7 +228,8 @@ class Training:
 
     def values(self, batch: DataProto) -> Tensor:
         critic = self._critic().module
-        return self._per_token(batch, lambda part: response_values(critic, part).float(), packing=False)
+        rows = without_routes(batch)
+        return self._per_token(rows, lambda part: response_values(critic, part).float(), packing=False)
 
     def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         """One optimizer step. Loss and metrics are this rank's share of those of the whole step."""
@@ -293,7 +298,8 @@ class Training:
         def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             return value_objective(algorithm, {**part, "new_values": response_values(critic.module, part).float()}), {}
 
-        return self._optimizer_step(critic, batch, totals, forward, packing=False, together=algorithm.together)
+        rows = without_routes(batch)
+        return self._optimizer_step(critic, rows, totals, forward, packing=False, together=algorithm.together)
 
     def train_states(self) -> dict[str, TrainState]:
         """The models that are trained, by name. They are saved in a checkpoint."""
@@ -334,7 +340,9 @@ class Training:
         Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch. A rank with fewer
         micro-batches also yields some without row numbers and without valid tokens.
         """
-        tensors = {name: tensor.to(self.device) for name, tensor in batch.batch.items() if not tensor.is_nested}
+        routes = batch[ROUTES] if self.model.replay_routes and ROUTES in batch else None
+        rows_of = without_routes(batch).batch.items()
+        tensors = {name: tensor.to(self.device) for name, tensor in rows_of if not tensor.is_nested}
         kept = kept_of(batch)
         ids = {name: batch[name] for name in ("group_ids", "trajectory_ids") if name in tensors}
         labels = batch[together].tolist() if together is not None and together in tensors else None
@@ -342,7 +350,11 @@ class Training:
         prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
         budget = token_budget(self.model, _largest_unit(prompts, responses, labels))
         if packing:
-            nodes = prefix_tree(torch.cat([batch["prompts"], batch["responses"]], 1), attention).nodes
+            tokens = torch.cat([batch["prompts"], batch["responses"]], 1)
+            if routes is not None and len(batch):
+                tokens = tree_ids(tokens, routes, self.device)
+                tensors["tree_ids"] = tokens.to(self.device)
+            nodes = prefix_tree(tokens, attention).nodes
             parts = packed_micro_batches(nodes, labels, max_tokens=budget)
         else:
             parts = micro_batches(prompts, responses, labels, max_tokens=budget)
@@ -351,9 +363,9 @@ class Training:
         count = len(parts) + missing
         for i, rows in enumerate(parts, start=1):
             dense = {name: dense_ids(x[rows]).to(self.device) for name, x in ids.items()}
-            yield rows, {**trimmed(tensors, rows, kept), **dense}, i == count
+            yield rows, {**trimmed(tensors, rows, kept, routes), **dense}, i == count
         for i in range(len(parts) + 1, count + 1):
-            part = trimmed(tensors, [0], kept)
+            part = trimmed(tensors, [0], kept, routes)
             dense = {name: torch.zeros_like(part[name]) for name in ids}
             yield [], {**part, **dense, **without_tokens(part)}, i == count
 

@@ -48,7 +48,12 @@ class LocalExecution(SingleProcess):
         )
         self.reward_model = RewardModel(model) if model.reward else None
         self.tokenizer = tokenizer
-        self.generation = Generation(self.training.policy.module, tokenizer, max_rows=model.max_rows_per_generation)
+        self.generation = Generation(
+            self.training.policy.module,
+            tokenizer,
+            max_rows=model.max_rows_per_generation,
+            routes=model.replay_routes,
+        )
         self.pad_token_id = self.generation.pad_token_id
         self.context_window = self.training.context_window
         self.weights_version = 1

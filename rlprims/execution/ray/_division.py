@@ -11,6 +11,7 @@ from rlprims.execution.hf import without_tokens
 
 SCORED = frozenset({"prompts", "responses", "attention_mask", "response_mask", "kept_ids", "kept_counts"})
 """The columns that a forward pass reads."""
+SCORED_BY_POLICY = SCORED | {"routed_experts"}
 
 
 def columns_of(batch: DataProto, names: Collection[str] | None) -> DataProto:

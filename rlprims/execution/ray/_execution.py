@@ -29,6 +29,7 @@ from rlprims.execution._profile import Profile
 from rlprims.execution._protocol import Finish, UpdateReport, load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.hf._models import device_of, shards_of
+from rlprims.execution.hf._routes import routed_layers, without_routes
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
 from rlprims.execution.ray._pools import reserve_pools, start_teacher, start_training
@@ -72,6 +73,8 @@ class RayExecution:
         model = with_whole_paths(model)
         check_plans(cluster, model, algorithm)
         check_teacher_engine(cluster, model, algorithm.needs, temperature=temperature)
+        if model.replay_routes:
+            _check_routes(cluster, model)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]
@@ -164,10 +167,11 @@ class RayExecution:
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         group = self.pools[self.roles.reference] if reference else self.trainers
-        return self._measured(group, TrainingWorker.log_probs, batch, reference=reference)
+        rows = without_routes(batch) if reference else batch
+        return self._measured(group, TrainingWorker.log_probs, rows, reference=reference)
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self._measured(self.teachers, self.teachers.worker.teacher_log_probs, batch)
+        return self._measured(self.teachers, self.teachers.worker.teacher_log_probs, without_routes(batch))
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
@@ -176,7 +180,7 @@ class RayExecution:
         group = self.teachers
         if group is self.trainers:
             self.turns.of_ranks()
-        top: DataProto = group.call(group.worker.teacher_top, batch, size=size).result()
+        top: DataProto = group.call(group.worker.teacher_top, without_routes(batch), size=size).result()
         return top
 
     def entropies(self, batch: DataProto) -> Tensor:
@@ -186,13 +190,14 @@ class RayExecution:
         return self._measured(self.pools[self.roles.critic], TrainingWorker.values, batch)
 
     def reward_scores(self, batch: DataProto) -> Tensor:
-        return self._measured(self.pools[self.roles.reward], TrainingWorker.reward_scores, batch)
+        return self._measured(self.pools[self.roles.reward], TrainingWorker.reward_scores, without_routes(batch))
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         return self._learned(self.trainers, TrainingWorker.update, batch, algorithm)
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, batch, algorithm)
+        rows = without_routes(batch)
+        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, rows, algorithm)
 
     def sync_weights(self) -> None:
         """Send the newest weights to every engine, and check that they have arrived."""
@@ -275,6 +280,18 @@ class RayExecution:
         reports: list[UpdateReport] = group.call(method, whole, algorithm, totals, together=together).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
+        )
+
+
+def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
+    """Raise an error if experts cannot be recorded: by a model without experts, or by vLLM without a GPU."""
+    routed_layers(model.path)
+    gpus = cluster.all_pools[cluster.roles.rollout].gpus
+    if cluster.engine == "vllm" and not gpus and device_of(model).type == "cpu":
+        raise ValueError(
+            "model.replay_routes: expected engines with a GPU (ray.gpus_per_worker, or pools with gpus), because only "
+            "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
+            "model.replay_routes: false"
         )
 
 

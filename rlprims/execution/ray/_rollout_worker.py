@@ -111,7 +111,9 @@ class ModelEngine:
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
         self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
         self.device = next(self.module.parameters()).device
-        self._generation = Generation(self.module, tokenizer, max_rows=model.max_rows_per_generation)
+        self._generation = Generation(
+            self.module, tokenizer, max_rows=model.max_rows_per_generation, routes=model.replay_routes
+        )
         self._calls: dict[int, Callable[[], DataProto]] = {}
         self.version = 0
 

@@ -21,7 +21,7 @@ from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._client import EngineClient, Failures
-from rlprims.execution.ray._division import SCORED
+from rlprims.execution.ray._division import SCORED, SCORED_BY_POLICY
 from rlprims.execution.ray._source import Source
 from rlprims.execution.ray._transfer import Transfer, transfer_by
 from rlprims.execution.ray._wire import Sums
@@ -74,7 +74,7 @@ class TrainingWorker(Observed):
         """
         torch.set_num_threads(1)
         device = device_of(model).type
-        self.lives_on_cpu = cluster.cpu_offload
+        self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.call_timeout)
         self.saver = _checkpoint.Saver(timeout=cluster.call_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
@@ -87,7 +87,7 @@ class TrainingWorker(Observed):
         return self.training.context_window if "actor" in roles else None
 
     @split_by_prompt
-    @reads(SCORED)
+    @reads(SCORED_BY_POLICY)
     @metered
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
         return self.training.log_probs(batch, reference=reference)
@@ -113,7 +113,7 @@ class TrainingWorker(Observed):
         return self.training.log_probs(batch, temperature=1.0)
 
     @split_by_prompt
-    @reads(SCORED)
+    @reads(SCORED_BY_POLICY)
     @metered
     def entropies(self, batch: DataProto) -> Tensor:
         return self.training.entropies(batch)
@@ -188,7 +188,7 @@ class TrainingWorker(Observed):
             self.transfers[backend] = transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
         client = EngineClient(engines, processes=processes, version=version, timeout=timeout)
         device = None if backend == "gloo" else self.training.device
-        source = Source(self.training.policy.module, self.shards, dtype, device)
+        source = Source(self.training.policy.module, self.shards, dtype, device, as_stored=self.engine == "vllm")
         sent = self.transfers[backend].send(source, client)
         return Outcome(sent, client.received, client.failures) if self.rank == 0 else None
 

@@ -29,10 +29,12 @@ from rlprims.execution._config import LoraConfig, ModelConfig, RayConfig, Sampli
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
+from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.hf._sampler import Responses
 from rlprims.execution.ray._vllm_scorer import scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
+from rlprims.routing import UNKNOWN, align
 
 _ENDED = {
     "stop": Ended.STOP,
@@ -122,6 +124,9 @@ class VllmEngine:
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
             "disable_log_stats": True,
         }
+        self.routed_layers = routed_layers(model.path) if model.replay_routes else None
+        if self.routed_layers is not None:
+            ours["enable_return_routed_experts"] = True
         if cluster.kv_cache_bytes:
             ours["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
         if cluster.tensor_parallel_size > 1:
@@ -134,7 +139,7 @@ class VllmEngine:
             # With chunked prefill, V1 on a CPU fails for a request with a seed: it rewinds the random generator, and a
             # CPU generator cannot be rewound.
             ours["enable_chunked_prefill"] = False
-        self.llm = LLM(**ours, **checked_options(cluster.engine_options, ours))
+        self.llm = _started(ours | checked_options(cluster.engine_options, ours))
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
@@ -216,18 +221,36 @@ class VllmEngine:
             for span in response.weight_versions or ():
                 if span.version.isdecimal():
                     versions[i, span.start : span.end] = int(span.version)
-        kept: tuple[Tensor, ...] = ()
+        kept_ids: Tensor | None = None
+        counts: Tensor | None = None
         if sampling.truncates:
             sets = [self._kept(entry) for entry in entries]
             counts = torch.zeros(mask.shape, dtype=torch.int32)
             counts[mask] = torch.tensor([len(one) for one in sets], dtype=torch.int32)
-            kept = torch.tensor([token for one in sets for token in one], dtype=torch.int32), counts
-        responses = Responses(tokens, mask, log_probs, ended, *kept)
+            kept_ids = torch.tensor([token for one in sets for token in one], dtype=torch.int32)
+        responses = Responses(tokens, mask, log_probs, ended, kept_ids, counts, self._routes(call))
         sampled = with_responses(
             call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id
         )
         sampled["versions"] = versions
         return sampled
+
+    def _routes(self, call: _Call) -> Tensor | None:
+        """The experts of each token that was read, int16 (N, L, K), row after row."""
+        if self.routed_layers is None:
+            return None
+        shape = len(self.routed_layers), self.llm.llm_engine.model_config.get_num_experts_per_tok()
+        found = [torch.zeros(0, *shape, dtype=torch.int16)]
+        for prompt, response in zip(prompt_ids(call.prompts, call.prompt_width), call.responses, strict=True):
+            length, record = len(prompt) + len(response.token_ids), response.routed_experts
+            if record is None:  # the request was aborted before its first token
+                found.append(torch.full((length - 1, *shape), UNKNOWN, dtype=torch.int16))
+                continue
+            of_layers = torch.from_numpy(record.astype("int16"))[
+                :, self.routed_layers
+            ]  # vLLM has a row for every layer
+            found.append(align(of_layers, length)[: length - 1])
+        return torch.cat(found)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
         """Sample with vLLM's own ``generate``; with ``sampling`` with the same seeds and log-probs as :meth:`begin`."""
@@ -312,6 +335,23 @@ class VllmEngine:
         """Return the names of the engine's parameters whose checksums differ from those of the sent tensors."""
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
+
+
+def _started(options: dict[str, Any]) -> LLM:
+    """Start vLLM.
+
+    Raises:
+        ValueError: vLLM refuses an option, or its runner cannot record experts.
+    """
+    try:
+        return LLM(**options)
+    except ValueError as error:
+        if "Model Runner V2" not in str(error):
+            raise
+        raise ValueError(
+            "model.replay_routes: expected vLLM's model runner V2, which records experts and needs a GPU with Triton, "
+            "got V1; use ray.engine: hf, or set model.replay_routes: false"
+        ) from None
 
 
 def _ended(response: Any, limit: int) -> Ended:

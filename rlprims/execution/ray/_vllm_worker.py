@@ -10,6 +10,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -17,6 +18,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     _place_kernel_tensors,
     get_layerwise_info,
 )
+from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -63,6 +65,11 @@ class _Loading:
             info = get_layerwise_info(module)
             _place_kernel_tensors(module, info)
             info.reset()
+        if current_platform.is_cpu():
+            for module in self.model.modules():
+                # On a CPU vLLM packs the weights of experts only when it creates their kernel, so it must do it anew.
+                if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+                    method.moe_kernel = None
 
     def receive_weights(self, update_info: Any) -> None:
         model, self.model = self.model, _Summing(self.model, self.received)

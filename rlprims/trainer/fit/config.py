@@ -117,6 +117,8 @@ class FitConfig(RunConfig):
         unused = [name for name in _OF_SAMPLES if getattr(self.model, name) is not None]
         if self.model.reference is not None and not reads_reference(self.loss):
             unused.append("reference")
+        if self.model.replay_routes:
+            unused.append("replay_routes")
         if unused:
             raise ValueError(
                 f"model.{unused[0]} is not used in a run on stored rows with {self.loss.path}: leave it out"

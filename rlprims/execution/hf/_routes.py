@@ -1,0 +1,171 @@
+"""The experts of a mixture of experts: recorded while the sampler reads tokens, and used again by the policy.
+
+A batch has them in the column ``routed_experts`` int16 (B, P+T, L, K): for each token that the sampler read, the K
+experts of each of the L layers that have experts. The entries are -1 for padding and for the last token of a row, which
+the sampler did not read.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlprims.data_proto import DataProto
+from rlprims.routing import UNKNOWN, replay
+
+ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Values of ``model_type`` for which the tests compare recorded and replayed experts.
+
+The gates of these models are a softmax of the router's logits, over all experts or over the chosen ones.
+"""
+ROUTES = "routed_experts"
+
+
+def routed_layers(path: str) -> list[int]:
+    """The numbers of the layers that have experts.
+
+    Raises:
+        ValueError: the model's type is not in :data:`ROUTED_MODELS`, or no layer has experts.
+    """
+    model: Any
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load {path!r}: {str(error).splitlines()[0]}") from None
+    check_routed(model)
+    blocks = list(model.base_model.layers)
+    return [blocks.index(block) for block, _ in _routers(model)]
+
+
+def check_routed(model: nn.Module) -> None:
+    """Raise an error if the routes of this model cannot be recorded and replayed.
+
+    Raises:
+        ValueError: its type is not in :data:`ROUTED_MODELS`, or no layer has experts.
+    """
+    kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
+    if kind not in ROUTED_MODELS:
+        reason = f"a {kind}; tested types are {', '.join(ROUTED_MODELS)}"
+    elif not _routers(model):
+        reason = f"a {kind} in which no layer has experts"
+    else:
+        return
+    raise ValueError(
+        f"model.replay_routes: expected a mixture of experts, got {reason}. Set model.replay_routes: false"
+    )
+
+
+def _routers(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """Each layer that has experts, with its router: ``layer.mlp.gate``. FSDP and checkpointing may have wrapped it."""
+    modules = dict(model.named_modules())
+    found = [name for name, module in modules.items() if type(module).__name__.endswith("TopKRouter")]
+    return [(modules[name.rsplit(".", 2)[0]], modules[name]) for name in found]
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Record the experts that the model uses.
+
+    The yielded function returns those of the tokens that were read since its last call, int16 (N, L, K), on the CPU.
+    """
+    check_routed(model)
+    routers = [router for _, router in _routers(model)]
+    found: list[list[Tensor]] = [[] for _ in routers]
+
+    def listen(router: nn.Module, experts: list[Tensor]) -> RemovableHandle:
+        return router.register_forward_hook(lambda module, inputs, output: experts.append(output[2]))
+
+    def take() -> Tensor:
+        none = torch.zeros(0, routers[0].top_k, dtype=torch.int16)  # type: ignore[call-overload]
+        layers = [torch.cat([none, *(x.to(torch.int16).cpu() for x in experts)]) for experts in found]
+        for experts in found:
+            experts.clear()
+        return torch.stack(layers, 1)
+
+    handles = [listen(*pair) for pair in zip(routers, found, strict=True)]
+    try:
+        yield take
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def replay_routes(model: nn.Module) -> None:
+    """Make the model take an argument ``routes``, (N, L, K): the experts of the N tokens of a forward pass.
+
+    The gates are computed from the model's own router. A token whose entries are -1 gets the experts that the router
+    chooses. The argument is passed on to each layer, so that a layer that is computed again in the backward pass
+    (activation checkpointing) has it as well.
+    """
+    check_routed(model)
+    for number, (layer, router) in enumerate(_routers(model)):
+        _replay_in(layer, router, number)
+
+
+def _replay_in(layer: nn.Module, router: nn.Module, number: int) -> None:
+    given: list[Tensor] = []
+
+    def before_layer(module: nn.Module, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given.clear()
+        routes: Tensor | None = options.get("routes")
+        if routes is not None:
+            given.append(routes[:, number].long())
+        return inputs, {name: x for name, x in options.items() if name != "routes"}
+
+    def after_router(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not given:
+            return output
+        logits, gates, chosen = output
+        routes = given.pop()
+        experts = torch.where(routes == UNKNOWN, chosen, routes)
+        # A router without the attribute divides by the sum over the chosen experts, as Mixtral's does.
+        renormalize = getattr(module, "norm_topk_prob", True)
+        replayed = replay(logits, experts, renormalize=renormalize).gather(-1, experts)
+        return logits, replayed.to(gates.dtype), experts
+
+    layer.register_forward_pre_hook(before_layer, with_kwargs=True)
+    router.register_forward_hook(after_router)
+
+
+def are_read(attention_mask: Tensor) -> Tensor:
+    """bool (B, P+T): the tokens that a sampler reads: all of a row except the last.
+
+    >>> are_read(torch.tensor([[0, 1, 1, 1, 0]])).tolist()
+    [[False, True, True, False, False]]
+    """
+    return attention_mask.bool() & (attention_mask.long().flip(1).cumsum(1).flip(1) > 1)
+
+
+def routes_column(routes: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+    """The column of a batch from the experts of the tokens that were read, int16 (N, L, K), row after row."""
+    column = routes.new_full((*attention_mask.shape, *routes.shape[1:]), UNKNOWN)
+    column[are_read(attention_mask)] = routes
+    return {ROUTES: column}
+
+
+def without_routes(batch: DataProto) -> DataProto:
+    """The batch without recorded experts, for a model that is not the policy."""
+    if ROUTES not in batch:
+        return batch
+    return batch.select(batch_keys=[name for name in batch.batch.keys() if name != ROUTES])  # noqa: SIM118
+
+
+def tree_ids(tokens: Tensor, routes: Tensor, device: torch.device) -> Tensor:
+    """int64 (B, P+T): equal numbers for equal tokens with equal experts, and for no others.
+
+    Rows share a token of a prefix tree only if it had the same experts in each of them. The numbers are a random linear
+    hash of 63 bits.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**63), 2**63 - 1, (1 + routes[0, 0].numel(),), generator=generator) | 1
+    weights = weights.to(device)
+    rows = [  # one row at a time: in int64 the experts take four times the memory
+        (ids.to(device) * weights[0] + (experts.to(device).long().flatten(1) * weights[1:]).sum(1)) & (2**63 - 1)
+        for ids, experts in zip(tokens, routes, strict=True)
+    ]
+    return torch.stack(rows).to(tokens.device)
