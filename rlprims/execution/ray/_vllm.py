@@ -246,10 +246,8 @@ class VllmEngine:
             if record is None:  # the request was aborted before its first token
                 found.append(torch.full((length - 1, *shape), UNKNOWN, dtype=torch.int16))
                 continue
-            of_layers = torch.from_numpy(record.astype("int16"))[
-                :, self.routed_layers
-            ]  # vLLM has a row for every layer
-            found.append(align(of_layers, length)[: length - 1])
+            every_layer = torch.from_numpy(record.astype("int16"))
+            found.append(align(every_layer[:, self.routed_layers], length)[: length - 1])
         return torch.cat(found)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
