@@ -90,6 +90,19 @@ def test_ranks_share_and_engines_do_not(load: Callable[..., Config], job: dict[s
     assert sent == 4 * shape_of(load({**job, "model": adapters}).model).trained < two["weights"] / 4
 
 
+def test_teachers_on_ranks(load: Callable[..., Config], job: dict[str, Any]) -> None:
+    path = job["model"]["path"]
+    values = {**job, "algorithm": "opd", "model": {"path": path, "device": "cpu"}}
+    size = 4 * shape_of(load(values).model).parameters
+    assert lines(plan(load(values), Prompts(10, 10)))["teacher"] == size
+    two = {**values, **CLUSTER, "data": {**job["data"], "teacher": "of"}}
+    two["model"] = {**values["model"], "teacher": {"a": path, "b": path}}
+    found = lines(plan(load(two), Prompts(10, 10)))
+    assert found["teacher a"] == found["teacher b"] == size / 2
+    pool = {**CLUSTER["ray"], "pools": {"apart": {}}, "roles": {"teacher": "apart"}}
+    assert "teacher" not in lines(plan(load({**values, **CLUSTER, "ray": pool}), Prompts(10, 10)))
+
+
 def test_a_copy_of_the_weights_on_two_of_four_ranks_is_divided_by_two(
     load: Callable[..., Config], job: dict[str, Any]
 ) -> None:
