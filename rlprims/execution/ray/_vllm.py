@@ -196,6 +196,7 @@ class VllmEngine:
             stop=list(sampling.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
+            skip_special_tokens=False,  # a stop text may be a special token, as in the local sampler
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
