@@ -7,26 +7,35 @@ from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.execution import Sampling
 from tests import tiny
-from tests.execution.execution_contract import WIDTH, cluster, local, prompts, training_batch
+from tests.execution.execution_contract import WIDTH, cluster, local, on_v2, prompts, training_batch
 
 pytestmark = pytest.mark.ray
 GRPO = algorithms.grpo()
 LONG = Sampling(max_new_tokens=100)
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute", "wait"])
-def test_responses_over_new_weights(tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "make", "count"),
+    [
+        ("keep", cluster, 64),
+        ("recompute", cluster, 64),
+        ("wait", cluster, 64),
+        ("keep", on_v2, 16),
+        ("recompute", on_v2, 16),
+    ],
+)
+def test_responses_over_new_weights(tmp_path, mode, make, count):
     path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
     one = local(path, GRPO)
-    execution = cluster(path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode})
+    execution = make(path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode})
     batch = training_batch(one)
-    questions = [f"{i}+{i}=" for i in range(64)]
+    questions = [f"{i}+{i}=" for i in range(count)]
     with execution.stream(LONG, seed=3, prompt_width=WIDTH, over_updates=True) as stream:
         numbers = [stream.submit(prompts([question], [i])) for i, question in enumerate(questions[:-4])]
         answers = stream.take()
         execution.update(batch, GRPO)
         execution.sync_weights()  # the probe is scored beside the requests
-        numbers += [stream.submit(prompts([question], [60 + i])) for i, question in enumerate(questions[-4:])]
+        numbers += [stream.submit(prompts([question], [count - 4 + i])) for i, question in enumerate(questions[-4:])]
         while len(answers) < len(numbers):
             answers |= stream.take()
     assert execution.rollouts.replacements == 0
