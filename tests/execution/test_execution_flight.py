@@ -12,22 +12,26 @@ from tests.execution.execution_contract import WIDTH, cluster, local, on_v2, pro
 pytestmark = pytest.mark.ray
 GRPO = algorithms.grpo()
 LONG = Sampling(max_new_tokens=100)
+CHUNKED = {"engine_options": {"max_num_batched_tokens": 8}}
+"""The engine reads a prompt, or the tokens of a response that it computes again, in several batches."""
 
 
 @pytest.mark.parametrize(
-    ("mode", "make", "count"),
+    ("mode", "make", "count", "options"),
     [
-        ("keep", cluster, 64),
-        ("recompute", cluster, 64),
-        ("wait", cluster, 64),
-        ("keep", on_v2, 16),
-        ("recompute", on_v2, 16),
+        ("keep", cluster, 64, {}),
+        ("recompute", cluster, 64, {}),
+        ("wait", cluster, 64, {}),
+        ("keep", on_v2, 16, {}),
+        ("recompute", on_v2, 16, CHUNKED),
     ],
 )
-def test_responses_over_new_weights(tmp_path, mode, make, count):
+def test_responses_over_new_weights(tmp_path, mode, make, count, options):
     path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
     one = local(path, GRPO)
-    execution = make(path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode})
+    execution = make(
+        path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode, **options}
+    )
     batch = training_batch(one)
     questions = [f"{i}+{i}=" for i in range(count)]
     with execution.stream(LONG, seed=3, prompt_width=WIDTH, over_updates=True) as stream:

@@ -20,9 +20,13 @@ SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)
 
 @pytest.mark.ray
 def test_v2_draws_the_tokens_of_one_process(tmp_path):
-    """Over two verified updates; truncated and with stop strings; an embedding halved in the engine is found."""
+    """Two processes of an engine, over two verified updates; truncated and with stop strings.
+
+    An embedding halved in the engine is found.
+    """
     path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
-    one, many = local(path, GRPO, optimizer=SLOW), on_v2(path, GRPO, optimizer=SLOW, cluster={"max_replacements": 0})
+    one = local(path, GRPO, optimizer=SLOW)
+    many = on_v2(path, GRPO, optimizer=SLOW, cluster={"max_replacements": 0, "tensor_parallel_size": 2})
     drawn_by_v2, in_flight = in_worker(
         many,
         lambda worker: (
@@ -30,7 +34,7 @@ def test_v2_draws_the_tokens_of_one_process(tmp_path):
             worker.engine.llm.llm_engine.vllm_config.max_concurrent_batches,
         ),
     )
-    assert drawn_by_v2 == [True], "vLLM took its V1 runner"
+    assert drawn_by_v2 == [True, True], "vLLM took its V1 runner"
     assert in_flight == 2, "vLLM waits for the tokens of a batch before it schedules the next, unlike on a GPU"
     assert_same_steps(one, many, count=2)
     assert many.rollouts.sent
