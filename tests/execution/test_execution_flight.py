@@ -58,6 +58,9 @@ def test_responses_over_new_weights(tmp_path, mode, make, count, options):
     torch.testing.assert_close(drawn[by_old], old[by_old], rtol=0, atol=1e-4)
     by_new = mask & (versions == 2)
     in_mixed = by_new & mixed[:, None]
+    if mode != "wait":
+        first = in_mixed & (in_mixed.cumsum(1) == 1)
+        assert (drawn - old)[first].abs().max() > 1e-3, "a token of the new version was drawn from the old"
     if mode == "keep":  # the mixed ones read keys and values of the old weights
         assert (drawn - new)[in_mixed].abs().max() > 1e-3
         by_new &= ~in_mixed
