@@ -39,6 +39,16 @@ Two ranks without Ray are in test_execution_ranks; that Ray's numbers are those 
 schedule and its number of updates reach the ranks in the checkpoint's tests, terms of the loss and rollouts in those of
 micro-batches.
 """
+ON_V2 = {
+    "test_whatever_batch_it_is_in",
+    "test_each_part_is_as_in_a_batch",
+    "test_what_is_not_taken_is_abandoned",
+    "test_a_part_that_cannot_be_sampled_ends_the_stream_alone",
+    "test_a_stop_text_ends_a_response_with_the_token_that_completes_it",
+    "test_a_stop_text_may_be_a_special_token",
+    "test_the_sets_are_those_that_the_filters_leave",
+}
+"""Of the sampler's, because Triton's interpreter is slow."""
 LOCAL = {("terms", "test_in_float64_to_twelve_digits"), ("terms", "test_without_whole_logits")}
 """They build local executions alone."""
 ONE_SIZE = {"terms": 130, "update": 40}
@@ -71,6 +81,8 @@ def pytest_collection_modifyitems(items):
             return file in OF_ADAPTERS and test != "test_it_is_the_step_that_torch_makes"
         if backend is CLUSTERS["ray-vllm"]:
             return file not in OF_TRAINING and item.callspec.params.get("at_once") != 3
+        if backend is CLUSTERS["ray-vllm-v2"]:
+            return test in ON_V2
         if backend is CLUSTERS["ray"]:
             size, tied = (item.callspec.params.get(name) for name in ("tokens", "interrupted"))
             if size not in (None, ONE_SIZE.get(file, size)) or tied == "untied":

@@ -1,8 +1,11 @@
 """What the contract's tests build and ask. Another implementation is one more line in ``BACKENDS``."""
 
+import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -82,6 +85,35 @@ def cluster(
     )
 
 
+def v2_environment() -> dict[str, str]:
+    """The environment of an engine with the model runner that vLLM takes on a GPU (V2).
+
+    Its kernels are in Triton's interpreter. A step takes fifty milliseconds and more.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    root = Path(__file__).parents[2]
+    found = sorted((root / ".venv-triton").glob("lib/python3*/site-packages/triton"))
+    if not found:
+        pytest.skip("needs Triton for its interpreter: make .venv-triton/.ready")
+    paths = (Path(__file__).with_name("interpreted_triton"), root)
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "INTERPRETED_TRITON": str(found[0]),
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+
+
+def on_v2(path: Path, algorithm: Algorithm, **options: Any) -> Models:
+    """A cluster whose engines have the model runner that vLLM takes on a GPU (V2)."""
+    environment = v2_environment()
+    from rlprims.execution.ray._cluster import CPU_ENVIRONMENT
+
+    with patch.dict(CPU_ENVIRONMENT, environment):
+        execution = cluster(path, algorithm, **{"engine": "vllm", **options})
+    return execution
+
+
 def fixed(make: Callable[..., Models], **settings: Any) -> Callable[..., Models]:
     """No partial: a partial of one forgets which it was."""
 
@@ -97,6 +129,7 @@ ADAPTED: dict[str, Callable[..., Models]] = {"local-lora": fixed(local, lora={})
 CLUSTERS: dict[str, Callable[..., Models]] = {
     "ray": fixed(cluster, training_workers=2),
     "ray-vllm": fixed(cluster, rollout_workers=2, engine="vllm"),
+    "ray-vllm-v2": fixed(on_v2),
 }
 """Run by the marker ``ray``, where Ray and vLLM are installed."""
 

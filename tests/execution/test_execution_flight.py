@@ -7,26 +7,39 @@ from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.execution import Sampling
 from tests import tiny
-from tests.execution.execution_contract import WIDTH, cluster, local, prompts, training_batch
+from tests.execution.execution_contract import WIDTH, cluster, local, on_v2, prompts, training_batch
 
 pytestmark = pytest.mark.ray
 GRPO = algorithms.grpo()
 LONG = Sampling(max_new_tokens=100)
+CHUNKED = {"engine_options": {"max_num_batched_tokens": 8}}
+"""The engine reads a prompt, or the tokens of a response that it computes again, in several batches."""
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute", "wait"])
-def test_responses_over_new_weights(tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "make", "count", "options"),
+    [
+        ("keep", cluster, 64, {}),
+        ("recompute", cluster, 64, {}),
+        ("wait", cluster, 64, {}),
+        ("keep", on_v2, 16, {}),
+        ("recompute", on_v2, 16, CHUNKED),
+    ],
+)
+def test_responses_over_new_weights(tmp_path, mode, make, count, options):
     path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
     one = local(path, GRPO)
-    execution = cluster(path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode})
+    execution = make(
+        path, GRPO, engine="vllm", max_rows_per_generation=2, cluster={"running_requests": mode, **options}
+    )
     batch = training_batch(one)
-    questions = [f"{i}+{i}=" for i in range(64)]
+    questions = [f"{i}+{i}=" for i in range(count)]
     with execution.stream(LONG, seed=3, prompt_width=WIDTH, over_updates=True) as stream:
         numbers = [stream.submit(prompts([question], [i])) for i, question in enumerate(questions[:-4])]
         answers = stream.take()
         execution.update(batch, GRPO)
         execution.sync_weights()  # the probe is scored beside the requests
-        numbers += [stream.submit(prompts([question], [60 + i])) for i, question in enumerate(questions[-4:])]
+        numbers += [stream.submit(prompts([question], [count - 4 + i])) for i, question in enumerate(questions[-4:])]
         while len(answers) < len(numbers):
             answers |= stream.take()
     assert execution.rollouts.replacements == 0
@@ -45,6 +58,9 @@ def test_responses_over_new_weights(tmp_path, mode):
     torch.testing.assert_close(drawn[by_old], old[by_old], rtol=0, atol=1e-4)
     by_new = mask & (versions == 2)
     in_mixed = by_new & mixed[:, None]
+    if mode != "wait":
+        first = in_mixed & (in_mixed.cumsum(1) == 1)
+        assert (drawn - old)[first].abs().max() > 1e-3, "a token of the new version was drawn from the old"
     if mode == "keep":  # the mixed ones read keys and values of the old weights
         assert (drawn - new)[in_mixed].abs().max() > 1e-3
         by_new &= ~in_mixed

@@ -117,6 +117,13 @@ class TestEnds:
             found += bool(ends)
         assert found
 
+    def test_a_stop_text_may_be_a_special_token(self, execution, sampled):
+        """A pad token that is sampled; texts for rewards and tools leave special tokens out, stop texts do not."""
+        stopped = responses(generate(execution, prompts(), Sampling(max_new_tokens=LIMIT, stop=(tiny.PAD,))))
+        before = responses(sampled)
+        assert stopped == [row[: row.index(tiny.PAD_ID) + 1] if tiny.PAD_ID in row else row for row in before]
+        assert stopped != before
+
 
 class TestDistribution:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])

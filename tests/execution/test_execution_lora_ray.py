@@ -8,7 +8,7 @@ import torch
 
 from rlprims import algorithms
 from rlprims.execution import ExecutionError, OptimizerConfig
-from tests.execution.execution_contract import cluster, local, save, training_batch
+from tests.execution.execution_contract import cluster, local, on_v2, save, training_batch
 from tests.execution.test_execution_ray import process_of, sample, tied
 
 pytestmark = pytest.mark.ray
@@ -20,11 +20,11 @@ LORA = {"rank": 4, "sync": "adapter"}
 __all__ = ["tied"]  # the fixture
 
 
-@pytest.mark.parametrize(("engine", "ranks"), [("hf", 2), ("vllm", 1)])
-def test_the_numbers_are_those_of_one_process(tied, engine, ranks):
+@pytest.mark.parametrize(("make", "engine", "ranks"), [(cluster, "hf", 2), (cluster, "vllm", 1), (on_v2, "vllm", 1)])
+def test_the_numbers_are_those_of_one_process(tied, make, engine, ranks):
     """Adapters go to the engine and are sampled with: step by step the same tokens, losses, norms and reference."""
     one = local(tied, PPO, optimizer=SLOW, lora=LORA)
-    many = cluster(tied, PPO, training_workers=ranks, engine=engine, optimizer=SLOW, lora=LORA)
+    many = make(tied, PPO, training_workers=ranks, engine=engine, optimizer=SLOW, lora=LORA)
     for step in range(3):
         mine, theirs = sample(one, seed=step), sample(many, seed=step)
         assert torch.equal(mine["responses"], theirs["responses"])

@@ -1,96 +1,55 @@
-"""The model runner that vLLM takes on a GPU (V2) draws by itself what one process draws, and scores what it scores."""
+"""The model runner that vLLM takes on a GPU (V2) draws by itself what one process draws, and over new weights too.
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+The contract of ``generate``, adapters, and weights that arrive while an engine samples are tested with V2 where they
+are tested with V1.
+"""
 
 import pytest
 import torch
 
 from rlprims import algorithms
-from rlprims.data_proto import DataProto
+from rlprims.execution import ExecutionError, OptimizerConfig, Sampling
 from tests import tiny
-from tests.execution.execution_contract import local
-from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample, sample_long, turn_around
+from tests.execution.execution_contract import LIMIT, WIDTH, local, on_v2, prompts
+from tests.execution.test_execution_ray import assert_same_steps
+from tests.execution.test_execution_sync import halve_a_row, in_worker
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-pytestmark = pytest.mark.ray
+GRPO = algorithms.grpo()
+SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)
 
 
-def run_v2(directory, *arguments):
-    """Run ``v2_process.py`` with vLLM's V2 runner, its kernels in Triton's interpreter."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
-    found = sorted((ROOT / ".venv-triton").glob("lib/python3*/site-packages/triton"))
-    if not found:
-        pytest.skip("needs Triton for its interpreter: make .venv-triton/.ready")
-    (directory / "triton").symlink_to(found[0])  # alone, without the torch beside it
-    from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
+@pytest.mark.ray
+def test_v2_draws_the_tokens_of_one_process(tmp_path):
+    """Two processes of an engine, over two verified updates; truncated and with stop strings.
 
-    paths = (HERE / "interpreted_triton", directory, ROOT)
-    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    command = [sys.executable, str(HERE / "v2_process.py"), *map(str, arguments)]
-    subprocess.run(
-        command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
+    An embedding halved in the engine is found.
+    """
+    path = tiny.save_model(tmp_path / "model", tie_word_embeddings=True)
+    one = local(path, GRPO, optimizer=SLOW)
+    many = on_v2(path, GRPO, optimizer=SLOW, cluster={"max_replacements": 0, "tensor_parallel_size": 2})
+    drawn_by_v2, in_flight = in_worker(
+        many,
+        lambda worker: (
+            worker.engine.llm.collective_rpc("draw_as_a_gpu"),
+            worker.engine.llm.llm_engine.vllm_config.max_concurrent_batches,
+        ),
     )
-
-
-def test_v2_draws_the_tokens_of_one_process(model_path, tmp_path):
-    run_v2(tmp_path, model_path, tmp_path)
-    one = local(model_path, algorithms.reinforce())
-    for name, sampling in SAMPLINGS.items():
-        mine, theirs = sample(one, name), DataProto.load(tmp_path / name)
-        for column in ("responses", "response_mask", "ended"):
-            assert torch.equal(mine[column], theirs[column]), (name, column)
+    assert drawn_by_v2 == [True, True], "vLLM took its V1 runner"
+    assert in_flight == 2, "vLLM waits for the tokens of a batch before it schedules the next, unlike on a GPU"
+    assert_same_steps(one, many, count=2)
+    assert many.rollouts.sent
+    for sampling in (
+        Sampling(max_new_tokens=6, temperature=0.7, top_k=12, top_p=0.9, min_p=0.01),
+        Sampling(max_new_tokens=LIMIT, stop=("a", "never said", "1")),
+    ):
+        mine, theirs = (
+            execution.generate(prompts(), sampling, seed=5, prompt_width=WIDTH) for execution in (one, many)
+        )
+        for column in ("responses", "response_mask", "ended", *(["kept_ids"] if sampling.truncates else [])):
+            for a, b in zip(mine[column].unbind(), theirs[column].unbind(), strict=True):
+                assert torch.equal(a, b), column
         torch.testing.assert_close(mine["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
-        if sampling.truncates:
-            for a, b in zip(mine["kept_ids"].unbind(), theirs["kept_ids"].unbind(), strict=True):
-                assert torch.equal(a, b)
-
-
-def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_path):
-    """V1 has no request for given tokens, so the tests of a teacher in engines do not send it."""
-    both = algorithms.opd().replace(support={"size": 3})
-    one = local(model_path, both, teacher=str(teacher_path))
-    batch = sample(one, "plain")
-    batch["topk_ids"] = one.top_tokens(batch, 3)
-    batch.save(tmp_path / "batch")
-    run_v2(tmp_path, model_path, tmp_path, "teacher", teacher_path)
-    scores, mask = DataProto.load(tmp_path / "scores"), batch["response_mask"]
-    torch.testing.assert_close(scores["log_probs"], one.teacher_log_probs(batch), rtol=0, atol=2e-5)
-    for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
-        expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
-        torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)
-
-
-def test_v2_records_the_experts_of_one_process(tmp_path):
-    """Tokens and experts, also of prompts in vLLM's cache, which it does not read again."""
-    model = tiny.save_mixture(tmp_path / "model", mlp_only_layers=[1])  # vLLM's record has the dense layer too
-    run_v2(tmp_path, model, tmp_path, "routes")
-    one = local(model, algorithms.reinforce(), replay_routes=True)
-    mine = {name: sample(one, name) for name in SAMPLINGS} | dict.fromkeys(("new", "cached"), sample_long(one))
-    for name, expected in mine.items():
-        theirs = DataProto.load(tmp_path / name)
-        for column in ("responses", "response_mask", "ended", "routed_experts"):
-            assert torch.equal(expected[column], theirs[column]), (name, column)
-        torch.testing.assert_close(expected["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
-        if name != "truncated":  # which has another temperature
-            torch.testing.assert_close(one.log_probs(theirs), theirs["rollout_log_probs"], rtol=0, atol=2e-5)
-
-    # A request that goes on over an update keeps the experts of the tokens that it read before it.
-    over, after = (DataProto.load(tmp_path / f"{when} an update") for when in ("over", "after"))
-    turn_around(one.training.policy.module)
-    new = sample_long(one, 2)
-    for column in ("responses", "routed_experts"):
-        assert torch.equal(after[column], new[column]), column
-    assert torch.equal(over["responses"][:, :4], mine["new"]["responses"][:2, :4])
-    for row, length in enumerate(over["attention_mask"].sum(-1).tolist()):
-        read = over["routed_experts"][row][over["attention_mask"][row]]
-        assert (read[: length - 1] >= 0).all()
-        assert (read[length - 1] == -1).all()
-    prompts = slice(0, 64)
-    assert torch.equal(over["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
-    assert not torch.equal(new["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
+    in_worker(many, halve_a_row)
+    with pytest.raises(ExecutionError, match=r"does not have the weights .* tensors differ, model.embed_tokens.weight"):
+        many.rollouts._verify(0, *many.rollouts._ask(0))
+    many.close()

@@ -1,7 +1,7 @@
-"""A process with an engine on vLLM's V2 runner. ``python v2_process.py MODEL OUT`` samples and saves batches.
+"""A process with an engine on vLLM's V2 runner.
 
-With ``routes`` it also records experts, and samples with cached prompts and over an update. With ``teacher TEACHER`` it
-scores the batch in OUT.
+``python v2_process.py routes MODEL OUT`` samples and saves batches with experts, also with cached prompts and over an
+update. ``python v2_process.py teacher MODEL OUT TEACHER`` scores the batch in OUT.
 """
 
 import sys
@@ -86,21 +86,20 @@ def save_with_routes(engine, out):
     ended(engine).save(out / "after an update")
 
 
-def main(model, out, what="", *teacher):
-    if what == "teacher":
-        score_as_teacher(model, Path(out), *teacher)
-        return
+def record_routes(model, out):
     from rlprims.execution.ray._vllm import VllmEngine
 
-    config = ModelConfig(path=model, device="cpu", replay_routes=what == "routes")
-    options = {"block_size": 32} if what == "routes" else {}  # so that a prompt of more than 32 tokens is cached
-    cluster = RayConfig(kv_cache_bytes=64 << 20, engine_options=options)
+    options = {"block_size": 32}  # so that a prompt of more than 32 tokens is cached
+    config, cluster = ModelConfig(path=model, device="cpu", replay_routes=True), RayConfig(kv_cache_bytes=64 << 20)
+    cluster = cluster.model_copy(update={"engine_options": options})
     engine = VllmEngine(config, tiny.tokenizer(), cluster, context_window=128)
-    assert engine.llm.collective_rpc("draw_as_a_gpu") == [True], "vLLM took its V1 runner"
     for name in SAMPLINGS:
-        sample_in(engine, name).save(Path(out) / name)
-    if what == "routes":
-        save_with_routes(engine, Path(out))
+        sample_in(engine, name).save(out / name)
+    save_with_routes(engine, out)
+
+
+def main(what, model, out, *teacher):
+    {"routes": record_routes, "teacher": score_as_teacher}[what](model, Path(out), *teacher)
 
 
 if __name__ == "__main__":

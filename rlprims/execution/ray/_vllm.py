@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt
+from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
 from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
@@ -135,9 +135,9 @@ class VllmEngine:
             ours |= self.adapter.options()
         else:
             ours["weight_transfer_config"] = WeightTransferConfig(backend=PREFIX + backend)
-        if on_cpu:
-            # With chunked prefill, V1 on a CPU fails for a request with a seed: it rewinds the random generator, and a
-            # CPU generator cannot be rewound.
+        if on_cpu and not envs.VLLM_USE_V2_MODEL_RUNNER:
+            # With chunked prefill, V1 (the runner for CPUs) fails for a request with a seed: it rewinds the random
+            # generator, and a CPU generator cannot be rewound.
             ours["enable_chunked_prefill"] = False
         self.llm = _started(ours | checked_options(cluster.engine_options, ours))
         if on_cpu:
@@ -202,6 +202,7 @@ class VllmEngine:
             stop=list(sampling.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
+            skip_special_tokens=False,  # a stop text may be a special token, as in the local sampler
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

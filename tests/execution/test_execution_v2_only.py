@@ -1,0 +1,76 @@
+"""What only vLLM's GPU runner (V2) gives: log-probs of given tokens, and the experts of each token.
+
+The engines are in processes of their own, which ``v2_process.py`` starts.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlprims import algorithms
+from rlprims.data_proto import DataProto
+from tests import tiny
+from tests.execution.execution_contract import local, v2_environment
+from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample, sample_long, turn_around
+
+pytestmark = pytest.mark.ray
+
+
+def run_v2(*arguments):
+    """Run ``v2_process.py`` with vLLM's V2 runner, its kernels in Triton's interpreter."""
+    environment = v2_environment()
+    from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
+
+    command = [sys.executable, str(Path(__file__).with_name("v2_process.py")), *map(str, arguments)]
+    subprocess.run(
+        command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
+    )
+
+
+def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_path):
+    """V1 has no request for given tokens, so the tests of a teacher in engines do not send it."""
+    both = algorithms.opd().replace(support={"size": 3})
+    one = local(model_path, both, teacher=str(teacher_path))
+    batch = sample(one, "plain")
+    batch["topk_ids"] = one.top_tokens(batch, 3)
+    batch.save(tmp_path / "batch")
+    run_v2("teacher", model_path, tmp_path, teacher_path)
+    scores, mask = DataProto.load(tmp_path / "scores"), batch["response_mask"]
+    torch.testing.assert_close(scores["log_probs"], one.teacher_log_probs(batch), rtol=0, atol=2e-5)
+    for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
+        expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
+        torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)
+
+
+def test_v2_records_the_experts_of_one_process(tmp_path):
+    """Tokens and experts, also of prompts in vLLM's cache, which it does not read again."""
+    model = tiny.save_mixture(tmp_path / "model", mlp_only_layers=[1])  # vLLM's record has the dense layer too
+    run_v2("routes", model, tmp_path)
+    one = local(model, algorithms.reinforce(), replay_routes=True)
+    mine = {name: sample(one, name) for name in SAMPLINGS} | dict.fromkeys(("new", "cached"), sample_long(one))
+    for name, expected in mine.items():
+        theirs = DataProto.load(tmp_path / name)
+        for column in ("responses", "response_mask", "ended", "routed_experts"):
+            assert torch.equal(expected[column], theirs[column]), (name, column)
+        torch.testing.assert_close(expected["rollout_log_probs"], theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+        if name != "truncated":  # which has another temperature
+            torch.testing.assert_close(one.log_probs(theirs), theirs["rollout_log_probs"], rtol=0, atol=2e-5)
+
+    # A request that goes on over an update keeps the experts of the tokens that it read before it.
+    over, after = (DataProto.load(tmp_path / f"{when} an update") for when in ("over", "after"))
+    turn_around(one.training.policy.module)
+    new = sample_long(one, 2)
+    for column in ("responses", "routed_experts"):
+        assert torch.equal(after[column], new[column]), column
+    assert torch.equal(over["responses"][:, :4], mine["new"]["responses"][:2, :4])
+    for row, length in enumerate(over["attention_mask"].sum(-1).tolist()):
+        read = over["routed_experts"][row][over["attention_mask"][row]]
+        assert (read[: length - 1] >= 0).all()
+        assert (read[length - 1] == -1).all()
+    prompts = slice(0, 64)
+    assert torch.equal(over["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
+    assert not torch.equal(new["routed_experts"][:, prompts], mine["new"]["routed_experts"][:2, prompts])
