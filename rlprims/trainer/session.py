@@ -109,7 +109,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
     try:
         return RayExecution(config.ray, model, config.optimizer, say=say, **options)
     except ExecutionError as error:
-        raise ValueError(f"execution: ray did not start: {error}") from None
+        raise ValueError(f"execution: ray did not start: {error}") from error
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:

@@ -233,6 +233,19 @@ def test_a_start_that_finds_no_room_midway_says_so(config: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path: Path) -> None:
+    """By vLLM's own words; its traceback is in a file."""
+    wrong = ("ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}", "ray.engine_options={block_size: 17}")
+    start = command("train", config, f"run_dir={tmp_path / 'run'}", *wrong)
+    environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
+    run = subprocess.run(start, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    told, where = run.stderr.splitlines()
+    assert told.startswith("error: execution: ray did not start: rollout worker 0 of 1: No common block size for 17")
+    assert "_vllm.py" in Path(where.removeprefix("traceback: ")).read_text()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:

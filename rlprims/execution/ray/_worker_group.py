@@ -19,13 +19,14 @@ from torch import Tensor
 from rlprims.data_proto import DataProto
 from rlprims.execution._protocol import ExecutionError
 from rlprims.execution.ray._division import columns_of, divided, padded
+from rlprims.execution.ray._reasons import cause_of, reason_of, traceback_of
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class WorkerError(ExecutionError):
-    """A worker raised an error; the message has the worker's name and the traceback."""
+    """A worker raised an error. The message has the worker's name and the cause, the note the worker's traceback."""
 
 
 class WorkerRefused(WorkerError, ValueError):
@@ -109,21 +110,15 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
     try:
         return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
-        if isinstance(error.cause, OSError):  # the message has path and reason, so the traceback is not needed
-            raise WorkerError(f"{who}: {error.cause}") from None
         # The class of Ray's error is also a subclass of the class of its cause.
-        kind = WorkerRefused if isinstance(error, ValueError) else WorkerError
-        raise kind(f"{who} raised:\n{error}") from None
+        failure = (WorkerRefused if isinstance(error, ValueError) else WorkerError)(f"{who}: {cause_of(error)}")
+        if not isinstance(error.cause, OSError):  # such a message has path and reason
+            failure.add_note(traceback_of(error))
+        raise failure from None
     except RayActorError as error:
         raise WorkerLost(f"{who} died: {reason_of(error)}") from None
     except GetTimeoutError:
         raise WorkerLost(f"{who} did not answer within {timeout:g} s") from None
-
-
-def reason_of(error: RayActorError) -> str:
-    """Return Ray's reason for the death of an actor: the first line, and the exception if there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 class WorkerGroup:
