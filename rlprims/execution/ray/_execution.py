@@ -23,6 +23,7 @@ from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.hf._models import device_of, shards_of
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire, backend_of
+from rlprims.execution.ray._engine_options import check_engine_options
 from rlprims.execution.ray._pools import reserve_pools, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
@@ -63,6 +64,7 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check_plans(cluster, model, algorithm)
+        check_engine_options(cluster, model)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]
