@@ -144,13 +144,14 @@ def start(config: Config, console: Console) -> int:
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
-    RunDirectory.check_free(config.run_dir)
-    with on_interrupt(console, "stopped during the start: there is no run yet"):
-        parts = build(config, console)
-    with closing(parts.execution):
-        if note := filter_note(config, parts.training.rows[0]):
-            console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
-        return _Session(config, RunDirectory.create(config), parts, console).run()
+    with RunDirectory.claim(config.run_dir) as run:
+        with on_interrupt(console, "stopped during the start: there is no run yet"):
+            parts = build(config, console)
+        with closing(parts.execution):
+            if note := filter_note(config, parts.training.rows[0]):
+                console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+            run.begin(config)
+            return _Session(config, run, parts, console).run()
 
 
 def resume(run: RunDirectory, config: Config, console: Console, *, overrides: Sequence[str] = ()) -> int:
