@@ -233,8 +233,9 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
     for override in options.overrides:
         if override.startswith("execution="):
             raise ValueError(
-                f"{override}: one process and ranks save optimizers in different forms; "
-                f"start a new run from its weights: model.path={options.run_directory}/checkpoints/step_.../policy"
+                f"{override}: one process and ranks save optimizers in different forms; start a new run from its "
+                f"weights: rlprims export {options.run_directory} FOLDER, then rlprims train "
+                f"{options.run_directory}/config.yaml {override} model.path=FOLDER run_dir=NEW"
             )
         if not override.startswith(_RESUMABLE):
             raise ValueError(f"{override}: on resume only {', '.join(_RESUMABLE)} may change; start a new run for this")
