@@ -354,6 +354,28 @@ class TestAStartThatFails:
         assert time.monotonic() - begun < 120
 
 
+def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
+    """Each wait may take longer, and nothing answers."""
+    import ray
+
+    from rlprims.execution.ray._cluster import connect
+    from rlprims.execution.ray._head import start
+    from rlprims.execution.ray._worker_group import fetch
+
+    connect(None, cpus=64)
+    never = ray.remote(lambda: 1).options(num_cpus=1000.0).remote()
+    begun = time.monotonic()
+
+    def waits():
+        with pytest.raises(ExecutionError, match=r"rank 2 did not answer within 1 s"):
+            fetch(never, "rank 2", 1.0)
+        fetch(never, "rank 3", 240.0)
+
+    with pytest.raises(ExecutionError, match=r"no answer from rank 3 within ray.start_timeout=4 s"):
+        start(waits, 4.0, begun)
+    assert 4.0 <= time.monotonic() - begun < 60
+
+
 def test_what_nobody_holds_gives_its_processes_back(tied):
     execution = cluster(tied, GRPO)
     processes = [process_of(worker) for worker in (*execution.trainers.workers, *execution.rollouts.workers)]
