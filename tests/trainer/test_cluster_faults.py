@@ -66,21 +66,21 @@ class Run:
 
     def __init__(self, command: list[str], path: Path, **variables: str) -> None:
         self.path = path
-        beyond = self._steps() + 4
+        beyond = self.step() + 4
         self.errors: IO[str] = (path.parent / "errors").open("w+")
         slow = path.parent / "slow"
         slow.unlink(missing_ok=True)
         environment = os.environ | {"SLOW_WHILE": str(slow)} | variables
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.errors, env=environment)
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.errors, env=environment, start_new_session=True)
         until(lambda: self._is_at(beyond), seconds=600, what=f"step {beyond}")
         slow.touch()
         self.processes = tree(self.process.pid)
 
     def _is_at(self, step: int) -> bool:
         assert self.process.poll() is None, f"the run ended before it was to be ended: {self.end()[1]}"
-        return self._steps() >= step
+        return self.step() >= step
 
-    def _steps(self) -> int:
+    def step(self) -> int:
         metrics = self.path / "metrics.jsonl"
         whole_lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
         return json.loads(whole_lines[-1])["step"] if whole_lines else 0
@@ -88,10 +88,14 @@ class Run:
     def trains_while_it_writes(self) -> int | None:
         """The step of the checkpoint that is being written, if there is one, and a later step is done."""
         writing = [int(path.name.removeprefix(".writing-")) for path in (self.path / "checkpoints").glob(".writing-*")]
-        return writing[0] if writing and self._steps() > writing[0] else None
+        return writing[0] if writing and self.step() > writing[0] else None
 
     def pids(self, pattern: str) -> list[int]:
         return [pid for pid, command in self.processes.items() if re.search(pattern, command)]
+
+    def interrupt(self) -> None:
+        """Ctrl-C: a terminal sends it to every process of its group, the ranks and engines too."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
         code = self.process.wait(timeout=120)
@@ -169,6 +173,80 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
         start = command("resume", path)
     subprocess.run(start, cwd=ROOT, check=True)
     assert metrics_of(path) == undisturbed
+
+
+def test_ctrl_c_while_a_checkpoint_is_written(config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The first waits until a checkpoint of the last step is whole. The second leaves the one before."""
+    path, slow = tmp_path / "run", tmp_path / "slow-disk"
+    places = [str(Path(__file__).with_name("slow_disk")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    run = Run(
+        command("train", config, f"run_dir={path}"), path, SLOW_DISK=str(slow), PYTHONPATH=os.pathsep.join(places)
+    )
+    slow.touch()
+    until(lambda: run.trains_while_it_writes() is not None, seconds=120, what="a step beyond a save")
+    step = run.trains_while_it_writes()
+    assert step is not None
+    run.interrupt()
+    time.sleep(1.0)
+    assert run.process.poll() is None, "it finishes its step and its checkpoints"
+    begun = time.monotonic()
+    run.interrupt()
+    code, errors = run.end()
+    assert (code, time.monotonic() - begun < 30) == (130, True), errors
+    run.leaves_nobody()
+    assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{step - 2:06d}"
+
+    slow.unlink()
+    run = Run(command("resume", path), path)
+    run.interrupt()
+    code, errors = run.end()
+    assert code == 130, errors
+    done = metrics_of(path)[-1]["step"]
+    assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
+    run.leaves_nobody()
+    rlprims("resume", path)
+    assert metrics_of(path) == undisturbed
+
+
+def test_ctrl_c_while_weights_are_sent(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine stands still meanwhile. The first waits for it, and ends after the step; the second ends the run."""
+    path, gate = tmp_path / "run", tmp_path / "slow"  # Run makes this file
+    changed = (
+        "algorithm={preset: grpo, group_size: 3}",
+        "verifier=tests.trainer.verifiers.has_a_digit_behind_a_gate",
+        "evaluation.before_training=false",
+        "steps=20",
+    )
+    start = command("train", config, f"run_dir={path}", *changed)
+    for presses in (1, 2):
+        run = Run(start, path, GATE=str(gate))
+        until(gate.with_suffix(".seen").exists, seconds=60, what="scores of a step")
+        before = run.step()
+        engine = run.pids("^ray::RolloutWorker")[0]
+        os.kill(engine, signal.SIGSTOP)  # the responses are there, and nothing needs it until the weights come
+        gate.unlink()
+        gate.with_suffix(".seen").unlink()
+        time.sleep(5.0)
+        assert run.step() == before, "the weights do not arrive"
+        begun = time.monotonic()
+        run.interrupt()
+        time.sleep(1.0)
+        assert run.process.poll() is None
+        if presses == 2:
+            run.interrupt()
+        else:
+            os.kill(engine, signal.SIGCONT)
+        code, errors = run.end()
+        assert (code, time.monotonic() - begun < 40) == (130, True), errors
+        run.leaves_nobody()
+        done = before + (presses == 1)
+        assert run.step() == done
+        if presses == 1:
+            assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
+        start = command("resume", path)
+    monkeypatch.setenv("GATE", str(gate))
+    rlprims("resume", path)
+    assert [line["step"] for line in metrics_of(path) if line["kind"] == "train"] == list(range(1, 21))
 
 
 def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
