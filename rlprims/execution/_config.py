@@ -242,7 +242,16 @@ class RayConfig(_Config):
     )
     start_timeout: float = Field(default=300.0, gt=0, description="seconds until all workers are ready")
     call_timeout: float = Field(
-        default=1800.0, gt=0, description="seconds after which a worker that does not answer counts as lost"
+        default=1800.0,
+        gt=0,
+        description="seconds after which an engine that does not answer counts as lost; one that is only slow answers",
+    )
+    training_timeout: float = Field(
+        default=14400.0,
+        gt=0,
+        description="seconds for one call of the training ranks, such as an update or the log-probs of a batch. Ranks "
+        "that take longer count as lost, because one that is slow cannot be told from one that hangs; the death of a "
+        "rank is noticed at once",
     )
     max_replacements: int = Field(default=3, ge=0, description="lost rollout workers that are replaced in a run")
     mixed_precision: Literal["bfloat16"] | None = Field(

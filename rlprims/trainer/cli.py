@@ -3,8 +3,9 @@
 import argparse
 import inspect
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rlprims import algorithms
@@ -21,12 +22,12 @@ _TRAIN_MODULES = {"transformers", "tokenizers", "safetensors", "matplotlib", "ri
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code. An error of the user is one message without a traceback."""
+    """Run a command; returns the exit code. An error of the user or of a worker is one message without a traceback."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options, open_console())
     except ValueError as error:
-        return _failed(str(error))
+        return _failed(str(error), _notes(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _TRAIN_MODULES:
@@ -37,9 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _failed(message: str) -> int:
-    open_console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _failed(message: str, notes: Sequence[str] = ()) -> int:
+    console = open_console(stderr=True)
+    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if notes:
+        with suppress(OSError), NamedTemporaryFile("w", prefix="rlprims-", suffix=".txt", delete=False) as file:
+            file.write("\n\n".join(notes) + "\n")
+            console.print(f"traceback: {file.name}", style="dim", highlight=False, soft_wrap=True)
     return 2
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    """The notes of an error and of its causes. A worker's error has the worker's traceback as a note."""
+    notes = list[str]()
+    while error is not None:
+        notes += getattr(error, "__notes__", [])
+        error = error.__cause__
+    return notes
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,8 +233,9 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
     for override in options.overrides:
         if override.startswith("execution="):
             raise ValueError(
-                f"{override}: one process and ranks save optimizers in different forms; "
-                f"start a new run from its weights: model.path={options.run_directory}/checkpoints/step_.../policy"
+                f"{override}: one process and ranks save optimizers in different forms; start a new run from its "
+                f"weights: rlprims export {options.run_directory} FOLDER, then rlprims train "
+                f"{options.run_directory}/config.yaml {override} model.path=FOLDER run_dir=NEW"
             )
         if not override.startswith(_RESUMABLE):
             raise ValueError(f"{override}: on resume only {', '.join(_RESUMABLE)} may change; start a new run for this")

@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,8 @@ from rlprims.trainer.fit.config import FitConfig
 from rlprims.trainer.loop import Step
 from rlprims.trainer.writing import writing
 
+_LOCK = ".lock"
+
 
 class RunDirectory:
     """``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``rollouts/``, ``checkpoints/``, ``summary.json``."""
@@ -34,38 +37,38 @@ class RunDirectory:
         self.rollouts = path / "rollouts"
         self._lock: TextIO | None = None
 
-    @staticmethod
-    def check_free(path: Path) -> None:
-        """Check, before the models are loaded, that a run can begin there.
-
-        Raises:
-            ValueError: the directory is not empty, or cannot be written.
-        """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(
-                f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
-            )
-        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-            raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
-
     @classmethod
-    def create(cls, config: Config | FitConfig) -> "RunDirectory":
-        """Make the directory of a new run.
+    @contextmanager
+    def claim(cls, path: Path) -> Iterator["RunDirectory"]:
+        """Lock the directory of a new run before the models are loaded. Call :meth:`begin` when they are.
+
+        If the block ends before :meth:`begin`, everything that was made is removed.
 
         Raises:
-            ValueError: the directory is not empty, or cannot be written.
+            ValueError: the directory is not empty, another process has claimed it, or it cannot be written.
         """
-        path = config.run_dir
-        cls.check_free(path)
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            run = cls(path)
-            run.lock()
-            run.rollouts.mkdir()
-            (path / "config.yaml").write_text(config.to_yaml())
-            run.write_json("environment.json", environment())
-        return run
+        _check_free(path)
+        made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
+        run = cls(path)
+        try:
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                run.lock()
+            yield run
+        finally:
+            if run._lock is not None and not (path / "config.yaml").exists():
+                (path / _LOCK).unlink(missing_ok=True)
+                run._lock.close()
+                for folder in made:
+                    with suppress(OSError):  # another process has written there
+                        folder.rmdir()
+
+    def begin(self, config: Config | FitConfig) -> None:
+        """Write the first files of a run into its claimed directory."""
+        with writing(self.path):
+            self.rollouts.mkdir()
+            (self.path / "config.yaml").write_text(config.to_yaml())
+            self.write_json("environment.json", environment())
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -104,15 +107,19 @@ class RunDirectory:
         Raises:
             ValueError: another process holds it.
         """
-        self._lock = (self.path / ".lock").open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            raise ValueError(f"{self.path} is in use by process {self._lock.read().strip()}") from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        while True:
+            file = (self.path / _LOCK).open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(f"{self.path} is in use by process {file.read().strip()}") from None
+            if os.fstat(file.fileno()).st_nlink:  # otherwise its owner ended meanwhile, and removed it
+                break
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._lock = file
 
     def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to ``metrics.jsonl``; numbers that are not finite are written as null."""
@@ -158,6 +165,16 @@ class RunDirectory:
                         json.dumps(line).encode() + b"\n" for line in _rollout_lines(step.number, rows, status, text_of)
                     )
             temporary.replace(path)
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {_LOCK}):
+        raise ValueError(
+            f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
+        )
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
 
 
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")

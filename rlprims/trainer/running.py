@@ -152,7 +152,7 @@ class Running:
             raise ValueError(
                 f"step {self.stepper.step_number}: {error}\ncontinue the run from its newest checkpoint: "
                 f"rlprims resume {self.run_directory.path}"
-            ) from None
+            ) from error
 
     def _log(self, trainer: Stepper, step: Step) -> None:
         step.metrics.update(worker_metrics(self.workers.reports()))

@@ -111,7 +111,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
     try:
         return RayExecution(config.ray, model, config.optimizer, say=say, **options)
     except ExecutionError as error:
-        raise ValueError(f"execution: ray did not start: {error}") from None
+        raise ValueError(f"execution: ray did not start: {error}") from error
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
@@ -146,13 +146,14 @@ def start(config: Config, console: Console) -> int:
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
-    RunDirectory.check_free(config.run_dir)
-    with on_interrupt(console, "stopped during the start: there is no run yet"):
-        parts = build(config, console)
-    with closing(parts.execution):
-        if note := filter_note(config, parts.training.rows[0]):
-            console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
-        return _Session(config, RunDirectory.create(config), parts, console).run()
+    with RunDirectory.claim(config.run_dir) as run:
+        with on_interrupt(console, "stopped during the start: there is no run yet"):
+            parts = build(config, console)
+        with closing(parts.execution):
+            if note := filter_note(config, parts.training.rows[0]):
+                console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+            run.begin(config)
+            return _Session(config, run, parts, console).run()
 
 
 def resume(run: RunDirectory, config: Config, console: Console, *, overrides: Sequence[str] = ()) -> int:

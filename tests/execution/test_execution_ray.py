@@ -308,8 +308,10 @@ class TestALostRank:
 
     def test_an_error_names_its_rank_and_carries_its_traceback(self, two_ranks):
         execution = two_ranks(GRPO, engine="hf")
-        with pytest.raises(ExecutionError, match=r"(?s)training rank [01] of 2 raised:.*no critic was loaded"):
+        with pytest.raises(ExecutionError, match=r"training rank [01] of 2: .*no critic was loaded") as raised:
             execution.values(training_batch(execution))
+        assert "\n" not in str(raised.value)
+        assert "_training_worker.py" in raised.value.__notes__[0]
 
 
 class TestAStartThatFails:
@@ -329,12 +331,13 @@ class TestAStartThatFails:
         assert set(states.values()) == {"REMOVED"}
 
     def test_at_a_rank(self, tied):
-        with pytest.raises(ExecutionError, match=r"training rank 0 of 1 raised:"):
+        with pytest.raises(ExecutionError, match=r"training rank 0 of 1: .*nowhere"):
             cluster(tied, PPO, critic="/nowhere")
 
     def test_at_an_engine(self, tied):
-        with pytest.raises(ExecutionError, match=r"rollout worker 0 of 1 raised:"):
+        with pytest.raises(ExecutionError, match=r"rollout worker 0 of 1: .*") as raised:
             cluster(tied, GRPO, engine="vllm", cluster={"kv_cache_bytes": 1})
+        assert "\n" not in str(raised.value)
 
     def test_at_the_second_pool(self, tied):
         pools = {"values": {"cpus": 1000.0}}
@@ -349,6 +352,28 @@ class TestAStartThatFails:
         with pytest.raises(KeyboardInterrupt):
             cluster(tied, GRPO, cluster={"cpus_per_worker": 1000.0, "start_timeout": 240.0})
         assert time.monotonic() - begun < 120
+
+
+def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
+    """Each wait may take longer, and nothing answers."""
+    import ray
+
+    from rlprims.execution.ray._cluster import connect
+    from rlprims.execution.ray._head import start
+    from rlprims.execution.ray._worker_group import fetch
+
+    connect(None, cpus=64)
+    never = ray.remote(lambda: 1).options(num_cpus=1000.0).remote()
+    begun = time.monotonic()
+
+    def waits():
+        with pytest.raises(ExecutionError, match=r"rank 2 did not answer within 1 s"):
+            fetch(never, "rank 2", 1.0)
+        fetch(never, "rank 3", 240.0)
+
+    with pytest.raises(ExecutionError, match=r"no answer from rank 3 within ray.start_timeout=4 s"):
+        start(waits, 4.0, begun)
+    assert 4.0 <= time.monotonic() - begun < 60
 
 
 def test_what_nobody_holds_gives_its_processes_back(tied):

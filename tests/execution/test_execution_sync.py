@@ -255,15 +255,3 @@ def die_in_mid_update(worker):
         os.kill(os.getpid(), signal.SIGKILL)
 
     worker.engine.update = dying
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"gpu_memory_utilisation": 0.5}, "it has gpu_memory_utilization"), ({"seed": 3}, "seed is decided by other")],
-)
-def test_options_that_vllm_does_not_have(options, message):
-    pytest.importorskip("vllm")
-    from rlprims.execution.ray._vllm import checked_options
-
-    with pytest.raises(ValueError, match=message):
-        checked_options(options, {"seed": 0})

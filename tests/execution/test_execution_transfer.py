@@ -353,3 +353,18 @@ class Engine:
 
     def asked(self):
         return self.seen
+
+
+def test_the_port_of_a_transfer_is_vllms_alone():
+    """Nobody else gets it between its choice and its use."""
+    import socket
+
+    utils = pytest.importorskip("vllm.distributed.utils")
+    from rlprims.execution.ray._vllm_transfer import reserved_port
+
+    with reserved_port("127.0.0.1") as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        group = utils.StatelessProcessGroup.create("127.0.0.1", port, rank=0, world_size=1)
+        socket.create_connection(("127.0.0.1", port)).close()
+        del group

@@ -235,3 +235,41 @@ def test_two_trainers_in_one_directory(finished: Path, capsys: pytest.CaptureFix
     other.lock()
     assert main(["resume", str(finished), "steps=4"]) == 2
     assert f"is in use by process {os.getpid()}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_second_start_in_a_fresh_directory_is_refused_before_it_loads_anything(
+    settings: dict[str, Any], write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, path = str(write_config(settings)), Path(settings["run_dir"])
+    with RunDirectory.claim(path):
+        assert main(["train", config, "model.path=/nowhere"]) == 2
+        assert f"{path} is in use by process {os.getpid()}" in capsys.readouterr().err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "before", [(), ("run",), ("run", "run/.lock")], ids=["no directory", "empty", "of a killed start"]
+)
+def test_a_start_that_fails_leaves_the_directory_free(
+    settings: dict[str, Any], write_config: WriteConfig, tmp_path: Path, before: tuple[str, ...]
+) -> None:
+    """Its parents, too; and what was there stays."""
+    made = tmp_path / "here"
+    settings["run_dir"] = str(made / "run")
+    for name in before:
+        (made / name).touch() if name.endswith(".lock") else (made / name).mkdir(parents=True)
+    assert main(["train", str(write_config(settings)), "model.path=/nowhere"]) == 2
+    assert (made / "run").exists() == made.exists() == bool(before)
+    assert not (made / "run" / ".lock").exists()
+
+
+def test_a_start_that_is_interrupted_leaves_the_directory_free(
+    settings: dict[str, Any], write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **options: Any) -> None:
+        assert Path(settings["run_dir"]).exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlprims.trainer.session.build", interrupted)
+    assert main(["train", str(write_config(settings))]) == 130
+    assert not Path(settings["run_dir"]).exists()

@@ -19,7 +19,13 @@ from tests.trainer.runs import metrics_of
 from tests.trainer.shared_cluster import rlprims
 
 pytestmark = pytest.mark.ray
-CLUSTER = {"training_workers": 2, "rollout_workers": 1, "engine": "hf", "call_timeout": 120.0}
+CLUSTER = {
+    "training_workers": 2,
+    "rollout_workers": 1,
+    "engine": "hf",
+    "call_timeout": 120.0,
+    "training_timeout": 120.0,
+}
 
 
 @pytest.fixture

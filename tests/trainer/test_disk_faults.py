@@ -2,7 +2,7 @@
 
 import json
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,8 +26,11 @@ FULL = Path("/dev/full")  # whatever is written to it meets a full disk
 
 
 @pytest.fixture
-def run(load: Callable[..., Config], settings: dict[str, Any]) -> RunDirectory:
-    return RunDirectory.create(load(settings))
+def run(load: Callable[..., Config], settings: dict[str, Any]) -> Iterator[RunDirectory]:
+    config = load(settings)
+    with RunDirectory.claim(config.run_dir) as run:
+        run.begin(config)
+        yield run
 
 
 @pytest.mark.skipif(not FULL.is_char_device(), reason="this system has no /dev/full")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,7 +163,12 @@ def test_what_a_resume_may_change(
     assert "seed=3: on resume only steps" in " ".join(capsys.readouterr().err.split())
     assert main(["resume", str(config.run_dir), "execution=ray"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert f"start a new run from its weights: model.path={config.run_dir}/checkpoints/step_.../policy" in told
+    export, train = re.search(r"from its weights: rlprims (.*?), then rlprims (.*)", told).groups()  # type: ignore[union-attr]
+    folder, new = config.run_dir.parent / "exported", config.run_dir.parent / "new"
+    rlprims(*export.replace("FOLDER", str(folder)).split())
+    train = train.replace("FOLDER", str(folder)).replace("NEW", str(new)).replace("execution=ray", "execution=local")
+    rlprims(*train.split())
+    assert [line["step"] for line in metrics_of(new)][-1] == 2
 
 
 @pytest.mark.slow

@@ -23,6 +23,14 @@ def has_a_digit_slowly(response: str, answer: str) -> dict[str, float]:
     return has_a_digit(response, answer)
 
 
+def has_a_digit_behind_a_gate(response: str, answer: str) -> dict[str, float]:
+    """Waits while the file exists that ``GATE`` names, and writes another beside it: the run is between two phases."""
+    while (gate := Path(os.environ["GATE"])).exists():
+        gate.with_suffix(".seen").touch()
+        time.sleep(0.05)
+    return has_a_digit(response, answer)
+
+
 def one_number(response: str, answer: str) -> float:
     return has_a_digit(response, answer)["score"]
 

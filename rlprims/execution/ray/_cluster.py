@@ -191,8 +191,11 @@ def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
 
 def _placed(group: Any, timeout: float) -> bool:
     """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
+    from rlprims.execution.ray._head import HEAD, end_of_start
+
     end = time.monotonic() + timeout
     while not group.wait(min(1.0, timeout)):
-        if time.monotonic() >= end:
+        HEAD.check()
+        if time.monotonic() >= min(end, end_of_start()):
             return False
     return True

@@ -1,6 +1,7 @@
 """The ``Execution`` on a Ray cluster: FSDP2 ranks train, vLLM engines sample."""
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from rlprims.execution.hf._models import device_of, shards_of
 from rlprims.execution.hf._routes import routed_layers, without_routes
 from rlprims.execution.ray._cluster import connect, with_whole_paths
 from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
+from rlprims.execution.ray._engine_options import check_engine_options
+from rlprims.execution.ray._head import HEAD, start
 from rlprims.execution.ray._pools import reserve_pools, start_teacher, start_training
 from rlprims.execution.ray._rollout_worker import RolloutWorker
 from rlprims.execution.ray._rollouts import Rollouts
@@ -72,6 +75,7 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check_plans(cluster, model, algorithm)
+        check_engine_options(cluster, model)
         check_teacher_engine(cluster, model, algorithm.needs, temperature=temperature)
         if model.replay_routes:
             _check_routes(cluster, model)
@@ -90,9 +94,19 @@ class RayExecution:
             "critic_optimizer": critic_optimizer,
             "critic_updates": critic_updates,
         }
-        with ExitStack() as held:  # if a step fails, the resources of the earlier steps are released, newest first
-            self._start(cluster, model, optimizer, options, held, say)
-            self._release = weakref.finalize(self, held.pop_all().close)
+
+        def begin() -> ExitStack:
+            with ExitStack() as held:
+                try:
+                    self._start(cluster, model, optimizer, options, held, say)
+                except BaseException:  # the resources of the earlier steps are released, newest first
+                    _release(held)
+                    raise
+                return held.pop_all()
+
+        self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
+        if cluster.address or os.environ.get("RAY_ADDRESS"):
+            HEAD.restarts()
         self._release.atexit = False  # at exit Ray ends its processes itself
         say(f"ray: ready after {time.monotonic() - begun:.0f} s")
 
@@ -293,6 +307,14 @@ def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
             "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
             "model.replay_routes: false"
         )
+
+
+def _release(held: ExitStack) -> None:
+    """Stop the workers and remove the placement groups. Without a head this is not possible: its end ends them."""
+    if HEAD.lost:
+        held.pop_all()
+    else:
+        held.close()
 
 
 def _finish(groups: Sequence[WorkerGroup]) -> dict[str, str]:

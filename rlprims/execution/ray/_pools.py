@@ -58,7 +58,7 @@ def start_training(
             TrainingWorker,
             count,
             name=shown,
-            timeout=cluster.call_timeout,
+            timeout=cluster.training_timeout,
             same_rows=cluster.training_tensor_parallel,
             **places[name],
         )

@@ -11,6 +11,7 @@ import ray
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
+from rlprims.execution.ray._head import wait
 from rlprims.execution.ray._rollouts import Rollouts
 from rlprims.execution.ray._worker_group import WorkerLost, fetch
 
@@ -83,7 +84,7 @@ class RayStream:
             self._send()
             # Half of the timeout is for the responses, and half is for a ping.
             silent = self._heard + self.rollouts.timeout / 2
-            first, _ = ray.wait(list(self._running), timeout=max(0.0, min(silent, end) - time.monotonic()))
+            first, _ = wait(list(self._running), max(0.0, min(silent, end) - time.monotonic()), "rollout")
             if first:
                 complete = self._answers()
             elif time.monotonic() >= silent:

@@ -75,8 +75,8 @@ class TrainingWorker(Observed):
         torch.set_num_threads(1)
         device = device_of(model).type
         self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
-        _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.call_timeout)
-        self.saver = _checkpoint.Saver(timeout=cluster.call_timeout)
+        _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.training_timeout)
+        self.saver = _checkpoint.Saver(timeout=cluster.training_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
         self.training = Training(model, optimizer, ranks=ranks, roles=roles, **options)

@@ -7,15 +7,13 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
+from vllm import LLM, RequestOutput, SamplingParams, TokensPrompt, envs
 from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
@@ -139,7 +137,7 @@ class VllmEngine:
             # With chunked prefill, V1 (the runner for CPUs) fails for a request with a seed: it rewinds the random
             # generator, and a CPU generator cannot be rewound.
             ours["enable_chunked_prefill"] = False
-        self.llm = _started(ours | checked_options(cluster.engine_options, ours))
+        self.llm = _started(ours | cluster.engine_options)
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
@@ -358,21 +356,3 @@ def _ended(response: Any, limit: int) -> Ended:
     if response.finish_reason == "length" and len(response.token_ids) < limit:
         return Ended.CONTEXT
     return _ENDED.get(response.finish_reason, Ended.ERROR)
-
-
-def checked_options(options: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the names in ``ray.engine_options``, and return the options. vLLM checks their values.
-
-    Raises:
-        ValueError: vLLM has no such option, or another setting decides it.
-    """
-    known = {field.name for field in fields(EngineArgs)}
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, 3)
-            raise ValueError(
-                f"ray.engine_options: vLLM has no option {name!r}; it has {', '.join(near) or sorted(known)}"
-            )
-        if name in ours:
-            raise ValueError(f"ray.engine_options: {name} is decided by other settings: {ours[name]!r}")
-    return dict(options)

@@ -6,6 +6,7 @@ This module gives them the tensors and the client that calls the engines, and ha
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,15 +79,16 @@ class Nccl:
         return reads.sums
 
     def _connected(self, reads: SnapshotSource, client: EngineClient) -> Any:
-        info = NCCLTrainerInitInfo(
-            rank=self.rank,
-            master_address=self.host,
-            master_port=_free_port(self.host) if self.rank == 0 else 0,
-            world_size=client.size,
-            packed=True,
-            packed_buffer_size_bytes=max(_BUFFER, reads.source.largest),
-        )
-        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads)
+        with reserved_port(self.host) as port:  # only rank 0 uses it
+            info = NCCLTrainerInitInfo(
+                rank=self.rank,
+                master_address=self.host,
+                master_port=port,
+                world_size=client.size,
+                packed=True,
+                packed_buffer_size_bytes=max(_BUFFER, reads.source.largest),
+            )
+            return WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads)
 
     def _unblock(self) -> None:
         """Abort the NCCL operations that wait for the engines. Another thread than the waiting one calls this."""
@@ -116,7 +118,14 @@ class Ipc:
         return reads.sums
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A free port on which vLLM can listen in the block, and which no other process gets meanwhile.
+
+    A socket is bound to the port, but does not listen. So the system gives the port to no other socket, except to one
+    that asks for this port with SO_REUSEADDR, as vLLM's does.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield holder.getsockname()[1]

@@ -19,13 +19,15 @@ from torch import Tensor
 from rlprims.data_proto import DataProto
 from rlprims.execution._protocol import ExecutionError
 from rlprims.execution.ray._division import columns_of, divided, padded
+from rlprims.execution.ray._head import wait
+from rlprims.execution.ray._reasons import cause_of, reason_of, traceback_of
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class WorkerError(ExecutionError):
-    """A worker raised an error; the message has the worker's name and the traceback."""
+    """A worker raised an error. The message has the worker's name and the cause, the note the worker's traceback."""
 
 
 class WorkerRefused(WorkerError, ValueError):
@@ -91,39 +93,40 @@ class Pending(Generic[R]):
             WorkerError: a worker raised an error.
             WorkerLost: a worker died or does not answer.
         """
-        wait = self.group.timeout if timeout is None else timeout
+        limit = self.group.timeout if timeout is None else timeout
         # Raise the error of the rank that fails first. The errors of ranks that wait for it come later.
         waiting, results = list(self.refs), dict[Any, Any]()
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=wait)
+            done, waiting = wait(waiting, limit, self._name(waiting))
             if not done:
-                silent = [self.refs.index(ref) for ref in waiting]
-                raise WorkerLost(f"{self.group.name}: ranks {silent} did not answer within {wait:g} s")
+                raise WorkerLost(f"{self._name(waiting)} did not answer within {limit:g} s")
             for ref in done:
-                results[ref] = fetch(ref, f"{self.group.name} rank {self.refs.index(ref)} of {len(self.refs)}", wait)
+                results[ref] = fetch(ref, self._name([ref]), limit)
         return self.collect([results[ref] for ref in self.refs])
+
+    def _name(self, refs: Sequence[Any]) -> str:
+        ranks = [self.refs.index(ref) for ref in refs]
+        name = f"{self.group.name} rank {ranks[0]}" if len(ranks) == 1 else f"{self.group.name} ranks {ranks}"
+        return f"{name} of {len(self.refs)}"
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
     """Wait for the result of one worker. An error is raised again with the name of the worker."""
+    done, _ = wait([ref], timeout, who)
+    if not done:
+        raise WorkerLost(f"{who} did not answer within {timeout:g} s")
     try:
-        return ray.get(ref, timeout=timeout)
+        return ray.get(ref, timeout=max(1.0, timeout))
     except RayTaskError as error:
-        if isinstance(error.cause, OSError):  # the message has path and reason, so the traceback is not needed
-            raise WorkerError(f"{who}: {error.cause}") from None
         # The class of Ray's error is also a subclass of the class of its cause.
-        kind = WorkerRefused if isinstance(error, ValueError) else WorkerError
-        raise kind(f"{who} raised:\n{error}") from None
+        failure = (WorkerRefused if isinstance(error, ValueError) else WorkerError)(f"{who}: {cause_of(error)}")
+        if not isinstance(error.cause, OSError):  # such a message has path and reason
+            failure.add_note(traceback_of(error))
+        raise failure from None
     except RayActorError as error:
         raise WorkerLost(f"{who} died: {reason_of(error)}") from None
     except GetTimeoutError:
         raise WorkerLost(f"{who} did not answer within {timeout:g} s") from None
-
-
-def reason_of(error: RayActorError) -> str:
-    """Return Ray's reason for the death of an actor: the first line, and the exception if there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 class WorkerGroup:

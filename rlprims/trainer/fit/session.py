@@ -84,10 +84,11 @@ def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
 def fit(config: FitConfig, console: Console) -> int:
     """Start a new run; returns the exit code."""
     check_loggers(config)
-    RunDirectory.check_free(config.run_dir)
-    with on_interrupt(console, "stopped during the start: there is no run yet"):
-        parts = _build(config, console)
-    return _FitSession(config, RunDirectory.create(config), parts, console).run()
+    with RunDirectory.claim(config.run_dir) as run:
+        with on_interrupt(console, "stopped during the start: there is no run yet"):
+            parts = _build(config, console)
+        run.begin(config)
+        return _FitSession(config, run, parts, console).run()
 
 
 def resume_fit(run: RunDirectory, config: FitConfig, console: Console, *, overrides: Sequence[str] = ()) -> int:

@@ -1,0 +1,182 @@
+"""Wait for workers, and notice if the cluster's head is lost, or if a start takes too long.
+
+Without its head (the GCS) Ray starts no worker and reports no death of one. Ray itself waits a minute for the head, and
+then ends the driver.
+"""
+
+import atexit
+import concurrent.futures
+import errno
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import ray
+from ray.util.client import ray as client
+
+from rlprims.execution._protocol import ExecutionError
+
+_EVERY = 2.0
+"""Seconds between two connections to the head."""
+_SLICE = 0.5
+"""Seconds of a wait without a look at the head."""
+_TO_END = 10.0
+"""Seconds in which an interrupted start may release its resources."""
+_PATIENCE = 10.0
+"""Seconds for which the head may be unreachable."""
+_LIMIT_OF_RAY = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+
+
+T = TypeVar("T")
+
+
+class ClusterLost(ExecutionError):
+    """The head of the cluster cannot be reached."""
+
+
+class _Start:
+    """The time at which a start must be complete, by the monotonic clock."""
+
+    def __init__(self, seconds: float, begun: float) -> None:
+        self.seconds, self.end = seconds, begun + seconds
+
+
+class Head:
+    """The head of the cluster that this process, a driver, is connected to."""
+
+    def __init__(self) -> None:
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin to watch the head of a cluster."""
+        self.lost = False
+        self.patience = _PATIENCE
+        self._tried = 0.0
+        self._silent_since: float | None = None
+
+    def restarts(self) -> None:
+        """Be as patient as Ray: the head of a cluster that others run may be restarted."""
+        self.patience = max(_PATIENCE, float(os.environ.get(_LIMIT_OF_RAY, "60")) - _PATIENCE)
+
+    def check(self) -> None:
+        """Connect to the head if the last time is long ago.
+
+        Raises:
+            ClusterLost: it could not be reached for longer than its patience.
+        """
+        now = time.monotonic()
+        if now - self._tried < _EVERY or client.is_connected() or not ray.is_initialized():
+            return
+        context = ray.get_runtime_context()
+        if context.get_actor_id() is not None:  # a worker; the driver notices it, too
+            return
+        self._tried = now
+        host, _, port = context.gcs_address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _EVERY).close()
+        except OSError as error:
+            if not isinstance(error, TimeoutError) and error.errno not in _UNREACHABLE:
+                return  # it says nothing about the head
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            if now - self._silent_since < self.patience:
+                return
+            self.lost = True
+            atexit.unregister(ray.shutdown)  # it would wait for the head; see _end
+            raise ClusterLost(
+                f"the head of the Ray cluster at {context.gcs_address} was lost: {error.strerror or error} for "
+                f"{self.patience:g} s"
+            ) from None
+        else:
+            self._silent_since = None
+
+
+def _end() -> None:
+    """End this process, if the head was lost: without ``ray.shutdown`` Ray's threads would end it by a signal."""
+    if HEAD.lost:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
+
+
+HEAD = Head()
+atexit.register(_end)
+_START: ContextVar[_Start | None] = ContextVar("start", default=None)
+
+
+def start(function: Callable[[], T], seconds: float, begun: float) -> T:
+    """Call a function that starts workers; it must be complete ``seconds`` after ``begun``, by the monotonic clock.
+
+    It runs in a thread, because some calls of Ray wait for the head, and nothing can interrupt them.
+
+    Raises:
+        ClusterLost: the head of the cluster was lost.
+        ExecutionError: the function takes too long.
+    """
+    limit, outcome = _Start(seconds, begun), Future[T]()
+    HEAD.watch()
+
+    def run() -> None:
+        _START.set(limit)
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while not _done(outcome):
+            HEAD.check()
+            if time.monotonic() >= limit.end + _TO_END:
+                raise ExecutionError(f"Ray does not answer within ray.start_timeout={seconds:g} s{_lost_nodes()}")
+        return outcome.result()
+    except BaseException:  # Ctrl-C, too
+        limit.end = -math.inf  # the function waits no longer, and releases what it has
+        if not HEAD.lost:
+            thread.join(_TO_END)
+        raise
+
+
+def _done(outcome: Future[Any]) -> bool:
+    """Wait for a short time; returns whether there is an outcome."""
+    return bool(concurrent.futures.wait([outcome], timeout=_SLICE).done)
+
+
+def end_of_start() -> float:
+    """Return the time at which this thread must end its waits: infinity, except in a start."""
+    limit = _START.get()
+    return limit.end if limit else math.inf
+
+
+def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list[Any]]:
+    """Wait until a call is complete; returns the complete calls, none after ``timeout``, and the others.
+
+    Raises:
+        ClusterLost: the head of the cluster was lost.
+        ExecutionError: a start takes too long.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        HEAD.check()
+        left = min(end, end_of_start()) - time.monotonic()
+        done, waiting = ray.wait(list(refs), timeout=max(0.0, min(left, _SLICE)))
+        if done:
+            return done, waiting
+        limit = _START.get()
+        if limit and time.monotonic() >= limit.end:
+            raise ExecutionError(f"no answer from {who} within ray.start_timeout={limit.seconds:g} s{_lost_nodes()}")
+        if time.monotonic() >= end:
+            return done, waiting
+
+
+def _lost_nodes() -> str:
+    lost = sorted({node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]})
+    return f"; the cluster lost the nodes {', '.join(lost)}" if lost else ""
