@@ -12,7 +12,14 @@ from tests import tiny
 from tests.execution.execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMIT, SAMPLING, WIDTH, Restarted, prompts
 
 # Processes of their own, where Ray and vLLM are installed.
-collect_ignore = ["cpu_devices.py", "fsdp_ranks.py", "scale_ranks.py", "tensor_ranks.py", "v2_process.py"]
+collect_ignore = [
+    "cpu_devices.py",
+    "fsdp_ranks.py",
+    "scale_ranks.py",
+    "tensor_ranks.py",
+    "v2_process.py",
+    "interpreted_triton",
+]
 
 # The files of the contract that say nothing of a sampler, those that say nothing of training, and what adapters change.
 OF_TRAINING = {"update", "critic", "checkpoint", "terms", "measures", "reward", "teacher"}

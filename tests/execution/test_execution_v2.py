@@ -11,6 +11,9 @@ from rlprims import algorithms
 from rlprims.execution import ExecutionError, OptimizerConfig, Sampling
 from tests import tiny
 from tests.execution.execution_contract import LIMIT, WIDTH, local, on_v2, prompts
+
+pytest.importorskip("ray")
+
 from tests.execution.test_execution_ray import assert_same_steps
 from tests.execution.test_execution_sync import halve_a_row, in_worker
 
