@@ -91,7 +91,8 @@ with ExitStack() as held:
 def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     command, pipe = [sys.executable, "-c", script, *arguments], subprocess.PIPE
     pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **pipes)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # of another test
+    return subprocess.Popen(command, cwd=ROOT, env=plain | environment, text=True, **pipes)
 
 
 @pytest.fixture
@@ -103,7 +104,8 @@ def short() -> Iterator[Path]:
 
 def test_an_address_without_a_cluster_is_told_in_a_line(short: Path) -> None:
     """Ray itself tries a dead one for a quarter of an hour."""
-    told = python(_NO_CLUSTER, RAY_TMPDIR=str(short)).communicate(timeout=400)[0].splitlines()
+    token_of_another_test = os.environ | {"RAY_TMPDIR": str(short)}
+    told = python(_NO_CLUSTER, **token_of_another_test).communicate(timeout=400)[0].splitlines()
     assert len(told) == 5, told
     nobody_there = "DEAD: no Ray cluster is there ([Errno 111] Connection refused); start one there by 'ray start"
     assert [line.partition(nobody_there)[0] for line in told[:2]] == ["ray.address=", "RAY_ADDRESS="]
