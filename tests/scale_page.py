@@ -188,7 +188,7 @@ def verl_table() -> list[str]:
     old, update = (
         next(p.seconds or 0 for p in worked("8B")[1] if p.what == what) for what in ("old log-probs", "update")
     )
-    sync = [f"{scale.gathered_seconds(4 * parameters, BETWEEN_NODES):.1f} s" for parameters in (30.5e9, 27e9)]
+    sync = [f"{scale.gathered_seconds(2 * parameters, BETWEEN_NODES):.1f} s" for parameters in (30.5e9, 27e9)]
     at = "https://github.com/volcengine/verl/blob/b178a3cd56f58b2d502255daba591e92833930a7"
     fully = f"[fully_async.md]({at}/docs/advance/fully_async.md)"
     first = "Qwen2.5-Math-7B, 512 x 16 rows of at most 28K tokens, 32 H20: generation, old log-probs, update, step"

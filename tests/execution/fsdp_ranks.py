@@ -9,11 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlprims import algorithms, losses
@@ -26,6 +28,7 @@ from rlprims.execution.hf._adapters import checksum, merged, parameters
 from rlprims.execution.hf._models import SHARDED_MODELS, empty_causal_lm, load_causal_lm
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._checkpoint import Saver
+from rlprims.execution.ray._source import Source
 from rlprims.kernels import linear_log_probs
 from rlprims.types import merge_metrics
 from tests.execution.execution_contract import LIMIT, OPTIMIZER, WIDTH, local, prompts, training_batch
@@ -276,6 +279,26 @@ def whole_weights(of: Training) -> dict[str, Tensor]:
     return merged(module, {name: _fsdp.whole(p) for name, p in parameters(module).items()})
 
 
+def sent_in_sixteen_bits(path: Path) -> None:
+    """Engines get the rounded weights, with adapters the rounded sums; without them half as many bytes are gathered."""
+    for model in ({}, {"lora": LoraConfig(rank=4)}):
+        many = training(path, GRPO, RayConfig(), **model)
+        module = many.policy.module
+        for name, parameter in module.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.constant_(parameter, 0.01)
+        whole = whole_weights(many)
+        shards = {name: _fsdp.shard_of(parameter) for name, parameter in parameters(module).items()}
+        source = Source(module, shards, "bfloat16")
+        with patch.object(DTensor, "full_tensor", autospec=True, side_effect=DTensor.full_tensor) as gather:
+            sent = {info.name: x.bfloat16() for infos, part in source for info, x in zip(infos, part, strict=True)}
+        assert sent.keys() == whole.keys()
+        for name, x in sent.items():
+            assert torch.equal(x, whole[name].bfloat16()), name
+        gathered = {call.args[0].dtype for call in gather.call_args_list}
+        assert gathered == {torch.float32 if model else torch.bfloat16}
+
+
 def hybrid(path: Path, batch: DataProto, where: Path) -> None:
     """Two copies of the weights on four ranks: the step of one process, and a checkpoint that four shards read."""
     rows, one = rows_of(batch), training(path, GRPO)
@@ -322,6 +345,7 @@ def main(path: Path, *chosen: str) -> None:
         "one reduction": lambda: one_reduction(plain, batch),
         "settings": lambda: settings(plain, batch),
         "sixteen bits": lambda: sixteen_bits(plain, batch),
+        "sent in sixteen bits": lambda: sent_in_sixteen_bits(plain),
         "parts of files": lambda: parts_of_files(path),
         "in the background": lambda: in_the_background(plain, batch, path / "background", files=8),
         "in the background, tied": lambda: in_the_background(tied, batch, path / "background-tied"),

@@ -191,11 +191,11 @@ def to_engines(path: Path, shape: Shape) -> Iterator[Measure]:
     size = sync_bytes(shape, 2)
     if dist.get_rank() == 0:
         yield Measure("received by each engine in a sync", "w N", size, max(received))
-        # Beside them it gives its shards to the other rank, in float32.
+        # Beside them it gives its shards to the other rank.
         yield Measure(
             "sent by rank 0 to three engines",
-            "⌈log2(engines + 1)⌉ w N + 4 N / n",
-            size * copies_sent(engines) + 4 * shape.parameters / 2,
+            "⌈log2(engines + 1)⌉ w N + w N / n",
+            size * copies_sent(engines) + size / 2,
             sent,
         )
 

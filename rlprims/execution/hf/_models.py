@@ -255,7 +255,7 @@ def restore(model: nn.Module, directory: Path) -> None:
     if any(".experts." in name for name in tensors.keys() - state.keys()):
         # transformers stores the experts of a layer one by one, and joins them when it loads a model.
         kind: Any = type(model)
-        tensors = kind.from_pretrained(directory, dtype="auto").state_dict()
+        tensors = kind.from_pretrained(directory, dtype="auto", use_safetensors=True).state_dict()
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     loaded = {state[name].data_ptr() for name in tensors if name in state}
     lost = [name for name in missing if state[name].data_ptr() not in loaded]  # a tied weight is stored once

@@ -173,13 +173,16 @@ class Shard(NamedTuple):
     of: DTensor | None  # the layout: a DTensor without data; None if the parameter is not sharded
     device: torch.device
 
-    def whole(self, device: torch.device = _CPU) -> Tensor:
-        """Gather the shards of all ranks on ``device``. This is a collective: every rank must call it."""
+    def whole(self, device: torch.device = _CPU, dtype: torch.dtype | None = None) -> Tensor:
+        """Gather the shards of all ranks on ``device``. This is a collective: every rank must call it.
+
+        With ``dtype`` the shards are cast first, so that fewer bytes are gathered if it is smaller.
+        """
         if self.of is None:
-            return self.local.to(device)
+            return self.local.to(device=device, dtype=dtype)
         layout = self.of
         sharded = DTensor.from_local(
-            self.local.to(self.device),
+            self.local.to(device=self.device, dtype=dtype),
             layout.device_mesh,
             layout.placements,
             run_check=False,

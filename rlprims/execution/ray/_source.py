@@ -36,12 +36,15 @@ class Source:
     ) -> None:
         self.module, self.shards, self.device = module, shards, device or torch.device("cpu")
         self.as_stored = as_stored and any(".experts." in name for name in shards)
+        # The sum of a weight and its adapters must be computed before it is rounded.
+        is_adapted = any(".lora_" in name for name in shards)
+        self._gathered_in = getattr(torch, dtype) if dtype and not is_adapted else None
         self._names = layers(list(shards))
         self.parts = [self._infos(names, dtype) for names in self._names]
 
     def __iter__(self) -> Iterator[tuple[list[Info], list[Tensor]]]:
         for names, infos in zip(self._names, self.parts, strict=True):
-            tensors = merged(self.module, {name: self.shards[name].whole(self.device) for name in names})
+            tensors = merged(self.module, {name: self._whole(name) for name in names})
             if self.as_stored:
                 tensors = self._stored(tensors)
             yield infos, [tensors.pop(info.name) for info in infos]
@@ -50,6 +53,9 @@ class Source:
     def largest(self) -> int:
         """The bytes of the largest tensor."""
         return max(info.bytes for part in self.parts for info in part)
+
+    def _whole(self, name: str) -> Tensor:
+        return self.shards[name].whole(self.device, self._gathered_in)
 
     def _infos(self, names: list[str], dtype: str | None) -> list[Info]:
         plain = {name: self.shards[name] for name in names if ".lora_" not in name}

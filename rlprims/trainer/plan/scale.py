@@ -360,8 +360,7 @@ def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
     if backend == "gloo":
         how = f"gloo, {receivers} processes; rank 0 sends {copies_sent(receivers)} copies"
         return Phase("sync", 0, 0, sent, gloo_seconds(sent, receivers, rates), how, "model.lora.sync: adapter")
-    stored, trained = widths(config.model)
-    gathered = shape.parameters * (stored if config.model.lora else trained)
+    gathered = shape.parameters * widths(config.model)[0] if config.model.lora else sent
     how = f"{backend}, {receivers} processes; every rank gathers {text_of(gathered)}"
     return Phase("sync", 0, 0, sent, gathered_seconds(gathered, rates), how, "model.lora.sync: adapter")
 
