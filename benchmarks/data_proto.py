@@ -224,7 +224,9 @@ def _through_ray(sample: Sample) -> Iterator[Case]:
     if ray is None:
         return
     os.environ |= {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=6 * sample.bytes + 2**28)
+    ray.init(
+        "local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=6 * sample.bytes + 2**28
+    )
     try:
 
         def cross(batch: Batch) -> Batch:

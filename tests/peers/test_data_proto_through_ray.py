@@ -28,6 +28,7 @@ def cluster():
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
         ray.init(
+            address="local",  # whatever cluster the machine has
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,
