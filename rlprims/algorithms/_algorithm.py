@@ -239,6 +239,11 @@ class Algorithm(_Spec):
         return names | {"old_log_probs"} if reads_old else names
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether a part reads a teacher's log-probs, of the sampled tokens or of several tokens at each position."""
+        return bool(self.needs & {"teacher_log_probs", "teacher_topk_log_probs"})
+
+    @property
     def baseline_measures_kl(self) -> bool:
         """Whether the baseline's ``update`` takes ``kl``, of the policy from the one that last answered the prompt."""
         update = getattr(self.baseline.fn, "update", None) if self.baseline is not None else None

@@ -1,6 +1,5 @@
 """The settings of an execution layer."""
 
-from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 import torch
@@ -401,18 +400,17 @@ def backend_of(cluster: RayConfig, device: str) -> str:
 
 
 def check_teacher_engine(
-    cluster: RayConfig, model: ModelConfig, needs: Set[str], *, temperature: float, truncates: bool = False
+    cluster: RayConfig, model: ModelConfig, *, temperature: float, truncates: bool = False
 ) -> None:
-    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, if the algorithm reads a teacher's columns.
+    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, for an algorithm that reads a teacher.
 
-    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model. ``needs`` are the columns that
-    the algorithm reads.
+    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model.
 
     Raises:
         ValueError: the teacher's log-probs would not be those of the sampler's distribution, there are several
             teachers, or the teacher follows the policy.
     """
-    if cluster.teacher_engine == "hf" or not needs & {"teacher_log_probs", "teacher_topk_log_probs"}:
+    if cluster.teacher_engine == "hf":
         return
     for setting, wanted, got in (
         ("sampling.temperature", "1", None if temperature == 1 else f"{temperature:g}"),

@@ -399,11 +399,9 @@ class Config(RunConfig):
                 "the algorithm compares the whole softmax of teacher and student, but sampling truncates it: "
                 "leave top_k, top_p and min_p out"
             )
-        if self.execution == "ray":
+        if self.execution == "ray" and self.algorithm.needs_teacher:
             temperature, truncates = self.sampling.temperature, self.sampling.truncates
-            check_teacher_engine(
-                self.ray, self.model, self.algorithm.needs, temperature=temperature, truncates=truncates
-            )
+            check_teacher_engine(self.ray, self.model, temperature=temperature, truncates=truncates)
 
     def _check_stream(self) -> None:
         if self.stream and "baseline_scores" in self.algorithm.needs:
@@ -513,7 +511,7 @@ class Config(RunConfig):
                 f"{self.algorithm.name} corrects it: add corrections: [rlprims.corrections.tis], or use a loss that "
                 "reads rollout_log_probs"
             )
-        uses_teacher = self.algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}
+        uses_teacher = self.algorithm.needs_teacher
         if uses_teacher and self.model.teacher in (None, self.model.path) and self.data.teacher_template is None:
             messages.append(
                 "the teacher is the model itself with the same prompt, so teacher and student are equal at the start: "

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ class HasState(Protocol):
     def load(self, directory: Path) -> None: ...
 
 
-class Running:
+class Running(ABC):
     """A run of any kind. Subclasses define the evaluation, the records and the summary."""
 
     def __init__(
@@ -66,20 +67,20 @@ class Running:
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
 
+    @abstractmethod
     def evaluate(self) -> None:
         """Evaluate the current model and write the metrics."""
-        raise NotImplementedError
 
-    def record(self, step: Step) -> None:
+    def record(self, step: Step) -> None:  # noqa: B027  # a kind of run may store nothing
         """Store further data of a step, beside its metrics."""
 
     def hooks(self) -> list[Hook]:
         """Return the functions that are called after a step is logged."""
         return []
 
+    @abstractmethod
     def finish(self, seconds: float) -> None:
         """Write the summary."""
-        raise NotImplementedError
 
     def run(self) -> int:
         """Train until the last step or a stop signal; returns the exit code."""

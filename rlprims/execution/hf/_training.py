@@ -145,7 +145,7 @@ class Training:
             self._policy = TrainState(policy, optimizer, updates)
             if needs_reference and self.reference is None:
                 self.reference = self.policy.module  # the policy with its adapters off
-        if "teacher" in roles and algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}:
+        if "teacher" in roles and algorithm.needs_teacher:
             check_vocabularies(model)
             for name, path in model.teachers.items():
                 self.teachers[name] = ranks.load(path, model).requires_grad_(False)

@@ -76,7 +76,8 @@ class RayExecution:
         model = with_whole_paths(model)
         check_plans(cluster, model, algorithm)
         check_engine_options(cluster, model)
-        check_teacher_engine(cluster, model, algorithm.needs, temperature=temperature)
+        if algorithm.needs_teacher:
+            check_teacher_engine(cluster, model, temperature=temperature)
         if model.replay_routes:
             _check_routes(cluster, model)
         self.tokenizer = tokenizer

@@ -27,7 +27,7 @@ class TeacherWorker(Observed):
     def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
         """Load the teacher, if the algorithm has one."""
         torch.set_num_threads(1)
-        if not algorithm.needs & {"teacher_log_probs", "teacher_topk_log_probs"}:
+        if not algorithm.needs_teacher:
             return
         check_vocabularies(model)
         with without_collection():

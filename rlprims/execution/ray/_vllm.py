@@ -29,7 +29,7 @@ from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.hf._sampler import Responses
-from rlprims.execution.ray._vllm_scorer import scoring
+from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 from rlprims.routing import UNKNOWN, align
@@ -107,28 +107,15 @@ class VllmEngine:
         on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
-        ours = {
-            "model": model.path,
+        ours = engine_options(model.path, model, cluster, devices=cluster.tensor_parallel_size) | {
             "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
-            "dtype": cluster.mixed_precision or model.dtype,
-            # On a CPU there are no CUDA graphs, and compiling with g++ instead takes seconds.
-            "enforce_eager": on_cpu if cluster.enforce_eager is None else cluster.enforce_eager,
-            "tensor_parallel_size": cluster.tensor_parallel_size,
             "max_model_len": context_window,
-            "max_num_seqs": model.max_rows_per_generation,
-            "seed": 0,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
-            "max_logprobs": -1,  # no limit for requests
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
-            "disable_log_stats": True,
         }
         self.routed_layers = routed_layers(model.path) if model.replay_routes else None
         if self.routed_layers is not None:
             ours["enable_return_routed_experts"] = True
-        if cluster.kv_cache_bytes:
-            ours["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
-        if cluster.tensor_parallel_size > 1:
-            ours["distributed_executor_backend"] = "mp"  # child processes, which end with this process
         if self.adapter:
             ours |= self.adapter.options()
         else:

@@ -28,6 +28,26 @@ def scoring(**wanted: Any) -> SamplingParams:
     )
 
 
+def engine_options(path: str, model: ModelConfig, cluster: RayConfig, *, devices: int) -> dict[str, Any]:
+    """The options of vLLM that an engine that samples and one that only scores have in common."""
+    options: dict[str, Any] = {
+        "model": path,
+        "dtype": cluster.mixed_precision or model.dtype,
+        # On a CPU there are no CUDA graphs, and compiling with g++ instead takes seconds.
+        "enforce_eager": current_platform.is_cpu() if cluster.enforce_eager is None else cluster.enforce_eager,
+        "tensor_parallel_size": devices,
+        "max_num_seqs": model.max_rows_per_generation,
+        "max_logprobs": -1,  # no limit for requests
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if cluster.kv_cache_bytes:
+        options["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
+    if devices > 1:
+        options["distributed_executor_backend"] = "mp"  # child processes, which end with this process
+    return options
+
+
 class _Text(NamedTuple):
     """The tokens of a row's prompt and response."""
 
@@ -52,28 +72,14 @@ class VllmScorer:
     """
 
     def __init__(self, path: str, model: ModelConfig, cluster: RayConfig) -> None:
-        on_cpu, devices = current_platform.is_cpu(), cluster.teacher_tensor_parallel_size
         self.longest = min(_window(path), _window(model.path))
         # A text may fill the window, and vLLM then wants one more place, for the token that it samples after it.
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-        options: dict[str, Any] = {}
-        if cluster.kv_cache_bytes:
-            options["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
-        if devices > 1:
-            options["distributed_executor_backend"] = "mp"  # child processes, which end with this process
         self.llm = LLM(
-            model=path,
+            **engine_options(path, model, cluster, devices=cluster.teacher_tensor_parallel_size),
             skip_tokenizer_init=True,
-            dtype=cluster.mixed_precision or model.dtype,
-            enforce_eager=on_cpu if cluster.enforce_eager is None else cluster.enforce_eager,
-            tensor_parallel_size=devices,
             max_model_len=self.longest + 1,
-            max_num_seqs=model.max_rows_per_generation,
             enable_prefix_caching=False,  # vLLM does not read the cache for the log-probs of a prompt
-            max_logprobs=-1,  # no limit for requests
-            seed=0,
-            disable_log_stats=True,
-            **options,
         )
         config = self.llm.llm_engine.vllm_config
         self.takes_ids = bool(config.use_v2_model_runner)  # only this runner scores given tokens

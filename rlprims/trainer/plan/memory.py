@@ -14,7 +14,6 @@ import torch
 from rlprims.execution import ModelConfig
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import load_examples
-from rlprims.trainer.teacher import TEACHER_COLUMNS
 
 _PROCESS = 0.42 * 2**30
 """Bytes of a CPU process with Python, torch and transformers (in a rank also Ray), without a model. On a GPU: 0."""
@@ -217,7 +216,7 @@ def plan(config: Config, prompts: Prompts) -> Plan:
     if "ref_log_probs" in needs and (model.reference or model.lora is None):
         how = f"{shape.parameters / 1e6:.1f} M x {width}{per_rank}"
         rank.append(Line("reference", shape.parameters * width / ranks, how, "kl_coef: 0, model.lora"))
-    if needs & TEACHER_COLUMNS and (not is_ray or config.ray.roles.teacher == "main"):
+    if config.algorithm.needs_teacher and (not is_ray or config.ray.roles.teacher == "main"):
         for name, path in model.teachers.items():
             count = shape_of(model.model_copy(update={"path": path, "lora": None})).parameters
             how = f"{count / 1e6:.1f} M x {width}{per_rank}"
