@@ -3,12 +3,11 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from rlprims.runs.rows import read_rows
 from rlprims.trainer.config import DataConfig
 
 
@@ -93,30 +92,6 @@ def load_examples(
     return Examples(rows, filtered, truncated)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON lines file, each with the number of its line.
-
-    Raises:
-        ValueError: there is no such file, or a line is not a JSON object. The message has file and line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a string may contain U+2028
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: expected an object with fields, got {type(row).__name__}")
-        yield number, row
-
-
 def _text(row: dict[str, Any], field: str, place: str) -> str:
     value = row.get(field)
     if isinstance(value, bool | dict | list) or value is None or value == "":
@@ -148,35 +123,3 @@ def filled_prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
     messages.append({"role": "user", "content": question})
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
-
-
-class PromptOrder:
-    """The order of examples. Each epoch has another order, a function of (seed, epoch).
-
-    Its whole state is ``position``.
-
-    >>> order = PromptOrder(3, seed=0, shuffle=True)
-    >>> sorted(order.take(3)), order.position
-    ([0, 1, 2], 3)
-    """
-
-    def __init__(self, examples: int, *, seed: int, shuffle: bool) -> None:
-        self.examples = examples
-        self.seed = seed
-        self.shuffle = shuffle
-        self.position = 0
-
-    def take(self, count: int) -> list[int]:
-        taken = [self._at(self.position + i) for i in range(count)]
-        self.position += count
-        return taken
-
-    def _at(self, position: int) -> int:
-        epoch, index = divmod(position, self.examples)
-        return int(self._permutation(epoch)[index]) if self.shuffle else index
-
-    def _permutation(self, epoch: int) -> Any:
-        if getattr(self, "_cached", (None,))[0] != epoch:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.examples)
-            self._cached = (epoch, order)
-        return self._cached[1]
