@@ -9,12 +9,12 @@ from pydantic import Field, field_validator, model_validator
 
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
-from rlprims.environments import CallStyle, Limits
+from rlprims.environments import Limits
 from rlprims.execution import OptimizerConfig, RayConfig, Sampling
 from rlprims.execution._config import check_teacher_engine
-from rlprims.filters import DifficultyPools
 from rlprims.rewards.several import Reward
-from rlprims.runs.config import EvaluationSteps, RunConfig, Section, check_template, load_as, suggest
+from rlprims.runs.config import EvaluationSteps, RunConfig, Section, load_as, suggest
+from rlprims.trainer.data import DataConfig
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
@@ -27,61 +27,6 @@ _PRODUCED = {
 _PRODUCED_BY_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
 _SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
 """Columns of the trainer whose names no reward may have."""
-
-
-class DataConfig(Section):
-    """The prompts: JSON lines with a question and an answer."""
-
-    train: Path
-    eval: Path | None = Field(default=None, description="null: no evaluation")
-    question: str = Field(default="question", description="field that holds the question")
-    answer: str = Field(default="answer", description="field that holds the answer")
-    source: str = Field(
-        default="data_source",
-        description="field by whose values metrics are reported; rows without it: the file's name",
-    )
-    template: str = Field(
-        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
-    )
-    system: str | None = Field(default=None, description="system message of the chat template")
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
-    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
-        default="filter", description="truncate: the beginning is cut off"
-    )
-    shuffle: bool = True
-    teacher: str | None = Field(
-        default=None, description="field with the name of the row's teacher, if there are several"
-    )
-    teacher_template: str | None = Field(
-        default=None,
-        description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
-        "and {sibling}, another correct response of the group; null: the same prompt",
-    )
-    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
-    environment: Use | None = Field(
-        default=None,
-        description="class of an environment; its parameters are fields of the row; null: a single response",
-    )
-    pools: dict[str, tuple[float, float]] | None = Field(
-        default=None,
-        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
-        "the draw of prompts); null: every prompt once per epoch",
-    )
-    calls: CallStyle | None = Field(
-        default=None, description="how tool calls are written; null: json with the chat template, else tags"
-    )
-
-    @field_validator("pools")
-    @classmethod
-    def _are_valid_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
-        if pools is not None:
-            DifficultyPools(pools)
-        return pools
-
-    @field_validator("template")
-    @classmethod
-    def _names_the_question(cls, template: str) -> str:
-        return check_template(template, "{question}")
 
 
 class ScoringConfig(Section):

@@ -5,10 +5,70 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import Field, field_validator
+
+from rlprims.algorithms import Use
+from rlprims.environments import CallStyle
+from rlprims.filters import DifficultyPools
+from rlprims.runs.config import Section, check_template
 from rlprims.runs.rows import read_rows
-from rlprims.trainer.config import DataConfig
+
+
+class DataConfig(Section):
+    """The prompts: JSON lines with a question and an answer."""
+
+    train: Path
+    eval: Path | None = Field(default=None, description="null: no evaluation")
+    question: str = Field(default="question", description="field that holds the question")
+    answer: str = Field(default="answer", description="field that holds the answer")
+    source: str = Field(
+        default="data_source",
+        description="field by whose values metrics are reported; rows without it: the file's name",
+    )
+    template: str = Field(
+        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
+    )
+    system: str | None = Field(default=None, description="system message of the chat template")
+    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
+        default="filter", description="truncate: the beginning is cut off"
+    )
+    shuffle: bool = True
+    teacher: str | None = Field(
+        default=None, description="field with the name of the row's teacher, if there are several"
+    )
+    teacher_template: str | None = Field(
+        default=None,
+        description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
+        "and {sibling}, another correct response of the group; null: the same prompt",
+    )
+    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
+    environment: Use | None = Field(
+        default=None,
+        description="class of an environment; its parameters are fields of the row; null: a single response",
+    )
+    pools: dict[str, tuple[float, float]] | None = Field(
+        default=None,
+        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
+        "the draw of prompts); null: every prompt once per epoch",
+    )
+    calls: CallStyle | None = Field(
+        default=None, description="how tool calls are written; null: json with the chat template, else tags"
+    )
+
+    @field_validator("pools")
+    @classmethod
+    def _are_valid_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
+        if pools is not None:
+            DifficultyPools(pools)
+        return pools
+
+    @field_validator("template")
+    @classmethod
+    def _names_the_question(cls, template: str) -> str:
+        return check_template(template, "{question}")
 
 
 class Example(NamedTuple):

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rlprims.runs.rows import RowOrder
-from rlprims.trainer.config import DataConfig
-from rlprims.trainer.data import load_examples
+from rlprims.trainer.data import DataConfig, load_examples
 from tests import tiny
 
 GSM8K = Path(__file__).parent / "gsm8k_sample.jsonl"
