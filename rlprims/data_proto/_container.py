@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
 
+import einops
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -665,9 +666,8 @@ class DataProto:
             raise BatchError(f"repeat: repeat_times is {repeat_times}, expected at least 0")
         if repeat_times == 1:
             return self.slice()
-        numbers = row_range(len(self))
-        numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
-        return self._like(self._columns().take(numbers))
+        pattern = "row -> (row copy)" if interleave else "row -> (copy row)"
+        return self._like(self._columns().take(einops.repeat(row_range(len(self)), pattern, copy=repeat_times)))
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
         """Add rows until the divisor divides their number; returns the batch and the number of added rows.
