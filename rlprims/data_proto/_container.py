@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto import _columns, _convert, _storage
+from rlprims.data_proto import _columns, _convert, _pickling, _storage
 from rlprims.data_proto._columns import (
     Array,
     BatchError,
@@ -139,12 +139,7 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[Any, Any] | None = None,
     ) -> Self:
-        """A batch from one dict per part. The dicts are not changed; a list becomes one object per row.
-
-        Args:
-            tensors: per name, a tensor with one entry per row.
-            non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
-            meta_info: the values of the whole batch.
+        """A batch from one dict per part, as for the class; all are optional. A list becomes one object per row.
 
         Raises:
             BatchError: a field without rows, or fields with different numbers of rows.
@@ -264,7 +259,7 @@ class DataProto:
         >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
         True
         """
-        return _storage.reduce_ex(self, protocol)
+        return _pickling.reduce_ex(self, protocol)
 
     def __repr__(self) -> str:
         """A table of the fields: part, name, dtype, shape, bytes. Notebooks show it too.
