@@ -41,7 +41,7 @@ def entries(vocab: VocabShard | None, x: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def normalizer(vocab: VocabShard | None, x: Tensor) -> Tensor:
-    """Z = Σ exp x over the vocabulary, (..., 1), for ranks that each have their own terms of Z: see :func:`sum_rows`."""
+    """Z = Σ exp x over the vocabulary, (..., 1), if each rank has its own terms of Z: see :func:`sum_rows`."""
     total = x.exp().sum(-1, keepdim=True)
     return total if vocab is None else sum_rows(vocab.all_reduce, total)
 
