@@ -79,9 +79,11 @@ def test_plot_and_rollouts(finished: Path, tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "two.png").stat().st_size > 10_000
     assert main(["rollouts", str(finished), "--step", "2", "--count", "3"]) == 0
     shown = "".join(capsys.readouterr().out.split())
-    trained = next(row for row in read_rollouts(finished, 2) if row.status == "trained")
-    assert visible("".join(trained.response.split())) in shown
-    assert trained.prompt in shown
+    trained = [row for row in read_rollouts(finished, 2) if row.status == "trained"]
+    found = [row for row in trained if visible("".join(row.response.split())) in shown and row.prompt in shown]
+    assert found
+    assert shown.count("▸score") == 3
+    assert f"{len(read_rollouts(finished, 2)) - 3}moreresponses" in shown
     page = tmp_path / "page.html"
     for options, steps in (([], [1, 2, 3]), (["--step", "2"], [2])):
         assert main(["rollouts", str(finished), "--html", str(page), *options]) == 0
