@@ -9,8 +9,9 @@ from rich.console import Console
 
 from rlprims.data_proto import DataProto
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer, old_log_probs, train
+from rlprims.trainer.loop import Trainer, train
 from rlprims.trainer.session import build
+from rlprims.trainer.update import old_log_probs
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_of
 from rlprims.reports.rollouts import read_rollouts
-from rlprims.trainer.collect.rollout import join_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer, train
 from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.scoring.groups import join_groups
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
 
