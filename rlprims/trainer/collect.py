@@ -10,9 +10,9 @@ from typing import Any
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
 from rlprims.filters import DynamicSampling, SamplingExhausted
+from rlprims.runs.metrics import Clock
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.measures import Clock
 from rlprims.trainer.scoring.columns import by_group, first_rows
 from rlprims.trainer.scoring.counts import counts_of
 from rlprims.trainer.scoring.groups import split_groups, with_baseline_scores

@@ -4,57 +4,20 @@
 are called after each step, do everything else in a run: evaluation, checkpoints, progress, logs.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
+from rlprims.runs.metrics import Clock
+from rlprims.runs.steps import Step
 from rlprims.trainer.collect import Collector
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.measures import Clock, batch_metrics
+from rlprims.trainer.metrics import batch_metrics
 from rlprims.trainer.scoring.groups import join_groups
 from rlprims.trainer.stateful import States
 from rlprims.trainer.update import estimate, measure, update
-
-
-@dataclass
-class Step:
-    """The result of one step."""
-
-    number: int
-    batch: DataProto
-    """The rows that were trained on, with their advantages."""
-    dropped: list[tuple[DataProto, str]]
-    """The groups that were not trained on, each with the reason (of a greedy baseline: "greedy baseline")."""
-    surplus: list[DataProto]
-    """The groups that were sampled with this batch and wait for the next."""
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def copy(self) -> "Step":
-        """A copy with the same tensors. It has its own columns."""
-        dropped = [(rows[:], reason) for rows, reason in self.dropped]
-        return replace(self, batch=self.batch[:], dropped=dropped, surplus=[rows[:] for rows in self.surplus])
-
-
-class Stepper(Protocol):
-    """The trainer of a run: a :class:`Trainer`, or the one on stored rows."""
-
-    step_number: int
-
-    @property
-    def steps(self) -> int:
-        """The steps of the whole run."""
-        ...
-
-    def step(self) -> Step: ...
-
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        """JSON values, and groups of rows by name; call it between two steps."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None: ...
 
 
 class Trainer:
@@ -109,15 +72,3 @@ class Trainer:
         self.step_number, self.generated_tokens = state["step_number"], state["generated_tokens"]
         self.collector.load_state_dict(state, groups)
         self.states.load_state_dict(state["states"], groups.get("answers", []))
-
-
-Hook: TypeAlias = Callable[[Any, Step], None]
-"""Called with the trainer after each step."""
-
-
-def train(trainer: Stepper, hooks: Sequence[Hook], *, stop: Callable[[], bool] = lambda: False) -> None:
-    """Run steps until the configured number is done, or ``stop`` returns True between two steps."""
-    while trainer.step_number < trainer.steps and not stop():
-        step = trainer.step()
-        for hook in hooks:
-            hook(trainer, step)

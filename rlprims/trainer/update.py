@@ -14,8 +14,8 @@ from rlprims.execution import Execution, Models, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
+from rlprims.runs.metrics import summarize
 from rlprims.trainer.config import Config
-from rlprims.trainer.measures import summarize
 from rlprims.trainer.scoring.columns import outcome_scores, rollout_ids
 from rlprims.trainer.stateful import States
 from rlprims.trainer.teacher import TEACHER_COLUMNS, teacher_columns

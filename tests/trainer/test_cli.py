@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlprims.trainer.cli import main
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.cli import main
+from rlprims.runs.directory import RunDirectory
 from tests.trainer.runs import metrics_of
 
 WriteConfig = Callable[[dict[str, Any]], Path]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rlprims.runs.steps import Step, train
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
@@ -15,7 +16,7 @@ from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.grouping import dense_ids
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer, train
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, start
 from rlprims.trainer.update import mini_batches
 

@@ -10,8 +10,9 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.filters import DifficultyPools, SamplingExhausted
+from rlprims.runs.rows import RowOrder
 from rlprims.trainer.config import Config
-from rlprims.trainer.data import Example, PromptOrder
+from rlprims.trainer.data import Example
 
 TURN = 2**40
 """A turn is drawn as the sample ``sample_id + turn * TURN``, so its randomness is a function of (seed, sample, turn).
@@ -62,7 +63,7 @@ class Prompts:
 
     def __init__(self, config: Config, examples: Sequence[Example]) -> None:
         self.examples, self.seed, self.group_size = examples, config.seed, config.algorithm.group_size
-        self.order = PromptOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
+        self.order = RowOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
         self.pools = DifficultyPools(config.data.pools) if config.data.pools else None
         self.by_key = {example.key: row for row, example in enumerate(examples)} if self.pools else {}
         self.groups = 0

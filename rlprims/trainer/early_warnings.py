@@ -6,9 +6,10 @@ from rich.console import Console
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
+from rlprims.runs.steps import Step
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.loop import Step, Trainer
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.scoring.rewards import verify
 from rlprims.trainer.sources.responses import prompt_rows
 

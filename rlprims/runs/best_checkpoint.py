@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprims.trainer.config import EvaluationConfig
-
 
 class Best:
     """The largest value of a metric, and the number of evaluations since then. The run's ``best.json`` has the value.
@@ -19,10 +17,6 @@ class Best:
         self.value = float("-inf")
         self.step: int | None = None
         self.evaluations_since = 0
-
-    @classmethod
-    def of(cls, config: EvaluationConfig, run: Path) -> "Best":
-        return cls(config.best, run / "best.json", stop_at=config.stop_at, patience=config.patience)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Record an evaluation; returns whether it is the best. Step 0 never is: it has no checkpoint.
