@@ -19,7 +19,7 @@ from rlprims.trainer.scoring.groups import split_groups, with_baseline_scores
 from rlprims.trainer.scoring.rewards import score
 from rlprims.trainer.sources import sources_of
 from rlprims.trainer.sources.group import Group, GroupSource, Prompts
-from rlprims.trainer.sources.schedule import check_resumes, generation_limits, pace_of, schedule_of
+from rlprims.trainer.sources.pace import check_resumes, generation_limits, pace_of, schedule_of
 
 Filtered = tuple[DataProto, str | None]
 """The rows of a group with shaped scores, and the reason to drop it, or None."""
@@ -57,12 +57,26 @@ class _Batch:
         dropped = [(rows, reason) for rows, reason in self.passed.values() if reason is not None]
         return sorted([*greedy, *dropped], key=lambda each: _number(each[0]))
 
+    def metrics(self, config: Config) -> dict[str, float]:
+        sampled, counts = len(self.passed), counts_of(self.rows(), config.score_parts)
+        reasons = [reason for _, reason in self.passed.values() if reason is not None]
+        metrics = {
+            "generation_batches": -(-sampled // generation_limits(config)[0]),
+            "groups_sampled": sampled,
+            "groups_dropped": len(reasons),
+            "groups_failed": reasons.count("a score is not finite"),
+            "filter_yield": 1 - len(reasons) / max(1, sampled),
+            "generated_tokens": sum(int(rows["response_mask"].sum()) for rows in [*self.rows(), *self.greedy]),
+        }
+        metrics |= {f"failures/{cause}": count for cause, count in counts.failures.items()}
+        return metrics | counts.means | self.clock.seconds()
+
 
 class Collector:
     """Collects one training batch after another: a schedule begins groups, a source samples them, a filter keeps some.
 
     ``take`` and ``prefetch`` are called before an update, ``wait`` after it. Between two steps nothing is sampled,
-    unless the pace is "updates": see :mod:`rlprims.trainer.sources.schedule`.
+    unless the pace is "updates": see :mod:`rlprims.trainer.sources.pace`.
     """
 
     def __init__(self, config: Config, execution: Models, tokenizer: Any, examples: Sequence[Example]) -> None:
@@ -71,12 +85,12 @@ class Collector:
         self.prompts = Prompts(config, examples)
         self.causes: Counter[str] = Counter()
         self.generated_tokens = 0
-        self.sampling = self._accumulator()
+        self.sampling = _accumulator(self.config)
         self._open: Callable[..., GroupSource] = sources_of(
             config, execution, tokenizer, examples, seed=config.seed, pace=self.pace, count=self.causes.update
         )
         self._source: GroupSource | None = None
-        self._schedule = schedule_of(config, missing=1)
+        self._schedule = schedule_of(config)
         self._running: dict[int, Group] = {}
         self._begin_again: list[Group] = []
         """Groups that were being sampled when sampling ended."""
@@ -153,7 +167,11 @@ class Collector:
         self.sampling.surplus.sort(key=_number)
         groups = self.sampling.take()
         surplus = [rows for rows in self.surplus if _number(rows) >= batch.first_group]
-        return Collected(groups, batch.dropped(), surplus, self._metrics(batch))
+        metrics = batch.metrics(self.config)
+        self.generated_tokens += int(metrics["generated_tokens"])
+        metrics |= {"surplus": len(self.surplus), "generated_tokens_total": self.generated_tokens}
+        metrics |= {f"causes/{cause}": count for cause, count in sorted(self.causes.items())} | self.prompts.metrics()
+        return Collected(groups, batch.dropped(), surplus, metrics)
 
     def _is_full(self, batch: _Batch) -> bool:
         """Whether the batch can be trained on.
@@ -168,10 +186,8 @@ class Collector:
         """Sample until the schedule has a batch, or the limit is reached."""
         if self.pace != "updates":
             at_once, batches = generation_limits(self.config)
-            begun = self.prompts.groups
-            most = None if batches is None else batches * at_once - (begun - batch.first_group)
-            missing = self.config.prompts_per_step - len(self.sampling.surplus)
-            self._schedule = schedule_of(self.config, begun=begun, missing=missing, most=most)
+            missing, most = self.config.prompts_per_step - len(self.surplus), batches and batches * at_once
+            self._schedule = schedule_of(self.config, first=self.prompts.groups, missing=missing, most=most)
         self._begin()
         while self._schedule.take() is None:
             self._add_passed(batch)
@@ -236,26 +252,6 @@ class Collector:
             rows, reason = batch.passed[number] = self._complete.pop(number)
             self.sampling.add([rows], [reason])
 
-    def _metrics(self, batch: _Batch) -> dict[str, float]:
-        """The metrics of a full batch; its tokens are added to those of the run."""
-        sampled, reasons = batch.rows(), [reason for _, reason in batch.passed.values() if reason is not None]
-        generated = sum(int(rows["response_mask"].sum()) for rows in [*sampled, *batch.greedy])
-        self.generated_tokens += generated
-        counts = counts_of(sampled, self.config.score_parts)
-        metrics = {
-            "generation_batches": -(-len(sampled) // generation_limits(self.config)[0]),
-            "groups_sampled": len(sampled),
-            "groups_dropped": len(reasons),
-            "groups_failed": reasons.count("a score is not finite"),
-            "filter_yield": 1 - len(reasons) / max(1, len(sampled)),
-            "surplus": len(self.surplus),
-            "generated_tokens": generated,
-            "generated_tokens_total": self.generated_tokens,
-        }
-        metrics |= self.prompts.metrics() | {f"failures/{cause}": count for cause, count in counts.failures.items()}
-        metrics |= {f"causes/{cause}": count for cause, count in sorted(self.causes.items())}
-        return metrics | counts.means | batch.clock.seconds()
-
     # The state.
 
     @property
@@ -276,11 +272,8 @@ class Collector:
         if self._ahead is not None and self._ahead.exception() is None:
             ahead = self._ahead.result()
             groups |= {"ahead": ahead.groups, "ahead_dropped": [rows for rows, _ in ahead.dropped]}
-            state["ahead"] = {
-                "metrics": ahead.metrics,
-                "reasons": [reason for _, reason in ahead.dropped],
-                "first_surplus": len(self.surplus) - len(ahead.surplus),
-            }
+            reasons, older = [reason for _, reason in ahead.dropped], len(self.surplus) - len(ahead.surplus)
+            state["ahead"] = {"metrics": ahead.metrics, "reasons": reasons, "older_surplus": older}
         return state, groups
 
     def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
@@ -294,7 +287,7 @@ class Collector:
             self._complete = {number: (rows, reason) for (number, reason), rows in complete}
         elif (ahead := state.get("ahead")) is not None:
             dropped = list(zip(groups.get("ahead_dropped", []), ahead["reasons"], strict=True))
-            batch = Collected(groups["ahead"], dropped, surplus[ahead["first_surplus"] :], ahead["metrics"])
+            batch = Collected(groups["ahead"], dropped, surplus[ahead["older_surplus"] :], ahead["metrics"])
             self._ahead = _completed(lambda: batch)
 
     def _counters(self) -> dict[str, Any]:
@@ -303,16 +296,17 @@ class Collector:
     def _load(self, counters: dict[str, Any], surplus: list[DataProto]) -> None:
         self.prompts.load_state_dict(counters)
         self.generated_tokens = counters["generated_tokens"]
-        self.sampling = self._accumulator()
+        self.sampling = _accumulator(self.config)
         self.sampling.surplus = surplus
 
-    def _accumulator(self) -> DynamicSampling[DataProto]:
-        limits, (_, batches) = self.algorithm.filter, generation_limits(self.config)
-        return DynamicSampling(
-            groups=self.config.prompts_per_step,
-            max_generation_batches=batches,
-            at_limit=limits.at_limit if limits else "error",
-        )
+
+def _accumulator(config: Config) -> DynamicSampling[DataProto]:
+    limits, (_, batches) = config.algorithm.filter, generation_limits(config)
+    return DynamicSampling(
+        groups=config.prompts_per_step,
+        max_generation_batches=batches,
+        at_limit=limits.at_limit if limits else "error",
+    )
 
 
 def _number(rows: DataProto) -> int:

@@ -10,9 +10,10 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.sources.continuous import ContinuousEpisodes
 from rlprims.trainer.sources.episodes import episode_runner
 from rlprims.trainer.sources.group import Group, GroupSource
+from rlprims.trainer.sources.pace import Pace
 from rlprims.trainer.sources.responses import Responses
 from rlprims.trainer.sources.rounds import EpisodeRounds
-from rlprims.trainer.sources.schedule import Pace, Schedule
+from rlprims.trainer.sources.schedule import Schedule
 
 __all__ = ["Group", "GroupSource", "Schedule"]
 
@@ -29,14 +30,7 @@ def sources_of(
 ) -> Callable[[Sampling], GroupSource]:
     """A function that opens a source of groups of these examples, for settings of the sampling.
 
-    Args:
-        config: has the environment, if there is one.
-        execution: samples.
-        tokenizer: of the policy.
-        examples: the questions; all prompts are padded to the longest.
-        seed: of the samples.
-        pace: what is sampled together.
-        count: called with the causes of the problems of episodes.
+    All prompts are padded to the longest. ``count`` is called with the causes of the problems of episodes.
     """
     width = max(len(example.prompt_ids) for example in examples)
     runner = episode_runner(config, execution, tokenizer, count)

@@ -1,9 +1,8 @@
 """Groups of episodes whose turns are sampled in rounds: the next turn of every active episode, in one call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from queue import SimpleQueue
-from typing import NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rlprims._event_loop import event_loop
 from rlprims.data_proto import DataProto
@@ -39,43 +38,39 @@ class EpisodeRounds:
     ) -> None:
         self.runner, self.until_all_end, self.as_one = runner, until_all_end, as_one
         self._rounds = Rounds(runner.episode, lambda turns: runner.complete(turns, sampling, seed))
-        self._active: dict[int, Group] = {}
-        self._ended: dict[int, list[Episode]] = {}
+        self._active: dict[int, tuple[Group, list[Episode]]] = {}
+        """Groups with the episodes that have ended, by number."""
 
     def begin(self, group: Group) -> None:
-        self._active[group.number] = group
-        self._rounds.begin([(group.example, sample_id) for sample_id in group.samples])
+        self._active[group.number] = group, []
+        self._rounds.begin((group.example, sample_id) for sample_id in group.samples)
 
     def take(self) -> dict[int, DataProto]:
         ended = self._next_groups()
         while self.until_all_end and self._active:
-            ended |= self._next_groups()
-        if not self.as_one:
-            return {number: self.runner.rows([group], episodes) for number, (group, episodes) in ended.items()}
-        in_order = [ended[number] for number in sorted(ended)]
-        groups, episodes = [group for group, _ in in_order], [each for _, own in in_order for each in own]
-        return by_group(self.runner.rows(groups, episodes))
+            ended += self._next_groups()
+        if self.as_one:
+            return by_group(self._rows(sorted(ended, key=lambda each: each[0].number)))
+        return {group.number: self._rows([(group, episodes)]) for group, episodes in ended}
 
-    def _next_groups(self) -> dict[int, tuple[Group, list[Episode]]]:
-        """The groups that end next, with their episodes, by number; in the order in which their last ones end."""
-        complete: dict[int, tuple[Group, list[Episode]]] = {}
-        while not complete:
+    def _next_groups(self) -> list[tuple[Group, list[Episode]]]:
+        """The groups that end next, in the order in which their last episodes end."""
+        ended = list[tuple[Group, list[Episode]]]()
+        while not ended:
             for episode in self._rounds.take():
-                group = next(group for group in self._active.values() if episode.sample_id in group.samples)
-                episodes = self._ended.setdefault(group.number, [])
+                group, episodes = next(each for each in self._active.values() if episode.sample_id in each[0].samples)
                 episodes.append(episode)
                 if len(episodes) == len(group.samples):
-                    del self._active[group.number], self._ended[group.number]
-                    complete[group.number] = group, sorted(episodes, key=lambda each: each.sample_id)
-        return complete
+                    ended.append(self._active.pop(group.number))
+        return ended
+
+    def _rows(self, ended: Sequence[tuple[Group, list[Episode]]]) -> DataProto:
+        in_order = [sorted(episodes, key=lambda episode: episode.sample_id) for _, episodes in ended]
+        return self.runner.rows([group for group, _ in ended], [episode for own in in_order for episode in own])
 
     def close(self) -> None:
         self._active.clear()
-        self._ended.clear()
         self._rounds.close()
-
-
-_Round: TypeAlias = tuple[list[Request], list[Episode | BaseException]]
 
 
 class Rounds:
@@ -93,15 +88,12 @@ class Rounds:
         self.play, self.complete = play, complete
         self._loop = event_loop("environments")
         self._new: list[tuple[Example, int]] = []
-        self._requests: list[Request] = []  # the turns of the next round
-        self._rounds: SimpleQueue[_Round] = SimpleQueue()
-        # These are used in the event loop only.
-        self._active = 0
-        self._waiting: list[Request] = []
-        self._finished: list[Episode | BaseException] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._active: set[asyncio.Task[Episode | BaseException]] = set()
+        self._ended: list[asyncio.Task[Episode | BaseException]] = []
+        self._requests: list[Request] = []
+        self._all_wait = asyncio.Event()
 
-    def begin(self, episodes: Sequence[tuple[Example, int]]) -> None:
+    def begin(self, episodes: Iterable[tuple[Example, int]]) -> None:
         """Begin episodes, each of an example and the number of a sample. Their first turns are in the next round."""
         self._new += episodes
 
@@ -109,77 +101,68 @@ class Rounds:
         """Run rounds until an episode ends; returns those that end together, in the order of their samples.
 
         Raises:
-            Exception: the sampler or an episode raised it. If it is the sampler's, all episodes have ended by it.
+            Exception: the sampler or an episode raised it. If it is the sampler's, it has ended all episodes.
         """
-        while True:
-            if self._new:
-                self._loop.call_soon_threadsafe(self._start, self._new, self._requests)
-                self._new = []
-            else:
-                self._sample()
-            self._requests, ended = self._rounds.get()
-            if errors := [each for each in ended if isinstance(each, BaseException)]:
-                raise errors[0]
-            if ended:
-                return sorted((each for each in ended if isinstance(each, Episode)), key=lambda each: each.sample_id)
+        ended = list[Episode]()
+        while not ended:
+            answers = [] if self._new else self._sample()
+            new, self._new = self._new, []
+            ended = asyncio.run_coroutine_threadsafe(self._next_round(new, answers), self._loop).result()
+        return sorted(ended, key=lambda episode: episode.sample_id)
 
     def close(self) -> None:
         """Cancel the episodes that have not ended."""
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        for task in list(self._active):
+            self._loop.call_soon_threadsafe(task.cancel)
 
-    def _sample(self) -> None:
+    def _sample(self) -> Sequence[Completion | Exception]:
+        self._requests.sort(key=lambda request: request.prompt.sample_id)
         try:
-            answers = self.complete([request.prompt for request in self._requests])
+            return self.complete([request.prompt for request in self._requests])
         except Exception as error:
-            while self._requests:
-                self._answer([error] * len(self._requests))
-                self._requests, _ = self._rounds.get()
-            raise
-        self._answer(answers)
-
-    def _answer(self, answers: Sequence[Completion | Exception]) -> None:
-        self._loop.call_soon_threadsafe(_answer_all, self._requests, answers)
+            return [error] * len(self._requests)
 
     # In the event loop:
 
-    def _cancel_all(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def _start(self, new: Sequence[tuple[Example, int]], requests: Sequence[Request]) -> None:
-        self._waiting += requests
-        self._active += len(new)
+    async def _next_round(
+        self, new: Sequence[tuple[Example, int]], answers: Sequence[Completion | Exception]
+    ) -> list[Episode]:
+        """Answer all requests or begin new episodes; wait until each episode waits or has ended. Those are returned."""
+        self._all_wait.clear()
+        if answers:
+            requests, self._requests = self._requests, []
+            for request, answer in zip(requests, answers, strict=True):
+                answer_request(request, answer)
         for example, sample_id in new:
             task = self._loop.create_task(self._play(example, sample_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._end)
+            self._active.add(task)
+        await self._all_wait.wait()
+        ended, self._ended = [task.result() for task in self._ended], []
+        if errors := [each for each in ended if isinstance(each, BaseException)]:
+            raise errors[0]
+        return [each for each in ended if isinstance(each, Episode)]
 
-    async def _play(self, example: Example, sample_id: int) -> None:
-        ended: Episode | BaseException
+    async def _play(self, example: Example, sample_id: int) -> Episode | BaseException:
         try:
-            ended = await self.play(example, sample_id, self._turn)
+            return await self.play(example, sample_id, self._turn)
         except BaseException as error:
-            ended = error
-        self._finished.append(ended)
-        self._active -= 1
-        self._send_if_all_wait()
+            return error
+
+    def _end(self, task: "asyncio.Task[Episode | BaseException]") -> None:
+        self._active.remove(task)
+        self._ended.append(task)
+        self._check()
 
     async def _turn(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
-        request = Request(TurnPrompt(sample_id, turn, prompt_ids), self._loop.create_future())
-        self._waiting.append(request)
-        self._send_if_all_wait()
-        return await request.future
+        self._requests.append(Request(TurnPrompt(sample_id, turn, prompt_ids), self._loop.create_future()))
+        answer = self._requests[-1].future
+        self._check()
+        return await answer
 
-    def _send_if_all_wait(self) -> None:
-        if len(self._waiting) == self._active and (self._waiting or self._finished):
-            requests = sorted(self._waiting, key=lambda request: request.prompt.sample_id)
-            self._rounds.put((requests, self._finished))
-            self._waiting, self._finished = [], []
-
-
-def _answer_all(requests: Sequence[Request], answers: Sequence[Completion | Exception]) -> None:
-    for request, answer in zip(requests, answers, strict=True):
-        answer_request(request, answer)
+    def _check(self) -> None:
+        if len(self._requests) == len(self._active):
+            self._all_wait.set()
 
 
 def answer_request(request: Request, answer: Completion | BaseException) -> None:

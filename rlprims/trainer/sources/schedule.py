@@ -1,4 +1,4 @@
-"""Which groups are sampled and trained on, and when: a state machine without a clock, and the ways to collect.
+"""Which groups are sampled and trained on, and when: a state machine without a clock.
 
 Groups are numbered in the order in which they begin. A batch takes P of them. Two numbers define the schedule:
 
@@ -12,76 +12,11 @@ The weights that a group began with are at most S + ⌈(W − 1) / P⌉ updates 
 without a window there is no bound. Windowed FIFO is that of MiniMax as others describe it (arXiv:2605.26494, section
 6.2.4): B = (S + 1) P groups at once and W = max(1, ⌊fB⌋).
 
-A run collects in one of three ways (:data:`Pace`), each with its schedule:
-
-================  ============================================  ======================================  ================
-pace              settings                                      schedule                                lives for
-================  ============================================  ======================================  ================
-rounds            ``stream: false``                             ahead 0, window 1; a dropped group is   a generation
-                                                                not replaced                            batch
-groups            ``stream: true``, ``staleness`` 0 or 1        ahead 0, no window                      a training batch
-updates           ``stream: true``, ``staleness`` k ≥ 2         ahead k − 1, window P + 1               the run
-================  ============================================  ======================================  ================
-
-With ``staleness: 1`` the next training batch is sampled as a whole while this one is trained.
+How a run uses it is in :mod:`rlprims.trainer.sources.pace`.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
-
-from rlprims.trainer.config import Config
-
-Pace: TypeAlias = Literal["rounds", "groups", "updates"]
-"""What a source of groups samples together.
-
-- rounds: a generation batch, whose groups are filtered together;
-- groups: each group by itself. One that is dropped is replaced at once;
-- updates: each group by itself, also while the policy is updated.
-"""
-
-
-def pace_of(config: Config) -> Pace:
-    """The pace of a run."""
-    if not config.stream:
-        return "rounds"
-    return "updates" if config.staleness > 1 else "groups"
-
-
-def generation_limits(config: Config) -> tuple[int, int | None]:
-    """The groups of a generation batch, and the limit of such batches for a training batch; None: no limit."""
-    limits = config.algorithm.filter
-    # Without a filter only groups with a score that is not a number are dropped.
-    batches = limits.max_generation_batches if limits else 10
-    return config.prompts_per_generation or config.prompts_per_step, batches
-
-
-def check_resumes(state: Mapping[str, Any], pace: Pace) -> None:
-    """Raise an error if the state of a collector is of another kind of schedule.
-
-    Raises:
-        ValueError: groups outlived a batch in one of the two runs.
-    """
-    if pace == "updates" and "schedule" not in state:
-        raise ValueError("a run of staleness 0 or 1 cannot be resumed with more: start a new run from its weights")
-    if pace != "updates" and "schedule" in state:
-        raise ValueError("a run of staleness 2 or more cannot be resumed with less: start a new run from its weights")
-
-
-def schedule_of(config: Config, *, begun: int = 0, missing: int = 0, most: int | None = None) -> "Schedule":
-    """The schedule of a run, or of its next batch: see the table above.
-
-    Args:
-        config: the settings.
-        begun: the number of groups that have begun.
-        missing: the number of groups that the training batch still needs.
-        most: the number of groups that may begin for the training batch; None: no limit.
-    """
-    pace, groups = pace_of(config), config.prompts_per_step
-    if pace == "updates":
-        return Schedule(groups=groups, ahead=config.staleness - 1, window=groups + 1)
-    if pace == "rounds":
-        return Schedule(groups=generation_limits(config)[0], window=1, first=begun)
-    return Schedule(groups=missing, window=None, first=begun, most=most)
+from typing import Any
 
 
 class Schedule:
