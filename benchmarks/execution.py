@@ -24,10 +24,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import _machine
-from rlprims.trainer.collect.rollout import prompt_rows
 from rlprims.trainer.config import load_config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
+from rlprims.trainer.sources.responses import prompt_rows
 
 RESULTS = Path("docs/benchmarks/execution.json")
 EXAMPLES = {

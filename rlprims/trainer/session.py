@@ -20,14 +20,14 @@ from rlprims.runs.loggers import check_loggers
 from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.runs.steps import Hook, Step
-from rlprims.trainer.collect.episodes import Player
-from rlprims.trainer.collect.replay import Replay
-from rlprims.trainer.collect.rewarding import answer_check
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.early_warnings import EqualScores, filter_note
-from rlprims.trainer.evaluation import evaluate
+from rlprims.trainer.evaluation import SEED_OFFSET, evaluate
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.rewards import answer_check
+from rlprims.trainer.sources import sources_of
+from rlprims.trainer.sources.replay import Replay
 
 
 class Parts(NamedTuple):
@@ -127,17 +127,16 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
     """The metrics of the evaluation split; prints as many of its responses as the config says."""
     if parts.evaluation is None:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
+    examples = parts.evaluation.rows[: config.evaluation.limit]
+    seed = config.seed + SEED_OFFSET
     return evaluate(
-        parts.execution,
-        parts.tokenizer,
-        parts.evaluation.rows[: config.evaluation.limit],
+        sources_of(config, parts.execution, parts.tokenizer, examples, seed=seed),
+        examples,
         verifier=config.evaluation_verifier,
         scoring=config.scoring,
         sampling=config.sampling,
         samples=config.evaluation.samples,
         vote=config.evaluation.vote,
-        seed=config.seed,
-        player=Player.of(config, parts.execution, parts.tokenizer),
         show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.num_examine),
     )
 

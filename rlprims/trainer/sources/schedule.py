@@ -1,4 +1,4 @@
-"""A state machine that decides which groups are sampled and trained on, and when. It has no clock.
+"""Which groups are sampled and trained on, and when: a state machine without a clock.
 
 Groups are numbered in the order in which they begin. A batch takes P of them. Two numbers define the schedule:
 
@@ -11,6 +11,8 @@ Groups are numbered in the order in which they begin. A batch takes P of them. T
 The weights that a group began with are at most S + ⌈(W − 1) / P⌉ updates old when it is trained on, and 0 with S = 0;
 without a window there is no bound. Windowed FIFO is that of MiniMax as others describe it (arXiv:2605.26494, section
 6.2.4): B = (S + 1) P groups at once and W = max(1, ⌊fB⌋).
+
+How a run uses it is in :mod:`rlprims.trainer.sources.pace`.
 """
 
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ class Schedule:
         groups: P, groups of a batch.
         ahead: S, batches that may wait in addition to the one that is being filled.
         window: W, the numbers, from the oldest untaken group on, that a batch may take; None: all.
+        first: the number of the first group.
+        most: the number of groups that may begin; None: no limit.
 
     >>> schedule = Schedule(groups=2, ahead=0, window=1)
     >>> schedule.begin()
@@ -37,17 +41,21 @@ class Schedule:
     [1, 2]
     """
 
-    def __init__(self, *, groups: int, ahead: int = 0, window: int | None = 1) -> None:
+    def __init__(
+        self, *, groups: int, ahead: int = 0, window: int | None = 1, first: int = 0, most: int | None = None
+    ) -> None:
         if groups < 1 or ahead < 0 or (window is not None and window < 1):
             raise ValueError(
                 f"groups={groups}, ahead={ahead} and window={window}, expected at least 1, 0 and 1 (or None: any order)"
             )
         self.groups, self.ahead, self.window = groups, ahead, window
+        self.first, self.most = first, most
         self.batches = 0
         """Batches that were trained on: the number of updates before the newest weights."""
         self.is_training = False
         """Whether a batch was taken and its update is not done."""
-        self.begun = 0
+        self.begun = first
+        """The number of the group that begins next."""
         self.dropped = 0
         self.waiting: dict[int, bool | None] = {}
         """Groups that began and were not taken, oldest first: whether each is kept, or None if it is not finished."""
@@ -67,7 +75,8 @@ class Schedule:
 
     def begin(self) -> list[int]:
         """The numbers of the groups that begin now, with the newest weights."""
-        end = max(self.begun, (self.batches + self.ahead + 1) * self.groups + self.dropped)
+        count = (self.batches + self.ahead + 1) * self.groups + self.dropped
+        end = max(self.begun, self.first + (count if self.most is None else min(count, self.most)))
         numbers = list(range(self.begun, end))
         self.waiting |= dict.fromkeys(numbers)
         self.begun = end

@@ -14,7 +14,7 @@ from rlprims.ended import Ended
 from rlprims.execution import BatchStream, Models, Sampling, Stream, kept_columns
 from rlprims.execution._padding import left_padded, right_padded
 from rlprims.runs.records import open_rollouts
-from rlprims.trainer.collect.episodes import TURN
+from rlprims.trainer.sources.group import TURN
 
 
 class Replay:
@@ -23,7 +23,7 @@ class Replay:
     Samples are found by their ids, so the run needs the data, seed and group size of the recorded one. Evaluation has
     another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
 
-    Each turn of an episode is a sample: the environment runs again on the recorded messages and must answer as before.
+    Each turn is a sample: the environment runs again on the recorded messages and must answer as before.
     A recording does not have the reason why a turn ended; ``tokenizer`` and ``end_ids`` are used to find it.
     """
 
@@ -143,7 +143,7 @@ def _read(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The turns of an episode's row as samples, by number, each with its prompt and its sampled tokens."""
+    """The turns of a row as samples, by number, each with its prompt and its sampled tokens."""
     ids, turns = row["response_ids"], row["turn_ids"]
     places: dict[int, list[int]] = {}
     for place, (turn, observed) in enumerate(zip(turns, row["observation"], strict=True)):

@@ -10,14 +10,14 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import Execution
-from rlprims.trainer.collect.episodes import first_rows
-from rlprims.trainer.collect.rollout import join_groups
+from rlprims.trainer.scoring.columns import first_rows
+from rlprims.trainer.scoring.groups import join_groups
 
 _KEPT_COLUMNS = (
     *("prompts", "responses", "attention_mask", "response_mask"),
     *("kept_ids", "kept_counts", "routed_experts", "old_log_probs", "turn_rewards"),
 )
-"""The columns from which log-probs are computed again, and the old log-probs. Episodes also have ``turn_rewards``."""
+"""The columns from which log-probs are computed again, and the old log-probs; of turns also their rewards."""
 
 
 class States:

@@ -1,4 +1,4 @@
-"""Scores from the verifier and the rewards of a config, for the rows of a batch."""
+"""Scores from the verifier, the rewards and the reward model of a config, for the rows of a batch."""
 
 import os
 import warnings
@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
+from rlprims.execution import RewardScorer
+from rlprims.layout import sequence_sum
+from rlprims.rewards import combine
 from rlprims.rewards._outcome import wants
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
+from rlprims.rewards.scoring import Failure
 from rlprims.rewards.several import Reward, Several, several
 from rlprims.rewards.verifiers import check_answer, without_thinking
 from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
@@ -20,6 +25,77 @@ from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
 _INTERNAL = {"prompt_ids", "fields", "failure", "response", "example"}
 _REPORTED: set[tuple[str, str]] = set()
 _POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
+
+
+def score(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
+    """The rows with the columns of :func:`verify`, and ``scores``, the weighted sum of verifier and reward model.
+
+    If there are ``rm_scores``, (B,) or (B, T), these are the scores; the verifier runs only on rows where they are NaN.
+    """
+    known = _known_scores(rows)
+    unknown = known.isnan()
+    if unknown.all():
+        return _verifier_and_reward_model(scorer, config, rows)
+    tensors, failures = {"scores": known}, np.full(len(rows), None, dtype=object)
+    if unknown.any():
+        scored = _verifier_and_reward_model(scorer, config, rows[unknown])
+        failures[unknown.numpy()] = scored["failure"]
+        for name in scored.batch.keys() - rows.batch.keys():
+            tensors[name] = tensors.get(name, torch.full_like(known, torch.nan)).masked_scatter(unknown, scored[name])
+    return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": failures}))
+
+
+def _known_scores(rows: DataProto) -> Tensor:
+    if "rm_scores" not in rows:
+        return torch.full((len(rows),), torch.nan)
+    given: Tensor = rows["rm_scores"].float()
+    return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
+
+
+def _verifier_and_reward_model(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
+    """The weighted sum; NaN if a source with a weight could not score the row.
+
+    A column that the verifier did not return counts as 0.
+    """
+    if not config.score_parts:
+        return verify(config.evaluation_verifier, rows, config.scoring)
+    verifiers = config.verifiers()
+    by_reward = call_rewards(verifiers, rows, config.scoring)
+    columns = as_columns(by_reward, unprefixed="verifier_scores")
+    failed = {name: ~part.scores.isfinite() for name, part in by_reward.parts.items()}
+    for reward in verifiers:
+        if reward.skips:  # None means that the reward does not apply to the row
+            applies = [f is None or f.cause != "returned None" for f in by_reward.parts[reward.column].failures]
+            failed[reward.column] &= torch.tensor(applies, dtype=torch.bool)
+    failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in by_reward.failures]
+    if config.model.reward is not None:
+        columns["reward_model_scores"] = read = scorer.reward_scores(rows)
+        failed["reward_model_scores"] = ~read.isfinite()
+        unread = Failure("no reward model score", "the text is longer than its window, or the score is not finite")
+        failures = [[*row, *[unread] * (not ok)] for row, ok in zip(failures, read.isfinite().tolist(), strict=True)]
+    weights = config.weights
+    if missing := sorted(set(weights) - set(columns) - set(rows.batch.keys())):
+        raise ValueError(f"score_weights names {missing}; the columns are {sorted({*columns, *rows.batch.keys()})}")
+    known = {**rows.batch, **columns}
+    scores = combine(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
+    for name in failed.keys() & weights.keys():
+        scores = torch.where(failed[name], torch.nan, scores)
+    texts = {"failure": [failure_text(row) for row in failures]}
+    return rows.union(DataProto.from_dict(tensors={**columns, "scores": scores}, non_tensors=texts))
+
+
+def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> DataProto:
+    """The rows with ``scores`` and every number that the verifier returned, as columns.
+
+    If the verifier raises, returns no number, or reaches a limit, the score of that sample is NaN, and the column
+    ``failure`` has the reason.
+    """
+    by_reward = call_rewards([verifier], rows, scoring)
+    columns = as_columns(by_reward, unprefixed=verifier.column)
+    part = by_reward.parts[verifier.column]
+    columns = {name: column for name, column in columns.items() if name != verifier.column} | {"scores": part.scores}
+    texts = {"failure": [failure and failure_text([failure]) for failure in part.failures]}
+    return rows.union(DataProto.from_dict(tensors=columns, non_tensors=texts))
 
 
 def call_rewards(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig) -> Several:
