@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims._sharding import check_vocab, max_over, normalizer, sum_over
 from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
@@ -18,6 +19,7 @@ from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabS
 Direction: TypeAlias = Literal["reverse", "forward"]
 
 
+@described
 @token_wise
 def full_kl(
     logits: PerTokenLogits,
@@ -39,19 +41,13 @@ def full_kl(
     some distillation papers, multiply the result by it.
 
     Args:
-        logits: float (B, T, V) or (N, V), current policy; only it gets a gradient.
-        ref_logits: float, like logits: frozen reference or teacher, of the same vocabulary.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
+        logits: current policy; only it gets a gradient.
+        ref_logits: frozen reference or teacher, of the same vocabulary.
         direction: "reverse" or "forward".
         temperature: above 0, of both softmaxes.
-        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
 
     Returns:
-        float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown direction; temperature <= 0.
+        float32 (or float64 if given) (B, T) or (N,), in nats; 0 outside the mask.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
     >>> full_kl(p, q, torch.tensor([[True]]))
@@ -69,6 +65,7 @@ def full_kl(
     return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
+@described
 @token_wise
 def jsd(
     logits: PerTokenLogits,
@@ -90,19 +87,13 @@ def jsd(
     :func:`full_kl`.
 
     Args:
-        logits: float (B, T, V) or (N, V), student; only it gets a gradient.
-        teacher_logits: float, like logits, of the same vocabulary.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
+        logits: student; only it gets a gradient.
+        teacher_logits: of the same vocabulary.
         beta: between 0 and 1: the teacher's share of m.
         temperature: above 0, of both softmaxes.
-        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
 
     Returns:
-        float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta not between 0 and 1; temperature <= 0.
+        float32 (or float64 if given) (B, T) or (N,), in nats; 0 outside the mask.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
     >>> jsd(p, q, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
@@ -124,6 +115,7 @@ def jsd(
     return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
+@described
 @token_wise
 def topk_kl(
     topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
@@ -146,18 +138,11 @@ def topk_kl(
     rest, unless its option for the tail is set.
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
-        teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
         direction: "forward", from the teacher; or "reverse", from the student.
 
     Returns:
-        float in nats, (B, T) or (N,); 0 outside the mask. The probability of the rest is at least the rounding
-        error of 1 (1.2e-7 in float32), so that the result is finite.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown direction.
+        in nats; 0 outside the mask. The probability of the rest is at least the rounding error of
+        1 (1.2e-7 in float32), so that the result is finite.
 
     >>> student, teacher = torch.tensor([[[0.2]]]).log(), torch.tensor([[[0.6]]]).log()
     >>> topk_kl(student, teacher, torch.tensor([[True]]))  # 0.6 log 3 + 0.4 log ½
@@ -173,6 +158,7 @@ def topk_kl(
     return zero_outside(terms.sum(-1), response_mask)
 
 
+@described
 @token_wise
 def topk_jsd(
     topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
@@ -193,18 +179,11 @@ def topk_jsd(
     tail is set; its loss then does not depend on the total probability of the K tokens.
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
-        teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
         beta: between 0 and 1: the teacher's share of m.
 
     Returns:
-        float in nats, (B, T) or (N,), at most log 2; 0 outside the mask. The probability of the rest is at least the
+        in nats, at most log 2; 0 outside the mask. The probability of the rest is at least the
         rounding error of 1 (1.2e-7 in float32), so that the result is finite.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta not between 0 and 1.
 
     >>> student, teacher = torch.tensor([[[0.75]]]).log(), torch.tensor([[[0.25]]]).log()
     >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)

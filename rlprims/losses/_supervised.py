@@ -4,12 +4,14 @@ import math
 
 import torch
 
+from rlprims._described import described
 from rlprims.losses._clipped import clipped_surrogate
 from rlprims.losses._weighted import reinforce
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@described
 @token_wise
 def nll(
     log_probs: PerToken,
@@ -23,15 +25,10 @@ def nll(
     is over their tokens. A :class:`~rlprims.algorithms.LossTerm` with ``over="term"`` does so.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
+        response_mask: the tokens to imitate.
 
     Returns:
-        float in nats, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        in nats; 0 outside the mask.
 
     >>> import torch
     >>> nll(torch.tensor([[-0.5, -9.0]]), torch.tensor([[True, False]]))
@@ -41,6 +38,7 @@ def nll(
     return -zero_outside(log_probs, response_mask)
 
 
+@described
 @token_wise
 def dft(
     log_probs: PerToken,
@@ -53,15 +51,7 @@ def dft(
     cancels this weight: the gradient is that of −π.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        response_mask: the tokens to imitate.
 
     >>> import torch
     >>> dft(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -72,6 +62,7 @@ def dft(
     return reinforce(log_probs, p, response_mask, cu_seqlens)
 
 
+@described
 @token_wise
 def chord_phi(
     log_probs: PerToken,
@@ -84,15 +75,7 @@ def chord_phi(
     and for tokens that are very unlikely, whose gradients would disturb the policy.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        response_mask: the tokens to imitate.
 
     >>> import torch
     >>> chord_phi(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -103,6 +86,7 @@ def chord_phi(
     return reinforce(log_probs, p * (1 - p), response_mask, cu_seqlens)
 
 
+@described
 @token_wise
 def luffy(
     log_probs: PerToken,
@@ -123,20 +107,12 @@ def luffy(
     policy's own tokens the loss is :func:`clipped_surrogate`. The aggregation is one mean over both kinds of tokens.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step; not used on the expert's tokens.
-        advantages: float, like log_probs: computed from groups that include the expert's responses.
-        expert_mask: bool, like log_probs: True on tokens that an expert wrote.
-        response_mask: bool, like log_probs: True on tokens of the policy and of the expert.
-        cu_seqlens: int (B+1,) if packed; not used.
+        old_log_probs: policy at the start of the step; not used on the expert's tokens.
+        advantages: computed from groups that include the expert's responses.
+        expert_mask: True on tokens that an expert wrote.
+        response_mask: True on tokens of the policy and of the expert.
         gamma: γ > 0, the probability at which f is 1/2.
-        clip_low, clip_high: ε below and above 1, of the policy's own tokens.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; gamma <= 0; clip_low outside [0, 1] or clip_high < 0.
+        clip_low, clip_high: as in :func:`clipped_surrogate`, for the policy's own tokens.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> log_probs, expert = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[True, False]])
@@ -155,6 +131,7 @@ def luffy(
     return torch.where(expert, -zero_outside(advantages, expert).detach() * f, surrogate)
 
 
+@described
 @token_wise
 def entropy(
     entropies: PerToken,
@@ -164,15 +141,7 @@ def entropy(
     """Entropy bonus as a loss, Williams & Peng 1991: loss = −H(π(· | s_t)). Minimizing it increases exploration.
 
     Args:
-        entropies: float (B, T) or (N,), in nats; only they get a gradient. See ``logprobs.entropy_from_logits``.
-        response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like entropies; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        entropies: in nats; only they get a gradient. See ``logprobs.entropy_from_logits``.
 
     >>> import torch
     >>> entropy(torch.tensor([[0.7, 0.3]]), torch.tensor([[True, False]]))
