@@ -28,10 +28,7 @@ GatherRows: TypeAlias = Callable[[Rows], Iterable[Rows]]
 
 @described
 def remax(
-    rewards: PerToken,
-    baseline_scores: PerSequence,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    rewards: PerToken, baseline_scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
 
@@ -223,12 +220,7 @@ class ValueTracker:
         return torch.tensor([passed / (passed + failed) for passed, failed in counts], dtype=torch.float32)
 
     def update(
-        self,
-        prompts: Sequence[str],
-        scores: PerSequence,
-        kl: PerSequence,
-        *,
-        all_gather: GatherRows | None = None,
+        self, prompts: Sequence[str], scores: PerSequence, kl: PerSequence, *, all_gather: GatherRows | None = None
     ) -> None:
         """Update the counts with scores from 0 to 1 and D of each row.
 

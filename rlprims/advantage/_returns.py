@@ -198,10 +198,7 @@ def td_lambda(
 
 
 def check_critic_data(
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    bootstrap_values: PerSequence | None,
-    **per_token: PerToken,
+    response_mask: TokenMask, cu_seqlens: CuSeqlens | None, bootstrap_values: PerSequence | None, **per_token: PerToken
 ) -> None:
     """Raise ``ValueError`` unless the tensors have the shape of the mask and the bootstrap values are (B,)."""
     check_tokens(response_mask, cu_seqlens, **per_token)

@@ -124,12 +124,7 @@ def reinforce_pp_baseline(
 
 @described
 def clip(
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    *,
-    low: float,
-    high: float,
+    advantages: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, low: float, high: float
 ) -> PerToken:
     """Advantages clipped to [low, high]. Used after a normalization, it limits the influence of one response.
 

@@ -138,10 +138,7 @@ def batch_normalized(
 
 @described
 def replace_nonfinite(
-    rollout_log_probs: PerToken,
-    old_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    rollout_log_probs: PerToken, old_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """Replace log-probs of the sampler that are NaN or infinite by the trainer's: their weight is 1, as in TRL.
 

@@ -81,10 +81,7 @@ def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: Tok
 
 @described
 def sampler_mismatch(
-    old_log_probs: PerToken,
-    rollout_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    old_log_probs: PerToken, rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> Metrics:
     """The difference between trainer and sampler on the same tokens; at the first step of a run it should be rounding.
 

@@ -95,11 +95,7 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
 
 @described
 def completed(
-    ended: EndedCodes,
-    group_ids: GroupIds,
-    *,
-    max_share: float = 0.0,
-    reasons: tuple[EndedName, ...] = CUT_OFF,
+    ended: EndedCodes, group_ids: GroupIds, *, max_share: float = 0.0, reasons: tuple[EndedName, ...] = CUT_OFF
 ) -> RowMask:
     """Keep the groups in which at most a share of the responses was cut off: truncated, aborted or failed.
 

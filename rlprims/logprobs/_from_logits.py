@@ -161,11 +161,7 @@ def from_logits_with_entropy(
 
 
 def check_kept(
-    kept: Kept,
-    leading: torch.Size,
-    vocabulary: int,
-    token_ids: Tensor | None = None,
-    mask: Tensor | None = None,
+    kept: Kept, leading: torch.Size, vocabulary: int, token_ids: Tensor | None = None, mask: Tensor | None = None
 ) -> None:
     """Raise ``ValueError`` unless each token (...) has a set, and each token where the mask is True is in its set.
 

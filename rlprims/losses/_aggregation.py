@@ -83,10 +83,7 @@ def token_sum(losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens 
 
 @described
 def token_mean(
-    losses: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    totals: Totals | None = None,
+    losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, totals: Totals | None = None
 ) -> Scalar:
     """Mean over all valid tokens of the step: Σ / totals.tokens.
 
@@ -101,10 +98,7 @@ def token_mean(
 
 @described
 def seq_mean_token_sum(
-    losses: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    totals: Totals | None = None,
+    losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, totals: Totals | None = None
 ) -> Scalar:
     """Σ over each sequence's tokens, mean over sequences.
 

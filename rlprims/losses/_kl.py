@@ -23,7 +23,7 @@ def kl(
 ) -> PerToken:
     """Per-token estimate of KL(π ‖ π_ref) from the sampled token, Schulman 2020 (joschu.net/blog/kl-approx.html).
 
-    With d = log_probs − ref_log_probs: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
+    With d = log_probs − ref_log_probs in nats: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
     :func:`rlprims.ratios.estimate_kl`.
 
     Value and gradient can have different estimators. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref).
@@ -34,9 +34,6 @@ def kl(
     Args:
         value: estimator of the value.
         gradient: estimator of the gradient; None: the same as ``value``.
-
-    Returns:
-        in nats; 0 outside the mask.
 
     >>> kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]]), value="k3")
     tensor([[0.3679]])
@@ -84,9 +81,6 @@ def weighted_kl(
         old_log_probs: the policy that sampled, or the proximal policy.
         value: estimator of the KL.
 
-    Returns:
-        in nats; 0 outside the mask.
-
     >>> p, old, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
     >>> weighted_kl(p[:, None], old[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
     tensor([[1.7329]])
@@ -99,10 +93,7 @@ def weighted_kl(
 @described
 @token_wise
 def sampled_reverse_kl(
-    log_probs: PerToken,
-    teacher_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    log_probs: PerToken, teacher_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """On-policy distillation, Agarwal et al. 2023 (arXiv:2306.13649), from the log-prob of the sampled token.
 
@@ -115,9 +106,6 @@ def sampled_reverse_kl(
     token is only its own log-ratio, without those of later tokens. For samples of an older policy use
     teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``. Both log-probs must be
     computed at the sampler's temperature.
-
-    Args:
-        log_probs: student; only it gets a gradient.
 
     >>> x = torch.tensor([[-2.0]], requires_grad=True)
     >>> sampled_reverse_kl(x, torch.tensor([[-1.5]]), torch.tensor([[True]])).sum().backward()

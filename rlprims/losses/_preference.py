@@ -140,11 +140,7 @@ def kto(
 
 @described
 def implicit_reward(
-    sequence_log_probs: PerSequence,
-    ref_sequence_log_probs: PerSequence,
-    desirable: RowMask,
-    *,
-    beta: float = 0.05,
+    sequence_log_probs: PerSequence, ref_sequence_log_probs: PerSequence, desirable: RowMask, *, beta: float = 0.05
 ) -> PerSequence:
     """Cross-entropy of an implicit reward model, Yuan et al. 2024 (arXiv:2412.01981), for correct and wrong responses.
 
@@ -173,12 +169,7 @@ def implicit_reward(
 
 
 @described
-def orpo(
-    chosen_log_probs: PerPair,
-    rejected_log_probs: PerPair,
-    *,
-    odds_coef: float = 0.1,
-) -> PerPair:
+def orpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, odds_coef: float = 0.1) -> PerPair:
     """Odds ratio preference optimization, Hong et al. 2024 (arXiv:2403.07691), eq. 6 and 7: fine-tuning and preference.
 
     With ℓ each response's log-prob divided by its length and the log-odds o = ℓ − log(1 − exp ℓ):
@@ -209,13 +200,7 @@ def _log_odds(log_probs: Tensor) -> Tensor:
 
 
 @described
-def simpo(
-    chosen_log_probs: PerPair,
-    rejected_log_probs: PerPair,
-    *,
-    beta: float = 2.0,
-    margin: float = 1.0,
-) -> PerPair:
+def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> PerPair:
     """Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6: means over tokens, no reference.
 
     With each response's log-prob divided by its length: loss = −log σ(β (chosen − rejected) − γ), where γ is

@@ -313,11 +313,7 @@ def _f_prime(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor
 
 @described
 def bradley_terry(
-    chosen_scores: PerPair,
-    rejected_scores: PerPair,
-    score_margins: PerPair | None = None,
-    *,
-    centering: float = 0.0,
+    chosen_scores: PerPair, rejected_scores: PerPair, score_margins: PerPair | None = None, *, centering: float = 0.0
 ) -> PerPair:
     """The loss of a reward model: −log σ(s_c − s_r − m) + κ (s_c + s_r)², Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
 

@@ -1,4 +1,7 @@
-"""Losses on demonstrations: the negative log-likelihood, its weighted variants, and LUFFY; and the entropy bonus."""
+"""Losses on demonstrations: the negative log-likelihood, its weighted variants, and LUFFY; and the entropy bonus.
+
+The mask is True on the tokens to imitate.
+"""
 
 import math
 
@@ -13,12 +16,8 @@ from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 @described
 @token_wise
-def nll(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
-    """Negative log-likelihood, the loss of supervised fine-tuning: loss = −log π.
+def nll(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Negative log-likelihood, the loss of supervised fine-tuning: loss = −log π, in nats.
 
     It is :func:`reinforce` with A = 1. On the correct responses only it is the imitation term of VAPO (Yue et al. 2025,
     arXiv:2504.05118): give the loss and the aggregation a mask that is True on those responses only, so that the mean
@@ -26,9 +25,6 @@ def nll(
 
     Args:
         response_mask: the tokens to imitate.
-
-    Returns:
-        in nats; 0 outside the mask.
 
     >>> import torch
     >>> nll(torch.tensor([[-0.5, -9.0]]), torch.tensor([[True, False]]))
@@ -40,18 +36,11 @@ def nll(
 
 @described
 @token_wise
-def dft(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def dft(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629): loss = −p log π with p = π as a constant.
 
     The gradient of :func:`nll` is that of −π with the weight 1/π, which is largest for unlikely tokens. The factor p
     cancels this weight: the gradient is that of −π.
-
-    Args:
-        response_mask: the tokens to imitate.
 
     >>> import torch
     >>> dft(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -64,18 +53,11 @@ def dft(
 
 @described
 @token_wise
-def chord_phi(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def chord_phi(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """CHORD-φ, Zhang et al. 2025 (arXiv:2508.11408): loss = −p (1 − p) log π with p = π as a constant.
 
     The weight is largest, 1/4, at p = 1/2. It is small for tokens that are likely already, which preserves the entropy,
     and for tokens that are very unlikely, whose gradients would disturb the policy.
-
-    Args:
-        response_mask: the tokens to imitate.
 
     >>> import torch
     >>> chord_phi(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -133,11 +115,7 @@ def luffy(
 
 @described
 @token_wise
-def entropy(
-    entropies: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def entropy(entropies: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Entropy bonus as a loss, Williams & Peng 1991: loss = −H(π(· | s_t)). Minimizing it increases exploration.
 
     Args:

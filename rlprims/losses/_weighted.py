@@ -19,10 +19,7 @@ Level: TypeAlias = Literal["sequence", "token"]
 @described
 @token_wise
 def reinforce(
-    log_probs: PerToken,
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    log_probs: PerToken, advantages: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """REINFORCE, Williams 1992, eq. 4: loss = −A log π, whose gradient is the policy gradient.
 
