@@ -24,7 +24,7 @@ ARGUMENTS = {
         "V of the state after the last token, for truncated responses; 0 for responses that ended. None: every "
         "response ended"
     ),
-    "chosen_log_probs": "current policy, sums over the tokens; with the rejected ones the only ones with a gradient",
+    "chosen_log_probs": "current policy, sums over the tokens; it gets a gradient",
     "clip_high": "ε above 1, of the ratio; at least 0",
     "clip_low": "ε below 1, of the ratio; in [0, 1]",
     "clip_c": "c̄, the largest ratio in the recurrence. It determines how far errors reach back",
@@ -53,10 +53,10 @@ ARGUMENTS = {
     "normalize_std": "divide by σ + ε",
     "old_log_probs": "policy at the start of the step",
     "penalty_factor": "f, in units of the score; at least 0",
-    "ref_chosen_log_probs": "the same under the frozen reference",
+    "ref_chosen_log_probs": "the same under the frozen reference; it gets no gradient",
     "ref_log_probs": "frozen reference",
-    "ref_rejected_log_probs": "the same under the frozen reference",
-    "rejected_log_probs": "current policy, sums over the tokens",
+    "ref_rejected_log_probs": "the same under the frozen reference; it gets no gradient",
+    "rejected_log_probs": "current policy, sums over the tokens; it gets a gradient",
     "response_mask": "",
     "returns": "",
     "rewards": "per token",
