@@ -89,7 +89,7 @@ def spo(
     moments = batch_moments(s - upcast(baseline_scores), valid, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
     is_defined = denominator != 0
-    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt().to(s.dtype)
     return to_tokens(zero_outside(moments.centred * scale, valid & is_defined), mask, cu_seqlens)
 
 

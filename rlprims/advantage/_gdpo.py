@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.advantage._group import Singleton, standard_scores, tokens_of_valid_rows
+from rlprims.advantage._group import Singleton, tokens_of_valid_rows, z_scores
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import batch_moments, check_choice, check_tokens, upcast, zero_outside
@@ -65,19 +65,10 @@ def gdpo(
     weights = _checked_weights(component_scores, group_ids, weights)
     is_present = sequence_lengths(mask, cu_seqlens) > 0
     scores = torch.where(is_present[:, None], upcast(component_scores), 0.0)
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "singleton": singleton, "tolerance": tolerance}
     x = scores.new_zeros(scores.shape[0])
     for weight, s in zip(weights, scores.unbind(1), strict=True):
-        z = standard_scores(
-            s,
-            group_ids,
-            valid_rows,
-            normalize_std=normalize_std,
-            ddof=ddof,
-            eps=eps,
-            singleton=singleton,
-            tolerance=tolerance,
-        )
-        x = x + weight * z
+        x = x + weight * z_scores(s, group_ids, valid_rows, **options)
     if whiten_over == "responses":
         rows = torch.ones_like(is_present) if valid_rows is None else valid_rows
         x = _whiten(x, rows, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce)
@@ -88,7 +79,7 @@ def gdpo(
 def _whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
     """(x − μ) / (σ + ε). :func:`whiten` divides by sqrt(σ² + ε) instead."""
     moments = batch_moments(x, mask, ddof=ddof, all_reduce=all_reduce)
-    denominator = safe_sqrt(moments.variance) + eps
+    denominator = (safe_sqrt(moments.variance) + eps).to(x.dtype)
     is_defined = denominator != 0
     return zero_outside(moments.centred / torch.where(is_defined, denominator, 1.0), mask & is_defined)
 

@@ -5,7 +5,7 @@ has this advantage.
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from torch import Tensor
 from rlprims._described import described
 from rlprims.grouping import (
     check_group_ids,
-    group_bounds,
     group_centred,
     group_count,
+    group_mean_of_others,
     group_ranks,
     group_std,
     group_sum,
@@ -115,61 +115,37 @@ def grpo(
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
     """
-    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    a = standard_scores(
-        s,
-        group_ids,
-        valid_rows,
-        normalize_std=normalize_std,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
-        tolerance=tolerance,
-        baseline=baseline,
-        std_over=std_over,
-        all_reduce=all_reduce,
-    )
-    return to_tokens(a, mask, cu_seqlens)
-
-
-def standard_scores(
-    s: PerSequence,
-    group_ids: GroupIds,
-    valid_rows: RowMask | None,
-    *,
-    normalize_std: bool,
-    ddof: int,
-    eps: float,
-    singleton: SingletonOrError,
-    tolerance: float,
-    baseline: Baseline = "mean",
-    std_over: StdOver = "group",
-    all_reduce: Callable[[Tensor], Tensor] | None = None,
-) -> PerSequence:
-    """:func:`grpo` of one score per response: (s − μ) / (σ + ε), with its options."""
     check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     n = group_count(group_ids, valid_rows)
     if singleton == "error" and bool((n == 1).any()):
         raise ValueError(
             "a group has one valid row, expected at least two for a baseline: sample more responses per prompt, or use "
             "singleton='zero' or 'raw'"
         )
-
-    centred = group_centred(s, group_ids, valid_rows)
-    a = centred * n / (n - 1).clamp(min=1) if baseline == "leave_one_out" else centred
+    a = centred = group_centred(s, group_ids, valid_rows)
+    if baseline == "leave_one_out":
+        a = centred - group_mean_of_others(centred, group_ids, valid_rows)
     constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
-    if normalize_std and std_over == "group":
-        std = safe_sqrt(variance_of_centred(centred, group_ids, valid_rows, ddof=ddof))
-        a = divide_by_std(a, std, eps, constant)
-    elif normalize_std:
-        rows = torch.ones_like(constant) if valid_rows is None else valid_rows
-        x = s if std_over == "batch" else centred
-        std = safe_sqrt(batch_moments(x, rows, ddof=ddof, all_reduce=all_reduce).variance)
-        a = divide_by_std(a, std, eps, constant)
+    if normalize_std:
+        if std_over == "group":
+            std = safe_sqrt(variance_of_centred(centred.double(), group_ids, valid_rows, ddof=ddof))
+        else:
+            rows = torch.ones_like(constant) if valid_rows is None else valid_rows
+            x = s if std_over == "batch" else centred
+            std = safe_sqrt(batch_moments(x, rows, ddof=ddof, all_reduce=all_reduce).variance)
+        a = divide_by_std(a, std.to(s.dtype), eps, constant)
     a = torch.where(constant, 0.0, a)
-    return torch.where(n <= 1, s, a) if singleton == "raw" else a
+    a = torch.where(n <= 1, s, a) if singleton == "raw" else a
+    return to_tokens(a, mask, cu_seqlens)
+
+
+def z_scores(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, **options: Any) -> PerSequence:
+    """:func:`grpo` of one score per row: (s − μ) / (σ + ε); 0 for rows that are not valid."""
+    mask = torch.ones_like(s, dtype=torch.bool)
+    return grpo(s[:, None], group_ids, mask[:, None], valid_rows=valid_rows, **options)[:, 0]
 
 
 def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) -> PerSequence:
@@ -199,9 +175,8 @@ def rloo(
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    n = group_count(group_ids, valid_rows)
-    a = group_centred(s, group_ids, valid_rows) * n / (n - 1).clamp(min=1)
-    return to_tokens(a, mask, cu_seqlens)
+    s = group_centred(s, group_ids, valid_rows)  # a common offset of the rewards costs no digits
+    return to_tokens(s - group_mean_of_others(s, group_ids, valid_rows), mask, cu_seqlens)
 
 
 @described
@@ -281,11 +256,10 @@ def opo(
     check_choice("singleton", singleton, Singleton)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     lengths = sequence_lengths(mask, cu_seqlens).to(s.dtype)
-    # The group's minimum is subtracted first, so that equal rewards give exactly 0.
-    low, _ = group_bounds(s.detach(), group_ids, valid_rows)
-    shifted = s - low
-    weighted_sum = group_sum(zero_outside(lengths * shifted, lengths > 0), group_ids, valid_rows)
-    a = shifted - weighted_sum / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
+    # The group's mean is subtracted first, so that equal rewards give exactly 0.
+    centred = group_centred(s, group_ids, valid_rows)
+    weighted_sum = group_sum(zero_outside(lengths * centred, lengths > 0), group_ids, valid_rows)
+    a = centred - weighted_sum / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
     is_singleton = group_count(group_ids, valid_rows) <= 1
     return to_tokens(torch.where(is_singleton, s if singleton == "raw" else 0.0, a), mask, cu_seqlens)
 

@@ -3,7 +3,7 @@
 from rlprims._described import described
 from rlprims.advantage._group import rloo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.grouping import group_centred, group_count
+from rlprims.grouping import group_count, group_mean_of_others
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
@@ -51,9 +51,8 @@ def prime(
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     p = zero_outside(process_rewards, mask)
     mean = sequence_sum(p, mask, cu_seqlens) / sequence_lengths(mask, cu_seqlens).clamp(min=1)
-    n = group_count(group_ids, valid_rows)
-    mean_of_others = mean - group_centred(mean, group_ids, valid_rows) * n / (n - 1).clamp(min=1)
-    has_others = expand_to_tokens(n > 1, mask, cu_seqlens)
+    mean_of_others = group_mean_of_others(mean, group_ids, valid_rows)
+    has_others = expand_to_tokens(group_count(group_ids, valid_rows) > 1, mask, cu_seqlens)
     centred = zero_outside(p - expand_to_tokens(mean_of_others, mask, cu_seqlens), mask & has_others)
     process = discounted_returns(centred, mask, cu_seqlens, gamma=gamma)
     return process_weight * process + rloo(rewards, group_ids, response_mask, cu_seqlens, valid_rows)

@@ -8,7 +8,7 @@ from torch.nn.functional import hardshrink
 
 from rlprims._described import described
 from rlprims.advantage._group import Singleton, tokens_of_valid_rows
-from rlprims.grouping import group_bounds, group_count, group_sum
+from rlprims.grouping import group_centred, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
@@ -75,10 +75,10 @@ def optimal_token_baseline(
     # The tokens that are compared form a group, so that the statistics of groups of rows apply.
     ids = _ids_of_steps(group_ids, mask if align == "tokens" else torch.ones_like(mask), cu_seqlens).flatten()
     returns, weights, valid = returns.flatten(), weights.flatten(), mask.flatten()
-    # The smallest return is subtracted first, so that equal returns give exactly 0.
-    shifted = returns - group_bounds(returns.detach(), ids, valid)[0]
+    # The mean return is subtracted first, so that equal returns give exactly 0.
+    centred = group_centred(returns, ids, valid)
     total = group_sum(weights, ids, valid)
-    a = shifted - group_sum(weights * shifted, ids, valid) / torch.where(total == 0, 1.0, total)
+    a = centred - group_sum(weights * centred, ids, valid) / torch.where(total == 0, 1.0, total)
     if singleton == "raw":
         a = torch.where(group_count(ids, valid) > 1, a, returns)
     return zero_outside(a, valid).reshape(mask.shape)

@@ -45,7 +45,7 @@ def whiten(
     moments = batch_moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
     is_defined = denominator != 0
-    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt().to(moments.centred.dtype)
     return zero_outside(moments.centred * scale, response_mask & is_defined)
 
 

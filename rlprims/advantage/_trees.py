@@ -1,12 +1,10 @@
 """Estimators for samples with a common prefix: compared inside their tree, or by common states and actions."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.advantage._group import response_scores, standard_scores
+from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._turns import check_ids, first_of_each, pair_ids, turn_returns, turn_sums
 from rlprims.grouping import group_count, group_mean
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
@@ -56,10 +54,10 @@ def tree(
     check_sequences(mask, cu_seqlens, tree_ids=tree_ids)
     if tree_ids.is_floating_point() or tree_ids.dtype is torch.bool:
         raise ValueError(f"tree_ids has dtype {tree_ids.dtype}, expected integers: a number for each tree")
-    z_scores = partial(
-        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "tolerance": tolerance}
+    a = z_scores(s, group_ids, valid_rows, **options) + z_scores(
+        s, pair_ids(group_ids, tree_ids), valid_rows, **options
     )
-    a = z_scores(s, group_ids, valid_rows) + z_scores(s, pair_ids(group_ids, tree_ids), valid_rows)
     return to_tokens(a, mask, cu_seqlens)
 
 

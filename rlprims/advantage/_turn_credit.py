@@ -1,11 +1,9 @@
 """Estimators with credit per turn: turn rewards compared with those of other samples, and Monte-Carlo values."""
 
-from functools import partial
-
 import torch
 
 from rlprims._described import described
-from rlprims.advantage._group import response_scores, standard_scores
+from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._returns import check_critic_data, discounted_returns
 from rlprims.advantage._turns import check_ids, pair_ids, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
@@ -61,17 +59,14 @@ def turn_grpo(
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_tokens(mask, cu_seqlens, turn_rewards=turn_rewards)
-    z_scores = partial(
-        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
-    )
-    outcome_advantages = to_tokens(z_scores(s, group_ids, valid_rows), mask, cu_seqlens)
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "tolerance": tolerance}
+    outcome_advantages = to_tokens(z_scores(s, group_ids, valid_rows, **options), mask, cu_seqlens)
 
     # Every token has its turn's reward. The statistics count it once, on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
     x = turn_sums(turn_rewards, turn_ids, mask, cu_seqlens)
     ids = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), turn_ids)
-    turn_advantages = z_scores(x.flatten(), ids.flatten(), last.flatten()).reshape(mask.shape)
-    turn_advantages = zero_outside(turn_advantages, last)
+    turn_advantages = z_scores(x.flatten(), ids.flatten(), last.flatten(), **options).reshape(mask.shape)
     to_go = discounted_returns(turn_advantages, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
     return outcome_advantages + turn_weight * to_go
 
