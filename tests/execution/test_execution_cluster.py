@@ -70,7 +70,7 @@ import ray
 from contextlib import ExitStack
 from ray.cluster_utils import Cluster
 from rlprims.execution import ModelConfig, RayConfig
-from rlprims.execution.ray._pools import reserve_pools
+from rlprims.execution.ray._start import reserve_pools
 from rlprims.execution.ray._worker_group import start_worker
 class Rank:
     def __init__(self, rank, size): ...
@@ -151,7 +151,7 @@ def test_ranks_of_a_node_have_consecutive_numbers(short: Path) -> None:
 
 def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a cluster that was joined need not have that of the run."""
-    from rlprims.execution.ray._cluster import with_whole_paths
+    from rlprims.execution.ray._checks import with_whole_paths
 
     monkeypatch.chdir(tmp_path)
     for name in ("here", "taught"):

@@ -105,9 +105,9 @@ def test_ipc_on_one_device_and_what_sleep_frees(tied, level):
     cache = 1 << 30
     execution = on_gpus(tied, colocate=True, sleep_level=level, kv_cache_bytes=cache)
     assert execution.rollouts.delivery.name == "ipc"
-    execution.turns.of_engines()
+    execution.sharing.give_to_engines()
     awake = free(execution)
-    execution.turns.of_ranks()
+    execution.sharing.give_to_ranks()
     assert free(execution) - awake > 0.9 * cache
     updates(execution)
     execution.close()

@@ -358,9 +358,9 @@ def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
     """Each wait may take longer, and nothing answers."""
     import ray
 
+    from rlprims.execution.ray._calls import fetch
     from rlprims.execution.ray._cluster import connect
     from rlprims.execution.ray._head import start
-    from rlprims.execution.ray._worker_group import fetch
 
     connect(None, cpus=64)
     never = ray.remote(lambda: 1).options(num_cpus=1000.0).remote()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -164,8 +165,10 @@ def tree_ids(tokens: Tensor, routes: Tensor, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(2**63), 2**63 - 1, (1 + routes[0, 0].numel(),), generator=generator) | 1
     weights = weights.to(device)
-    rows = [  # one row at a time: in int64 the experts take four times the memory
-        (ids.to(device) * weights[0] + (experts.to(device).long().flatten(1) * weights[1:]).sum(1)) & (2**63 - 1)
-        for ids, experts in zip(tokens, routes, strict=True)
-    ]
-    return torch.stack(rows).to(tokens.device)
+
+    def hashed(ids: Tensor, experts: Tensor) -> Tensor:
+        of_experts = rearrange(experts.to(device).long(), "t l k -> t (l k)") * weights[1:]
+        return (ids.to(device) * weights[0] + of_experts.sum(1)) & (2**63 - 1)
+
+    # One row at a time: in int64 the experts take four times the memory.
+    return torch.stack([hashed(*row) for row in zip(tokens, routes, strict=True)]).to(tokens.device)

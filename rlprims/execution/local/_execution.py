@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -10,10 +10,16 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
-from rlprims.execution._meter import metered
-from rlprims.execution._profile import SingleProcess
-from rlprims.execution._protocol import Finish, UpdateReport, finished, load_version, save_version
-from rlprims.execution._stream import BatchStream
+from rlprims.execution._observed import SingleProcess, metered
+from rlprims.execution._protocol import (
+    BatchStream,
+    Finish,
+    RunNeeds,
+    UpdateReport,
+    finished,
+    load_version,
+    save_version,
+)
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 
 
@@ -26,31 +32,14 @@ class LocalExecution(SingleProcess):
     overlaps = False
 
     def __init__(
-        self,
-        model: ModelConfig,
-        optimizer: OptimizerConfig,
-        *,
-        algorithm: Algorithm,
-        tokenizer: Any,
-        temperature: float,
-        updates: int,
-        critic_optimizer: OptimizerConfig | None = None,
-        critic_updates: int | None = None,
+        self, model: ModelConfig, optimizer: OptimizerConfig, *, tokenizer: Any, **run: Unpack[RunNeeds]
     ) -> None:
-        self.training = Training(
-            model,
-            optimizer,
-            algorithm=algorithm,
-            temperature=temperature,
-            updates=updates,
-            critic_optimizer=critic_optimizer,
-            critic_updates=critic_updates,
-        )
-        self.reward_model = RewardModel(model) if model.reward else None
         self.tokenizer = tokenizer
+        self.training = Training(model, optimizer, **run)
+        self.reward_model = RewardModel(model) if model.reward else None
         self.generation = Generation(
             self.training.policy.module,
-            tokenizer,
+            self.tokenizer,
             max_rows=model.max_rows_per_generation,
             routes=model.replay_routes,
         )

@@ -1,22 +1,109 @@
-"""The rollout workers, as the driver uses them: it sends them weights, and replaces workers that die."""
+"""The rollout workers, as the driver uses them: their weights, their replacement, and the devices that they share."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
-from rlprims.execution.ray._client import BrokenWith, Failures
-from rlprims.execution.ray._delivery import Delivery
+from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch
+from rlprims.execution.ray._training_worker import TrainingWorker
+from rlprims.execution.ray._transfer import BrokenWith, Failures, name_of
 from rlprims.execution.ray._wire import Sums
-from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
+from rlprims.execution.ray._worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
+
+
+class Delivery(Protocol):
+    """Keeps the weights as they were at the last call of ``take``, and sends them to any engine later."""
+
+    name: str
+    """The name of the backend."""
+
+    def take(self) -> None: ...
+
+    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        """Send the weights to these rollout workers.
+
+        Returns the errors of the workers that failed, and the checksums of the sent tensors (empty if unknown).
+        """
+        ...
+
+
+class Adapters:
+    """Sends only the tensors of a LoRA adapter. They are small, and Ray's object store has one copy for all engines."""
+
+    name = "Ray's object store"
+
+    def __init__(self, trainers: WorkerGroup) -> None:
+        self.trainers = trainers
+        self.reference: Any = None
+
+    def take(self) -> None:
+        pending = self.trainers.call(TrainingWorker.adapters)
+        pending.result()
+        self.reference = pending.refs[0]
+
+    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        loading = {rank: worker.load.remote(self.reference, version) for rank, worker in workers.items()}
+        return _failures(loading, timeout), {}
+
+
+class Wire:
+    """Sends the whole model from the ranks' shards to all engines at once, one layer at a time."""
+
+    def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None, backend: str = "gloo") -> None:
+        self.trainers = trainers
+        self.processes = processes  # the number of processes of each engine
+        self.dtype = dtype  # the dtype of the engines; None: the dtype of the trained weights
+        self.name = self.backend = backend
+        self.one_at_a_time = threading.Lock()
+
+    def take(self) -> None:
+        self.trainers.call(TrainingWorker.snapshot).result()
+
+    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        with self.one_at_a_time:
+            return self._deliver(workers, version, timeout)
+
+    def _deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        # Ask first whether each engine answers: one lost engine would break the transfer to all.
+        failures = _failures({rank: worker.ping.remote() for rank, worker in workers.items()}, timeout)
+        well = {rank: worker for rank, worker in workers.items() if rank not in failures}
+        if not well:
+            return failures, {}
+        sent, received, broken = self.trainers.call(
+            TrainingWorker.send_weights,
+            well,
+            backend=self.backend,
+            processes=self.processes,
+            dtype=self.dtype,
+            version=version,
+            timeout=timeout,
+        ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
+        if broken:
+            return failures | broken, {}
+        for rank, sums in received.items():
+            if sums != sent:
+                failures[rank] = WorkerError(f"{name_of(rank)} does not have the weights it was sent: not all arrived")
+        return failures, sent
+
+
+def _failures(calls: Mapping[int, Any], timeout: float) -> Failures:
+    """Wait for calls of rollout workers, by rank; returns the errors of those that failed."""
+    failures: Failures = {}
+    for rank, ref in calls.items():
+        try:
+            fetch(ref, name_of(rank), timeout)
+        except (WorkerError, WorkerLost) as error:
+            failures[rank] = error
+    return failures
 
 
 class Rollouts:
@@ -136,7 +223,7 @@ class Rollouts:
     def _ask(self, rank: int) -> tuple[Any, Any]:
         """Ask a worker for its probe scores and for its differing tensors; returns the two pending answers."""
         worker = self.workers[rank]
-        return worker.score.remote(self.probe), worker.unlike.remote(self.sent) if self.sent else None
+        return worker.score.remote(self.probe), worker.mismatched_tensors.remote(self.sent) if self.sent else None
 
     def _verify(self, rank: int, scoring: Any, comparing: Any) -> None:
         wrong = self.check(fetch(scoring, self.name_of(rank), self.timeout))
@@ -167,3 +254,33 @@ class Rollouts:
 
     def name_of(self, rank: int) -> str:
         return f"rollout worker {rank} of {len(self.workers)}"
+
+
+class DeviceSharing:
+    """Gives the devices that ranks and engines share to one side. First the other side frees its memory.
+
+    Ranks move their weights and optimizers to the CPU. Engines sleep; after ``level`` 2 they need their weights again.
+    If ``level`` is None, ranks and engines have devices of their own, and the methods do nothing.
+    """
+
+    def __init__(self, trainers: WorkerGroup, rollouts: Rollouts, level: int | None) -> None:
+        self.trainers, self.rollouts, self.level = trainers, rollouts, level
+        self.engines_awake = True
+
+    def give_to_engines(self, *, resend: bool = True) -> None:
+        """Give the devices to the engines. With ``resend=False`` the caller sends new weights next."""
+        if self.level is None or self.engines_awake:
+            return
+        self.trainers.call(TrainingWorker.offload).result()
+        self.rollouts.wake()
+        if resend and self.level == 2:
+            self.rollouts.send()
+        self.engines_awake = True
+
+    def give_to_ranks(self) -> None:
+        """Give the devices to the training ranks."""
+        if self.level is None or not self.engines_awake:
+            return
+        self.rollouts.sleep(self.level)
+        self.trainers.call(TrainingWorker.onload).result()
+        self.engines_awake = False

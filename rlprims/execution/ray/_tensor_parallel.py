@@ -20,7 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlprims.algorithms import Algorithm
-from rlprims.execution._config import ModelConfig, RayConfig
+from rlprims.execution._config import ModelConfig
+from rlprims.execution._ray_config import RayConfig
 
 TENSOR_PARALLEL_MODELS = (
     "cohere",

@@ -23,12 +23,13 @@ from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution._config import LoraConfig, ModelConfig, RayConfig, Sampling
+from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
+from rlprims.execution._ray_config import RayConfig
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
-from rlprims.execution.hf._sampler import Responses
+from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
@@ -315,7 +316,7 @@ class VllmEngine:
     def abandon_update(self) -> None:
         self.llm.collective_rpc("abandon_weight_update")
 
-    def unlike(self, sent: Sums) -> list[str]:
+    def mismatched_tensors(self, sent: Sums) -> list[str]:
         """Return the names of the engine's parameters whose checksums differ from those of the sent tensors."""
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
