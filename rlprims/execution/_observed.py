@@ -71,7 +71,7 @@ def metered(method: Method) -> Method:
     @wraps(method)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
-        with torch.profiler.record_function(method.__qualname__):
+        with torch.profiler.record_function(f"{type(self).__name__}.{verb}"):
             result = method(self, *args, **kwargs)
         seconds = time.perf_counter() - begun
         cost = self.meter.costs.get(verb)

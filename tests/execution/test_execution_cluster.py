@@ -71,7 +71,6 @@ from contextlib import ExitStack
 from ray.cluster_utils import Cluster
 from rlprims.execution import ModelConfig, RayConfig
 from rlprims.execution.ray._start import reserve_pools
-from rlprims.execution.ray._worker_group import start_worker
 class Rank:
     def __init__(self, rank, size): ...
     def node(self):
@@ -83,7 +82,7 @@ ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 with ExitStack() as held:
     config = RayConfig(training_workers=26, rollout_workers=1, start_timeout=60.0)
     place = reserve_pools(config, ModelConfig(path="none", device="cpu"), held)["main"]
-    ranks = {rank: start_worker(Rank, rank, 27, **place) for rank in (0, 8, 9, 17, 18, 26)}
+    ranks = {rank: place.start(Rank, rank, 27) for rank in (0, 8, 9, 17, 18, 26)}
     print(*ray.get([worker.node.remote() for worker in ranks.values()]))
 """
 

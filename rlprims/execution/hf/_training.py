@@ -1,8 +1,9 @@
 """The models of a training process: those of its roles are loaded, and measure a batch or do an optimizer step."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import wraps
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from torch import Tensor, nn
 
@@ -10,6 +11,7 @@ from rlprims.algorithms import Algorithm
 from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution._observed import metered
 from rlprims.execution._protocol import RunNeeds, UpdateReport
 from rlprims.execution.hf._adapters import adapt, adapters_off
 from rlprims.execution.hf._critic import Critic
@@ -19,6 +21,9 @@ from rlprims.execution.hf._policy import Follower, Policy
 from rlprims.execution.hf._routes import replay_routes, without_routes
 from rlprims.execution.hf._scorer import Scorer, Teachers
 from rlprims.execution.hf._train_state import TrainState
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Training:
@@ -164,3 +169,14 @@ class Training:
                 raise ValueError(f"model.{role}_follows: expected execution: local, got ranks. Leave it out")
             found.append(Follower(role, module, Ema(rate=follows.rate, every=follows.every)))
         return found
+
+
+def of_training(verb: Callable[Concatenate[Training, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """A method that calls this one of ``self.training``, and counts the work."""
+
+    @metered
+    @wraps(verb)
+    def call(owner: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return verb(owner.training, *args, **kwargs)
+
+    return call

@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -131,6 +131,19 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
         raise WorkerLost(f"{who} died: {_reason(error)}") from None
     except GetTimeoutError:
         raise WorkerLost(f"{who} did not answer within {timeout:g} s") from None
+
+
+def settled(
+    calls: Mapping[int, Any], name: Callable[[int], str], timeout: float
+) -> tuple[dict[int, Any], dict[int, WorkerError | WorkerLost]]:
+    """Wait for calls of workers, by rank; returns the answers, and the errors of the workers that failed."""
+    answers, failures = dict[int, Any](), dict[int, WorkerError | WorkerLost]()
+    for rank, ref in calls.items():
+        try:
+            answers[rank] = fetch(ref, name(rank), timeout)
+        except (WorkerError, WorkerLost) as error:
+            failures[rank] = error
+    return answers, failures
 
 
 def _reason(error: RayActorError) -> str:

@@ -4,14 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import ray
 
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import Sampling
-from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch
+from rlprims.execution._ray_config import RayConfig
+from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import BrokenWith, Failures, name_of
 from rlprims.execution.ray._wire import Sums
@@ -52,7 +52,7 @@ class Adapters:
 
     def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
         loading = {rank: worker.load.remote(self.reference, version) for rank, worker in workers.items()}
-        return _failures(loading, timeout), {}
+        return settled(loading, name_of, timeout)[1], {}
 
 
 class Wire:
@@ -74,7 +74,7 @@ class Wire:
 
     def _deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
         # Ask first whether each engine answers: one lost engine would break the transfer to all.
-        failures = _failures({rank: worker.ping.remote() for rank, worker in workers.items()}, timeout)
+        _, failures = settled({rank: worker.ping.remote() for rank, worker in workers.items()}, name_of, timeout)
         well = {rank: worker for rank, worker in workers.items() if rank not in failures}
         if not well:
             return failures, {}
@@ -95,17 +95,6 @@ class Wire:
         return failures, sent
 
 
-def _failures(calls: Mapping[int, Any], timeout: float) -> Failures:
-    """Wait for calls of rollout workers, by rank; returns the errors of those that failed."""
-    failures: Failures = {}
-    for rank, ref in calls.items():
-        try:
-            fetch(ref, name_of(rank), timeout)
-        except (WorkerError, WorkerLost) as error:
-            failures[rank] = error
-    return failures
-
-
 class Rollouts:
     """Rollout workers, each of which is replaced if it dies or hangs.
 
@@ -118,18 +107,13 @@ class Rollouts:
         self,
         start: Callable[[int], tuple[Any, Any]],
         count: int,
-        *,
-        timeout: float,
-        start_timeout: float,
-        max_replacements: int,
-        max_rows: int,
+        cluster: RayConfig,
         delivery: Delivery,
+        *,
+        max_rows: int,
     ) -> None:
-        self.delivery = delivery
         self.start = start  # start(rank) returns a new worker, and the pending call that builds its engine
-        self.timeout = timeout
-        self.start_timeout = start_timeout
-        self.max_replacements = max_replacements
+        self.cluster, self.delivery, self.timeout = cluster, delivery, cluster.call_timeout
         self.replacements = 0
         self.version = 0
         self.sent: Sums = {}
@@ -139,7 +123,9 @@ class Rollouts:
         self.one_at_a_time = threading.RLock()  # for transfers of weights, and streams that end before one
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
-        built = [fetch(building, self.name_of(rank), start_timeout) for rank, (_, building) in enumerate(started)]
+        built = [
+            fetch(building, self.name_of(rank), cluster.start_timeout) for rank, (_, building) in enumerate(started)
+        ]
         self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
         # Twice the rows that an engine samples at once, so that it does not wait for the driver. An engine that cannot
@@ -198,16 +184,20 @@ class Rollouts:
 
     def sleep(self, level: int) -> None:
         """Free the engines' memory. :meth:`wake` replaces a lost worker, because until then ranks use its device."""
-        for rank, ref in enumerate([worker.sleep.remote(level) for worker in self.workers]):
-            with suppress(WorkerLost):
-                fetch(ref, self.name_of(rank), self.timeout)
+        self._all_but_lost("sleep", level)
 
     def wake(self) -> None:
-        for rank, ref in enumerate([worker.wake.remote() for worker in self.workers]):
-            try:
-                fetch(ref, self.name_of(rank), self.timeout)
-            except WorkerLost as error:
-                self.replace(rank, str(error))
+        for rank, error in self._all_but_lost("wake").items():
+            self.replace(rank, str(error))
+
+    def _all_but_lost(self, method: str, *args: Any) -> Failures:
+        """Call a method of all workers; returns the errors of the workers that were lost."""
+        calls = {rank: getattr(worker, method).remote(*args) for rank, worker in enumerate(self.workers)}
+        _, failures = settled(calls, self.name_of, self.timeout)
+        for error in failures.values():
+            if not isinstance(error, WorkerLost):
+                raise error
+        return failures
 
     def stop(self) -> None:
         """Stop all workers. A thread that waits for responses gets an error."""
@@ -241,13 +231,13 @@ class Rollouts:
         """
         if self.stopped:
             raise WorkerLost(f"{self.name_of(rank)}: stopped")
-        if counts and self.replacements == self.max_replacements:
+        if counts and self.replacements == self.cluster.max_replacements:
             raise WorkerLost(f"{self.name_of(rank)}: {reason}; {self.replacements} were replaced already")
         self.replacements += counts
         log.warning("%s: %s; it is replaced", self.name_of(rank), reason)
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        fetch(building, self.name_of(rank), self.start_timeout)
+        fetch(building, self.name_of(rank), self.cluster.start_timeout)
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))

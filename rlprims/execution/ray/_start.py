@@ -19,10 +19,7 @@ from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
 from rlprims.execution.ray._head import HEAD, end_of_start
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._worker_group import Pending, WorkerGroup, start_worker
-
-Place = dict[str, Any]
-"""The arguments with which the workers of a pool start: placement group and bundles, CPUs, GPUs, environment."""
+from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
 
 
 class Workers(NamedTuple):
@@ -54,7 +51,7 @@ def start_workers(
     before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
 
     def process(rank: int) -> Any:
-        return start_worker(RolloutWorker, before + rank, before + count, **places[engines])
+        return places[engines].start(RolloutWorker, before + rank, before + count)
 
     # All processes start at the same time, because their imports take seconds. The ranks load their models first,
     # because an engine reserves the memory that is free.
@@ -73,15 +70,8 @@ def start_workers(
         worker = begun.pop() if begun else process(rank)
         return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
 
-    rollouts = Rollouts(
-        start,
-        count,
-        timeout=cluster.call_timeout,
-        start_timeout=cluster.start_timeout,
-        max_replacements=cluster.max_replacements,
-        max_rows=model.max_rows_per_generation,
-        delivery=_delivery(cluster, model, pools["main"], backend),
-    )
+    delivery = _delivery(cluster, model, pools["main"], backend)
+    rollouts = Rollouts(start, count, cluster, delivery, max_rows=model.max_rows_per_generation)
     held.callback(rollouts.stop)
     return Workers(pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window)
 
@@ -106,13 +96,7 @@ def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> di
         held.callback(remove_placement_group, room)
         environment = {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu and not pool.gpus else {})}
         share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
-        places[name] = {
-            "placement_group": room,
-            "bundles": bundles_of(room, pool),
-            "cpus": pool.cpus * share,
-            "gpus": pool.gpus * share,
-            "environment": environment,
-        }
+        places[name] = Place(room, bundles_of(room, pool), pool.cpus * share, pool.gpus * share, environment)
     return places
 
 
@@ -134,10 +118,10 @@ def start_training(
         groups[name] = WorkerGroup(
             TrainingWorker,
             count,
+            places[name],
             name=shown,
             timeout=cluster.training_timeout,
             same_rows=cluster.training_tensor_parallel,
-            **places[name],
         )
         held.callback(groups[name].stop)
     for name, group in groups.items():
@@ -154,7 +138,7 @@ def start_teacher(
     """Start the engines of the teacher's pool; returns the pending call that loads them."""
     name = cluster.roles.teacher
     count, timeout = cluster.pools[name].workers, cluster.call_timeout
-    group = WorkerGroup(TeacherWorker, count, name=name, timeout=timeout, **places[name])
+    group = WorkerGroup(TeacherWorker, count, places[name], name=name, timeout=timeout)
     held.callback(group.stop)
     return group.call(TeacherWorker.build, cluster, model, algorithm)
 

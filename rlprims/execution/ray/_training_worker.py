@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution._config import ModelConfig, OptimizerConfig
 from rlprims.execution._observed import Observed, metered
-from rlprims.execution._protocol import RunNeeds, UpdateReport
+from rlprims.execution._protocol import RunNeeds
 from rlprims.execution._ray_config import RayConfig
-from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
+from rlprims.execution.hf import RewardModel, Training, meter_of
 from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
+from rlprims.execution.hf._training import of_training
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._calls import everywhere, first, split
 from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source, Transfer
@@ -84,40 +84,14 @@ class TrainingWorker(Observed):
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=same_rows)
         return self.training.context_window if "actor" in roles else None
 
-    @split(SCORED_BY_POLICY, by_prompt=True)
-    @metered
-    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        return self.training.log_probs(batch, reference=reference)
-
-    @split()
-    @metered
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self.training.teacher_log_probs(batch)
-
-    @split()
-    @metered
-    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        return self.training.top_tokens(batch, size)
-
-    @split()
-    @metered
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self.training.teacher_top(batch, size)
-
-    @everywhere
-    def probe(self, batch: DataProto) -> Tensor:
-        """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
-        return self.training.log_probs(batch, temperature=1.0)
-
-    @split(SCORED_BY_POLICY, by_prompt=True)
-    @metered
-    def entropies(self, batch: DataProto) -> Tensor:
-        return self.training.entropies(batch)
-
-    @split(SCORED)
-    @metered
-    def values(self, batch: DataProto) -> Tensor:
-        return self.training.values(batch)
+    log_probs = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.log_probs))
+    entropies = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.entropies))
+    top_tokens = split()(of_training(Training.top_tokens))
+    teacher_log_probs = split()(of_training(Training.teacher_log_probs))
+    teacher_top = split()(of_training(Training.teacher_top))
+    values = split(SCORED)(of_training(Training.values))
+    update = split("tensors", by_prompt=True)(of_training(Training.update))
+    update_critic = split("tensors")(of_training(Training.update_critic))
 
     @split()
     @metered
@@ -126,15 +100,10 @@ class TrainingWorker(Observed):
             raise ValueError("no reward model was loaded: set model.reward")
         return self.reward_model.scores(batch)
 
-    @split("tensors", by_prompt=True)
-    @metered
-    def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
-        return self.training.update(batch, algorithm, totals)
-
-    @split("tensors")
-    @metered
-    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
-        return self.training.update_critic(batch, algorithm, totals)
+    @everywhere
+    def probe(self, batch: DataProto) -> Tensor:
+        """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
+        return self.training.log_probs(batch, temperature=1.0)
 
     @everywhere
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlprims.execution.hf._adapters import merged
-from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch
+from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
 from rlprims.execution.ray._fsdp import Shard
 from rlprims.execution.ray._wire import Info, Sender, Sums, layers
 
@@ -114,13 +114,11 @@ class EngineClient:
     def _abandon(self) -> None:
         """Tell the engines that did not fail to discard the incomplete update. They count as failed, too."""
         reason = str(next(iter(self.failures.values()))).splitlines()[0]
-        well = {rank: self.engines[rank] for rank in self.engines if rank not in self.failures}
-        for rank, ref in {rank: engine.abandon_update.remote() for rank, engine in well.items()}.items():
-            try:
-                fetch(ref, name_of(rank), self.timeout)
-                self.failures[rank] = WorkerError(f"{name_of(rank)}: the transfer broke: {reason}")
-            except (WorkerError, WorkerLost) as error:
-                self.failures[rank] = error
+        well = {rank: engine for rank, engine in self.engines.items() if rank not in self.failures}
+        calls = {rank: engine.abandon_update.remote() for rank, engine in well.items()}
+        answers, failures = settled(calls, name_of, self.timeout)
+        broken = {rank: WorkerError(f"{name_of(rank)}: the transfer broke: {reason}") for rank in answers}
+        self.failures |= broken | failures
 
 
 def name_of(rank: int) -> str:

@@ -6,7 +6,7 @@ see :mod:`rlprims.execution.ray._calls`. A batch that is split is divided here, 
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -57,6 +57,29 @@ class Pending(Generic[R]):
         return f"{name} of {len(self.refs)}"
 
 
+class Place(NamedTuple):
+    """Where the workers of a pool run, and what each of them gets."""
+
+    placement_group: Any
+    bundles: list[int]
+    """The bundle of each rank."""
+    cpus: float
+    gpus: float
+    environment: dict[str, str]
+
+    def start(self, worker: type, rank: int, count: int) -> Any:
+        """Start an actor in the bundle of its rank; returns the actor's handle."""
+        bundle = PlacementGroupSchedulingStrategy(self.placement_group, self.bundles[rank])
+        actor = ray.remote(worker).options(
+            num_cpus=self.cpus,
+            num_gpus=self.gpus,
+            max_restarts=0,  # a worker that Ray restarts would have the initial weights
+            scheduling_strategy=bundle,
+            runtime_env={"env_vars": self.environment},
+        )
+        return actor.remote(rank, count)
+
+
 class WorkerGroup:
     """Workers of one class, one for each bundle of a placement group.
 
@@ -65,29 +88,12 @@ class WorkerGroup:
     """
 
     def __init__(
-        self,
-        worker: type,
-        count: int,
-        *,
-        name: str,
-        placement_group: Any,
-        bundles: Sequence[int],
-        cpus: float,
-        gpus: float,
-        environment: dict[str, str],
-        timeout: float,
-        same_rows: int = 1,
+        self, worker: type, count: int, place: Place, *, name: str, timeout: float, same_rows: int = 1
     ) -> None:
-        self.name = name
         self.worker: Any = worker
-        self.same_rows = same_rows
-        self.timeout = timeout
+        self.name, self.timeout, self.same_rows = name, timeout, same_rows
         self.order = threading.Lock()
-        # Ray must not restart a worker, because the new one would have the initial weights.
-        self.workers = [
-            start_worker(worker, rank, count, placement_group, bundles, cpus=cpus, gpus=gpus, environment=environment)
-            for rank in range(count)
-        ]
+        self.workers = [place.start(worker, rank, count) for rank in range(count)]
 
     def call(
         self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
@@ -96,22 +102,18 @@ class WorkerGroup:
 
         If a batch is split, rows with the same id in the column ``together`` go to the same rank.
         """
+        dispatch: Dispatch = getattr(self.worker, method.__name__).dispatch
+        methods = [getattr(worker, method.__name__) for worker in self.workers]
         with self.order:
-            return self._call(method, *args, together=together, **kwargs)
-
-    def _call(self, method: Any, *args: Any, together: str, **kwargs: Any) -> Pending[Any]:
-        method = getattr(self.worker, method.__name__)
-        dispatch: Dispatch = method.dispatch
-        if dispatch.where == "split":
-            return self._split(method.__name__, dispatch, *args, together=together, **kwargs)
-        is_first = dispatch.where == "first"
-        shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
-        workers = self.workers[:1] if is_first else self.workers
-        refs = [getattr(worker, method.__name__).remote(*shared, **kwargs) for worker in workers]
-        return Pending(self, refs, lambda results: results[0] if is_first else results)
+            if dispatch.where == "split":
+                return self._split(methods, dispatch, *args, together=together, **kwargs)
+            is_first = dispatch.where == "first"
+            shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
+            refs = [start.remote(*shared, **kwargs) for start in (methods[:1] if is_first else methods)]
+            return Pending(self, refs, lambda results: results[0] if is_first else results)
 
     def _split(
-        self, method: str, dispatch: Dispatch, batch: DataProto, *args: Any, together: str, **kwargs: Any
+        self, methods: list[Any], dispatch: Dispatch, batch: DataProto, *args: Any, together: str, **kwargs: Any
     ) -> Pending[Any]:
         parts = len(self.workers) // self.same_rows
         whole = padded(batch, parts, together=together)
@@ -120,41 +122,12 @@ class WorkerGroup:
         of_parts: list[Any] = [sent.select_idxs(np.array(part, dtype=np.int64)) for part in rows]
         if self.same_rows > 1:
             of_parts = [ray.put(part) for part in of_parts]
-        refs = [
-            getattr(worker, method).remote(of_parts[rank // self.same_rows], *args, **kwargs)
-            for rank, worker in enumerate(self.workers)
-        ]
+        refs = [start.remote(of_parts[rank // self.same_rows], *args, **kwargs) for rank, start in enumerate(methods)]
         return Pending(self, refs, lambda results: _joined(results[:: self.same_rows], rows, len(batch)))
 
     def stop(self) -> None:
         for worker in self.workers:
             ray.kill(worker)
-
-
-def start_worker(
-    worker: type,
-    rank: int,
-    count: int,
-    placement_group: Any,
-    bundles: Sequence[int],
-    *,
-    cpus: float,
-    gpus: float,
-    environment: dict[str, str],
-) -> Any:
-    """Start an actor in the bundle of its rank, ``bundles[rank]``; returns the actor's handle."""
-    place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundles[rank])
-    return (
-        ray.remote(worker)
-        .options(
-            num_cpus=cpus,
-            num_gpus=gpus,
-            max_restarts=0,
-            scheduling_strategy=place,
-            runtime_env={"env_vars": environment},
-        )
-        .remote(rank, count)
-    )
 
 
 def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
