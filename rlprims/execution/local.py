@@ -9,17 +9,9 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
+from rlprims.execution import BatchStream, Finish, ModelConfig, OptimizerConfig, RunNeeds, Sampling, UpdateReport
 from rlprims.execution._observed import SingleProcess, metered
-from rlprims.execution._protocol import (
-    BatchStream,
-    Finish,
-    RunNeeds,
-    UpdateReport,
-    finished,
-    load_version,
-    save_version,
-)
+from rlprims.execution._protocol import finished, load_version, save_version
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
 from rlprims.execution.hf._training import of_training
 

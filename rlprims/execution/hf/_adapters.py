@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlprims._extras import hint
-from rlprims.execution._config import LoraConfig
+from rlprims.execution import LoraConfig
 
 HEADS = ("score", "classifier")
 """Names of a critic's head, all of whose weights are trained."""

@@ -4,8 +4,7 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm, value_objective
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig
-from rlprims.execution._protocol import UpdateReport
+from rlprims.execution import ModelConfig, UpdateReport
 from rlprims.execution.hf._forward import response_values
 from rlprims.execution.hf._micro_batches import Ranks, StepTotals, parts_of
 from rlprims.execution.hf._routes import without_routes

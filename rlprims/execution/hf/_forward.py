@@ -16,27 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlprims.algorithms import Algorithm, Part, objective_parts
+from rlprims.execution.hf._families import FUSED_HEAD_MODELS
 from rlprims.execution.hf._packed import packed_inputs, packed_layout
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import Kept, token_wise
-
-FUSED_HEAD_MODELS = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-)
-"""Values of ``model_type`` with logits = last hidden states times the head's weight, optionally with a soft cap."""
 
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
 """Columns of the tiles of :func:`fused_objective`."""

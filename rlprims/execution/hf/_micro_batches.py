@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rlprims.algorithms import Algorithm, step_counts
 from rlprims.batching import micro_batches, prefix_tree
 from rlprims.data_proto import DataProto
-from rlprims.execution._columns import kept_of
-from rlprims.execution._config import ModelConfig
+from rlprims.execution import ModelConfig, kept_of
 from rlprims.execution.hf._models import load_causal_lm, usable_device
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes

@@ -16,8 +16,9 @@ from transformers import (
     GenerationConfig,
 )
 
-from rlprims.execution._config import ModelConfig
+from rlprims.execution import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
+from rlprims.execution.hf._families import SHARDED_MODELS
 from rlprims.execution.hf._forward import check_fused_head
 from rlprims.execution.hf._packed import use_packing
 
@@ -61,22 +62,6 @@ def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
     if config.fused_head:
         check_fused_head(model)
     return model
-
-
-SHARDED_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-)
-"""Values of ``model_type`` whose files store parameters under their own names, so that a rank can read its parts."""
 
 
 def empty_causal_lm(path: str, config: ModelConfig) -> nn.Module | None:

@@ -22,38 +22,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlprims.batching import prefix_tree
+from rlprims.execution.hf._families import NOT_PACKED, PACKED_MODELS
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.grouping import rows_by_label
 
-PACKED_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-    "starcoder2",
-)
-"""Values of ``model_type`` for which the tests compare packed logits and gradients with padded ones."""
-
-_NOT_PACKED = {
-    "bloom": "its attention adds a bias by position (ALiBi)",
-    "falcon": "its attention may add a bias by position (ALiBi)",
-    "gemma2": "its attention has a soft cap",
-    "gpt_oss": "its attention has sinks",
-    "mpt": "its attention adds a bias by position (ALiBi)",
-}
 _NAME = "rlprims_packed"
 
 
@@ -65,7 +37,7 @@ def use_packing(model: nn.Module) -> None:
     """
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = config.model_type
-    reason = _NOT_PACKED.get(kind)
+    reason = NOT_PACKED.get(kind)
     if reason is None and getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its attention has a soft cap"
     if reason is None and kind not in PACKED_MODELS:

@@ -12,7 +12,7 @@ from rlprims import diagnostics
 from rlprims.algorithms import Algorithm, policy_objective
 from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
-from rlprims.execution._protocol import UpdateReport
+from rlprims.execution import UpdateReport
 from rlprims.execution.hf._forward import fused_objective, is_sum_of_token_losses
 from rlprims.execution.hf._micro_batches import StepTotals, parts_of
 from rlprims.execution.hf._models import restore, save_model

@@ -16,13 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
+from rlprims.execution.hf._families import ROUTED_MODELS
 from rlprims.routing import UNKNOWN, replay
 
-ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-"""Values of ``model_type`` for which the tests compare recorded and replayed experts.
-
-The gates of these models are a softmax of the router's logits, over all experts or over the chosen ones.
-"""
 ROUTES = "routed_experts"
 
 

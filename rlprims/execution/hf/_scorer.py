@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig
+from rlprims.execution import ModelConfig
 from rlprims.execution.hf._forward import token_scores
 from rlprims.execution.hf._micro_batches import Ranks, parts_of
 from rlprims.execution.hf._routes import without_routes

@@ -13,10 +13,9 @@ from torch import Tensor
 from rlprims import algorithms, diagnostics
 from rlprims.algorithms import Algorithm, Use
 from rlprims.data_proto import DataProto
-from rlprims.execution._columns import kind_of, reads_reference
-from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution import Finish, ModelConfig, OptimizerConfig, UpdateReport, kind_of, reads_reference
 from rlprims.execution._observed import SingleProcess, metered
-from rlprims.execution._protocol import Finish, UpdateReport, finished
+from rlprims.execution._protocol import finished
 from rlprims.execution.hf._adapters import adapt
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._forward import last_token_scores

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._config import OptimizerConfig
-from rlprims.execution._protocol import UpdateReport
+from rlprims.execution import OptimizerConfig, UpdateReport
 from rlprims.execution.hf._adapters import trained
 from rlprims.execution.hf._micro_batches import Part, Ranks, StepTotals
 from rlprims.execution.hf._models import restore, save_model

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from rlprims.algorithms import Algorithm
 from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution import ModelConfig, OptimizerConfig, RunNeeds, UpdateReport
 from rlprims.execution._observed import metered
-from rlprims.execution._protocol import RunNeeds, UpdateReport
 from rlprims.execution.hf._adapters import adapt, adapters_off
 from rlprims.execution.hf._critic import Critic
 from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Ranks, StepTotals

@@ -10,7 +10,7 @@ import ray
 from pydantic import ValidationError
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from rlprims.execution._protocol import ExecutionError
+from rlprims.execution import ExecutionError
 from rlprims.execution.ray._head import wait
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlprims.execution._config import ModelConfig, check_teacher_engine
-from rlprims.execution._protocol import RunNeeds
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import ModelConfig, RayConfig, RunNeeds
+from rlprims.execution._config import check_teacher_engine
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans

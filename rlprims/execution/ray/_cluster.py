@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from rlprims.execution._protocol import ExecutionError
+from rlprims.execution import ExecutionError
 
 WORKER_ENVIRONMENT = {
     # Run the engine's core in the worker's process, so that its schedule is deterministic. (Tensor parallelism still

@@ -1,101 +1,30 @@
-"""What a rollout worker needs of an engine, and the engine of transformers."""
+"""The engine of transformers, which shows what a rollout worker needs of an engine."""
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, Sampling
+from rlprims.execution import ModelConfig, Sampling
 from rlprims.execution.hf import Generation
 from rlprims.execution.hf._adapters import adapt, parameters, trained
 from rlprims.execution.hf._models import load_causal_lm
 from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums, differences
 
 
-class Engine(Protocol):
-    """The interface of an engine: it samples in the process of a rollout worker."""
-
-    joins: bool
-    """Whether new requests join the batch of the running ones, and running requests continue after new weights."""
-    version: int
-    """The version of its weights."""
-
-    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
-        """Begin to sample responses to the prompts of a call. ``call`` is the number of the call."""
-        ...
-
-    def step(self) -> dict[int, DataProto]:
-        """Sample the next tokens; returns the calls whose responses are all complete, by their numbers.
-
-        The column ``versions`` (B, T) has the version of the weights that sampled each token.
-        """
-        ...
-
-    def abandon(self, call: int) -> None:
-        """Abort the requests of a call; :meth:`step` will not return it."""
-        ...
-
-    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample responses of the batch's lengths with the engine's own ``generate``, so that its time can be compared.
-
-        With ``sampling`` the requests have seeds and ask for log-probs, as those of :meth:`begin` do. Returns False if
-        the engine has no such function.
-        """
-        ...
-
-    def score(self, tokens: list[int]) -> list[float]: ...
-
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load the tensors of an adapter."""
-        ...
-
-    def open(self, info: dict[str, Any]) -> None:
-        """Connect to the sender of whole weights.
-
-        A transfer calls ``start_update``, ``update`` and ``finish_update``, in this order. It calls ``open`` first if
-        there is no connection.
-        """
-        ...
-
-    def start_update(self) -> None:
-        """Prepare for new weights. The worker runs no step until the update is complete."""
-        ...
-
-    def update(self, info: dict[str, Any]) -> None:
-        """Receive the tensors of the model."""
-        ...
-
-    def finish_update(self, version: int) -> Sums:
-        """Use the new weights; returns the checksums of the received tensors."""
-        ...
-
-    def abandon_update(self) -> None:
-        """Discard an incomplete update and close the connection, so that another update can begin."""
-        ...
-
-    def mismatched_tensors(self, sent: Sums) -> list[str]:
-        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
-        ...
-
-    @property
-    def frees_memory(self) -> bool:
-        """Whether :meth:`sleep` releases memory."""
-        ...
-
-    def sleep(self, level: int) -> None: ...
-
-    def wake(self) -> None: ...
-
-
 class ModelEngine:
-    """Samples with the model's forward pass, as the local execution does. A step samples one call completely."""
+    """Samples with the model's forward pass, as the local execution does. A step samples one call completely.
+
+    A rollout worker calls its public methods. :class:`rlprims.execution.ray._vllm.VllmEngine` has the same ones.
+    """
 
     joins = False
+    """Whether new requests join the batch of the running ones, and running requests continue after new weights."""
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
         self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
@@ -107,19 +36,26 @@ class ModelEngine:
         self.version = 0
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
+        """Begin to sample responses to the prompts of a call. ``call`` is the number of the call."""
         self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
     def step(self) -> dict[int, DataProto]:
+        """Sample the next tokens; returns the calls whose responses are all complete, by their numbers.
+
+        The column ``versions`` (B, T) has the version of the weights that sampled each token.
+        """
         call = next(iter(self._calls))
         rows = self._calls.pop(call)()
         rows["versions"] = torch.full(rows["responses"].shape, self.version)
         return {call: rows}
 
     def abandon(self, call: int) -> None:
+        """Abort the requests of a call; :meth:`step` will not return it."""
         self._calls.pop(call, None)
 
     @property
     def frees_memory(self) -> bool:
+        """Whether :meth:`sleep` releases memory."""
         return self.device.type != "cpu"
 
     def sleep(self, level: int) -> None:
@@ -132,6 +68,11 @@ class ModelEngine:
         self.module.to(self.device)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        """Sample responses of the batch's lengths with the engine's own ``generate``, so that its time can be compared.
+
+        With ``sampling`` the requests have seeds and ask for log-probs, as those of :meth:`begin` do. Returns False if
+        the engine has no such function.
+        """
         return False
 
     @torch.no_grad()
@@ -143,6 +84,7 @@ class ModelEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Load the tensors of an adapter."""
         missing = trained(self.module)
         for name, tensor in weights:
             missing.pop(name).copy_(tensor)
@@ -150,6 +92,10 @@ class ModelEngine:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
     def open(self, info: dict[str, Any]) -> None:
+        """Connect to the sender of whole weights, before the first transfer.
+
+        A transfer calls ``start_update``, ``update`` and ``finish_update``. The worker runs no step meanwhile.
+        """
         self._wire = Receiver(Endpoint(**info))
 
     def start_update(self) -> None:
@@ -166,13 +112,16 @@ class ModelEngine:
             raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
     def finish_update(self, version: int) -> Sums:
+        """Use the new weights; returns the checksums of the received tensors."""
         self.version = version
         return self._received
 
     def abandon_update(self) -> None:
+        """Discard an incomplete update and close the connection, so that another update can begin."""
         self.__dict__.pop("_wire", None)
 
     def mismatched_tensors(self, sent: Sums) -> list[str]:
+        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
         return differences(sent, [checksums(parameters(self.module))], {})
 
 

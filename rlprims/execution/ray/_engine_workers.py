@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, Sampling
-from rlprims.execution._observed import Observed, Work, metered
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
+from rlprims.execution._observed import Observed, metered
 from rlprims.execution.hf._models import check_vocabularies
 from rlprims.execution.ray._calls import everywhere, first, split
-from rlprims.execution.ray._engine import Engine, ModelEngine, without_collection
+from rlprims.execution.ray._engine import ModelEngine, without_collection
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED
+
+if TYPE_CHECKING:
+    from rlprims.execution.ray._vllm import VllmEngine
 
 Arrays = Mapping[str, tuple[str, np.ndarray]]
 """Weights by name, each with the name of its dtype."""
@@ -40,6 +42,8 @@ class RolloutWorker(Observed):
     return. So if :meth:`ping` does not return, the engine hangs.
     """
 
+    engine: "ModelEngine | VllmEngine"
+
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
         self._numbers = count()
@@ -55,7 +59,6 @@ class RolloutWorker(Observed):
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
         self._completes_calls = cluster.running_requests == "wait"
-        self.engine: Engine
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
         else:
@@ -134,7 +137,7 @@ class RolloutWorker(Observed):
 
     @first
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """See :meth:`Engine.sample_plainly`."""
+        """See :meth:`ModelEngine.sample_plainly`."""
         return self.engine.sample_plainly(batch, sampling)
 
     @first

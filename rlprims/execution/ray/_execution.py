@@ -16,10 +16,19 @@ from transformers import GenerationConfig
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, ProfileConfig, Sampling
-from rlprims.execution._observed import Profile, WorkerReport
-from rlprims.execution._protocol import Finish, RunNeeds, UpdateReport, load_version, save_version
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import (
+    Finish,
+    ModelConfig,
+    OptimizerConfig,
+    Profile,
+    ProfileConfig,
+    RayConfig,
+    RunNeeds,
+    Sampling,
+    UpdateReport,
+    WorkerReport,
+)
+from rlprims.execution._protocol import load_version, save_version
 from rlprims.execution.hf import special_ids, with_counts
 from rlprims.execution.hf._models import shards_of
 from rlprims.execution.hf._routes import without_routes

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.client import ray as client
 
-from rlprims.execution._protocol import ExecutionError
+from rlprims.execution import ExecutionError
 
 _CHECK_INTERVAL = 2.0
 """Seconds between two connections to the head."""

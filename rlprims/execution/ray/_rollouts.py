@@ -4,13 +4,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import ray
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import Sampling
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import RayConfig, Sampling
 from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import BrokenWith, Failures, name_of
@@ -18,22 +17,6 @@ from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
-
-
-class Delivery(Protocol):
-    """Keeps the weights as they were at the last call of ``take``, and sends them to any engine later."""
-
-    name: str
-    """The name of the backend."""
-
-    def take(self) -> None: ...
-
-    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
-        """Send the weights to these rollout workers.
-
-        Returns the errors of the workers that failed, and the checksums of the sent tensors (empty if unknown).
-        """
-        ...
 
 
 class Adapters:
@@ -93,6 +76,11 @@ class Wire:
             if sums != sent:
                 failures[rank] = WorkerError(f"{name_of(rank)} does not have the weights it was sent: not all arrived")
         return failures, sent
+
+
+Delivery: TypeAlias = Adapters | Wire
+"""Keeps the weights as they were at the last call of ``take``, and sends them to any engine later by ``deliver``, which
+returns the errors of the workers that failed, and the checksums of the sent tensors (empty if unknown)."""
 
 
 class Rollouts:

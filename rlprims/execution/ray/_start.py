@@ -10,9 +10,8 @@ from ray.util import placement_group_table
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from rlprims.algorithms import Algorithm
-from rlprims.execution._config import ModelConfig, OptimizerConfig
-from rlprims.execution._protocol import ExecutionError, RunNeeds
-from rlprims.execution._ray_config import PoolConfig, RayConfig, backend_of
+from rlprims.execution import ExecutionError, ModelConfig, OptimizerConfig, RayConfig, RunNeeds
+from rlprims.execution._ray_config import PoolConfig, backend_of
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
 from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
@@ -44,6 +43,7 @@ def start_workers(
     say: Callable[[str], None],
 ) -> Workers:
     """Start all workers, and load their models. ``held`` stops them when it is closed."""
+    backend = backend_of(cluster, device_of(model).type)
     places = reserve_pools(cluster, model, held)
     engines = cluster.roles.rollout
     count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
@@ -64,7 +64,6 @@ def start_workers(
         scoring.result(cluster.start_timeout)
     if cluster.colocate:
         pools["main"].call(TrainingWorker.offload).result()
-    backend = backend_of(cluster, device_of(model).type)
 
     def start(rank: int) -> tuple[Any, Any]:
         worker = begun.pop() if begun else process(rank)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import Sampling
+from rlprims.execution import Sampling
 from rlprims.execution.ray._calls import WorkerLost, fetch
 from rlprims.execution.ray._head import wait
 from rlprims.execution.ray._rollouts import Rollouts

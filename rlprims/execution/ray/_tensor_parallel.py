@@ -20,27 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlprims.algorithms import Algorithm
-from rlprims.execution._config import ModelConfig
-from rlprims.execution._ray_config import RayConfig
-
-TENSOR_PARALLEL_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "starcoder2",
-)
-"""Values of ``model_type`` for which the tests compare logits and gradients of a group with those of one process."""
+from rlprims.execution import ModelConfig, RayConfig
+from rlprims.execution.hf._families import TENSOR_PARALLEL_MODELS
 
 
 class Computed(ParallelStyle):

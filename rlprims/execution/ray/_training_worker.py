@@ -11,17 +11,15 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig
+from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, RunNeeds
 from rlprims.execution._observed import Observed, metered
-from rlprims.execution._protocol import RunNeeds
-from rlprims.execution._ray_config import RayConfig
 from rlprims.execution.hf import RewardModel, Training, meter_of
 from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._training import of_training
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._calls import everywhere, first, split
-from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source, Transfer
+from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
 
@@ -45,7 +43,7 @@ class TrainingWorker(Observed):
         self.rank, self.size = rank, size
         self.listener: socket.socket | None = None
         self.shards: dict[str, _fsdp.Shard] = {}
-        self.transfers: dict[str, Transfer] = {}
+        self.transfers: dict[str, Any] = {}
 
     @first
     def address(self) -> tuple[str, int]:
@@ -198,14 +196,13 @@ class TrainingWorker(Observed):
             _checkpoint.load(state, directory, name)
 
 
-def _transfer_by(backend: str, rank: int, host: str, timeout: float) -> Transfer:
-    """Return a backend by its name. Importing vLLM takes seconds and 165 MB, so only its backends do it."""
+def _transfer_by(backend: str, rank: int, host: str, timeout: float) -> Any:
+    """Return the backend of this name. Importing vLLM takes seconds and 165 MB, so only its backends do it."""
     if backend == "gloo":
         return Gloo(rank, host, timeout)
     from rlprims.execution.ray._vllm_transfer import Ipc, Nccl
 
-    transfer: Transfer = Nccl(rank, host) if backend == "nccl" else Ipc(rank)
-    return transfer
+    return Nccl(rank, host) if backend == "nccl" else Ipc(rank)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import torch
@@ -188,19 +188,8 @@ class Source:
         return stored
 
 
-class Transfer(Protocol):
-    """The interface of a backend. All ranks call it at the same time, because gathering is a collective."""
-
-    def send(self, source: Source, client: EngineClient) -> Sums:
-        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
-
-        If an engine fails, its error is in ``client.failures`` and is not raised.
-        """
-        ...
-
-
 class Gloo:
-    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`.
+    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`, as vLLM's Nccl and Ipc do between GPUs.
 
     The connections are kept while the engines stay the same and nothing fails.
     """
@@ -211,6 +200,11 @@ class Gloo:
         self.connected: list[Any] = []
 
     def send(self, source: Source, client: EngineClient) -> Sums:
+        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
+
+        All ranks call it at the same time, because gathering is a collective. If an engine fails, its error is in
+        ``client.failures`` and is not raised.
+        """
         if self.rank != 0:
             for _ in source:
                 pass

@@ -23,8 +23,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution._config import LoraConfig, ModelConfig, Sampling
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import LoraConfig, ModelConfig, RayConfig, Sampling
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
@@ -238,7 +237,6 @@ class VllmEngine:
         return torch.cat(found)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample with vLLM's own ``generate``; with ``sampling`` with the same seeds and log-probs as :meth:`begin`."""
         lengths = batch["response_mask"].sum(-1).tolist()
         seeds = sample_seeds(0, range(len(batch))).tolist()
         parameters = [
@@ -317,7 +315,6 @@ class VllmEngine:
         self.llm.collective_rpc("abandon_weight_update")
 
     def mismatched_tensors(self, sent: Sums) -> list[str]:
-        """Return the names of the engine's parameters whose checksums differ from those of the sent tensors."""
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
 

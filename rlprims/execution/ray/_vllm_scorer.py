@@ -14,8 +14,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution import ModelConfig, RayConfig
 
 
 def scoring(**wanted: Any) -> SamplingParams:
