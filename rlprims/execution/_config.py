@@ -202,10 +202,6 @@ def check_teacher_engine(
     """Check what ``ray.teacher_engine: vllm`` needs of the other settings, for an algorithm that reads a teacher.
 
     vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model.
-
-    Raises:
-        ValueError: the teacher's log-probs would not be those of the sampler's distribution, there are several
-            teachers, or the teacher follows the policy.
     """
     if cluster.teacher_engine == "hf":
         return

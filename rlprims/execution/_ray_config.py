@@ -223,11 +223,7 @@ class RayConfig(_Config):
 
 
 def backend_of(cluster: RayConfig, device: str) -> str:
-    """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices.
-
-    Raises:
-        ValueError: the setting requires GPUs, and the models are on a CPU.
-    """
+    """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices."""
     chosen = cluster.weight_transfer
     if chosen in ("nccl", "ipc") and device != "cuda":
         raise ValueError(

@@ -311,7 +311,7 @@ class TestALostRank:
         with pytest.raises(ExecutionError, match=r"training rank [01] of 2: .*no critic was loaded") as raised:
             execution.values(training_batch(execution))
         assert "\n" not in str(raised.value)
-        assert "_training_worker.py" in raised.value.__notes__[0]
+        assert "hf/_training.py" in raised.value.__notes__[0]
 
 
 class TestAStartThatFails:

@@ -30,9 +30,6 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     """With a config, freeze the model and add adapters to it, in place; a critic's head stays trainable.
 
     Trained parameters are float32 in every model: their steps are smaller than what bfloat16 can represent.
-
-    Raises:
-        ValueError: peft is not installed, or no linear layer between embedding and head has such a name.
     """
     if config is None:
         return model
@@ -146,11 +143,7 @@ def save_adapter(
 
 
 def check_base(model: nn.Module, directory: Path, checksum: str) -> None:
-    """Check that the model, whose :func:`checksum` is given, has the weights that the adapter was trained with.
-
-    Raises:
-        ValueError: it has other weights.
-    """
+    """Check that the model, whose :func:`checksum` is given, has the weights that the adapter was trained with."""
     with safe_open(directory / _FILE, "pt") as file:
         was = file.metadata()["base_checksum"]
     if was != checksum:
@@ -174,11 +167,7 @@ def lora_of(directory: Path) -> LoraConfig:
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, directory: Path) -> None:
-    """Load what :func:`save_adapter` wrote.
-
-    Raises:
-        ValueError: it belongs to other layers or has another rank.
-    """
+    """Load what :func:`save_adapter` wrote."""
     file = directory / _FILE
     stored = load_file(file) if file.exists() else {}
     parameters_by_name = {_stored(name): parameter for name, parameter in trained(model).items()}

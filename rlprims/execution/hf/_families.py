@@ -1,5 +1,10 @@
 """What the code here can do with the models of transformers, by their ``model_type``. Each entry has its test."""
 
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
 _CAN = {
     "cohere": "packed sharded divided",
     "gemma": "packed fused sharded divided",
@@ -48,3 +53,12 @@ NOT_PACKED = {
     "mpt": "its attention adds a bias by position (ALiBi)",
 }
 """Why the attention of a model cannot be packed."""
+
+
+def without_data(auto: Any, path: str) -> Any:
+    """A model of this class with parameters that have shapes but no data, from its config alone."""
+    try:
+        with torch.device("meta"):
+            return auto.from_config(AutoConfig.from_pretrained(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load {path!r}: {str(error).splitlines()[0]}") from None

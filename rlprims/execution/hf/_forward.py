@@ -46,11 +46,7 @@ def head_of(model: nn.Module) -> Head:
 
 
 def check_fused_head(model: nn.Module) -> None:
-    """Raise an error if the model's logits are not computed as in :class:`Head`.
-
-    Raises:
-        ValueError: the head has a bias, the logits are scaled, or the model's type is not among those that are tested.
-    """
+    """Raise an error if the model's logits are not computed as in :class:`Head`."""
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     scales = [name for name in _SCALES if getattr(config, name, None) not in (None, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:  # type: ignore[operator]

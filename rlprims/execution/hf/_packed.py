@@ -30,11 +30,7 @@ _NAME = "rlprims_packed"
 
 
 def use_packing(model: nn.Module) -> None:
-    """Select the packed attention for the model, with transformers' own function.
-
-    Raises:
-        ValueError: its type is not among those that are tested, or its attention has a soft cap.
-    """
+    """Select the packed attention for the model, with transformers' own function."""
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = config.model_type
     reason = NOT_PACKED.get(kind)
@@ -132,9 +128,6 @@ def packed_micro_batches(
 
     ``nodes`` (B, T) are the nodes of the rows' prefix tree. Rows with the same label in ``labels`` stay together; None:
     no constraint.
-
-    Raises:
-        ValueError: a row (or group, or rollout) is longer than the budget. The message has the row.
     """
     units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []

@@ -13,38 +13,25 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
-from rlprims.execution.hf._families import ROUTED_MODELS
+from rlprims.execution.hf._families import ROUTED_MODELS, without_data
 from rlprims.routing import UNKNOWN, replay
 
 ROUTES = "routed_experts"
 
 
 def routed_layers(path: str) -> list[int]:
-    """The numbers of the layers that have experts.
-
-    Raises:
-        ValueError: the model's type is not in :data:`ROUTED_MODELS`, or no layer has experts.
-    """
-    model: Any
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load {path!r}: {str(error).splitlines()[0]}") from None
+    """The numbers of the layers that have experts."""
+    model = without_data(AutoModelForCausalLM, path)
     check_routed(model)
     blocks = list(model.base_model.layers)
     return [blocks.index(block) for block, _ in _routers(model)]
 
 
 def check_routed(model: nn.Module) -> None:
-    """Raise an error if the routes of this model cannot be recorded and replayed.
-
-    Raises:
-        ValueError: its type is not in :data:`ROUTED_MODELS`, or no layer has experts.
-    """
+    """Raise an error if the routes of this model cannot be recorded and replayed."""
     kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
     if kind not in ROUTED_MODELS:
         reason = f"a {kind}; tested types are {', '.join(ROUTED_MODELS)}"

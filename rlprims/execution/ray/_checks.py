@@ -70,11 +70,7 @@ def with_whole_paths(model: ModelConfig) -> ModelConfig:
 
 
 def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
-    """Check the names of the options.
-
-    Raises:
-        ValueError: vLLM has no such option, or another setting decides it.
-    """
+    """Check the names of the options."""
     known = _known_options()
     decided = _DECIDED | _decided_for(cluster, model)
     for name in cluster.engine_options:

@@ -77,6 +77,7 @@ class ModelEngine:
 
     @torch.no_grad()
     def score(self, tokens: list[int]) -> list[float]:
+        """Return the log-prob of each token except the first, at temperature 1."""
         ids = torch.tensor([tokens], device=next(self.module.parameters()).device)
         log_probs = torch.log_softmax(self.module(ids).logits[0].float(), -1)
         scores: list[float] = log_probs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()

@@ -77,7 +77,6 @@ class RolloutWorker(Observed):
 
     @first
     def open(self, info: dict[str, Any]) -> None:
-        """Connect to the rank that sends whole weights."""
         self.engine.open(info)
 
     @first
@@ -117,12 +116,10 @@ class RolloutWorker(Observed):
 
     @first
     def abandon_update(self) -> None:
-        """Discard an incomplete update. The engine runs no step until another update is complete."""
         self.engine.abandon_update()
 
     @first
     def mismatched_tensors(self, sent: Sums) -> list[str]:
-        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
         return self.engine.mismatched_tensors(sent)
 
     @first
@@ -137,12 +134,10 @@ class RolloutWorker(Observed):
 
     @first
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """See :meth:`ModelEngine.sample_plainly`."""
         return self.engine.sample_plainly(batch, sampling)
 
     @first
     def score(self, tokens: list[int]) -> list[float]:
-        """Return the log-prob of each token except the first."""
         return self.engine.score(tokens)
 
     @first

@@ -53,29 +53,25 @@ class Wire:
 
     def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
         with self.one_at_a_time:
-            return self._deliver(workers, version, timeout)
-
-    def _deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
-        # Ask first whether each engine answers: one lost engine would break the transfer to all.
-        _, failures = settled({rank: worker.ping.remote() for rank, worker in workers.items()}, name_of, timeout)
-        well = {rank: worker for rank, worker in workers.items() if rank not in failures}
-        if not well:
-            return failures, {}
-        sent, received, broken = self.trainers.call(
-            TrainingWorker.send_weights,
-            well,
-            backend=self.backend,
-            processes=self.processes,
-            dtype=self.dtype,
-            version=version,
-            timeout=timeout,
-        ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
-        if broken:
-            return failures | broken, {}
-        for rank, sums in received.items():
-            if sums != sent:
-                failures[rank] = WorkerError(f"{name_of(rank)} does not have the weights it was sent: not all arrived")
-        return failures, sent
+            # Ask first whether each engine answers: one lost engine would break the transfer to all.
+            _, failures = settled({rank: worker.ping.remote() for rank, worker in workers.items()}, name_of, timeout)
+            well = {rank: worker for rank, worker in workers.items() if rank not in failures}
+            if not well:
+                return failures, {}
+            sent, received, broken = self.trainers.call(
+                TrainingWorker.send_weights,
+                well,
+                backend=self.backend,
+                processes=self.processes,
+                dtype=self.dtype,
+                version=version,
+                timeout=timeout,
+            ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
+            if broken:
+                return failures | broken, {}
+            incomplete = {rank for rank, sums in received.items() if sums != sent}
+            what = "does not have the weights it was sent: not all arrived"
+            return failures | {rank: WorkerError(f"{name_of(rank)} {what}") for rank in incomplete}, sent
 
 
 Delivery: TypeAlias = Adapters | Wire
@@ -134,26 +130,23 @@ class Rollouts:
     def send(self) -> None:
         """Send the newest weights again, as :meth:`sync` does. If a batch is being sampled, wait for its end first."""
         with self.one_at_a_time:
-            self._send()
-
-    def _send(self) -> None:
-        everyone = dict(enumerate(self.workers))
-        failed = self._deliver(everyone)
-        # If a transfer fails for one worker it fails for all, so all workers that are not lost get the weights again.
-        again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
-        if again:
-            log.warning(
-                "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
-            )
-            failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
-        checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
-        for rank, asked in checks.items():
-            try:
-                self._verify(rank, *asked)
-            except (WorkerError, WorkerLost) as error:
-                failed[rank] = error
-        for rank, reason in failed.items():
-            self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
+            everyone = dict(enumerate(self.workers))
+            failed = self._deliver(everyone)
+            # A transfer that fails for one worker fails for all, so all that are not lost get the weights again.
+            again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
+            if again:
+                log.warning(
+                    "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
+                )
+                failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
+            checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
+            for rank, asked in checks.items():
+                try:
+                    self._verify(rank, *asked)
+                except (WorkerError, WorkerLost) as error:
+                    failed[rank] = error
+            for rank, reason in failed.items():
+                self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
         """Time the engines' own ``generate`` on the prompts of a batch, divided equally.

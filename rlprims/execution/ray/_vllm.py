@@ -320,11 +320,7 @@ class VllmEngine:
 
 
 def _started(options: dict[str, Any]) -> LLM:
-    """Start vLLM.
-
-    Raises:
-        ValueError: vLLM refuses an option, or its runner cannot record experts.
-    """
+    """Start vLLM."""
     try:
         return LLM(**options)
     except ValueError as error:
