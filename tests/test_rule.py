@@ -16,6 +16,8 @@ FILES = [ROOT / f"{name}.py" for name in MODULES] + [f for p in PACKAGES for f i
 ON_THE_HOST = {
     "dense_ids": "ids of any labels",
     "_rows_of": "rows by name",
+    "majority_at_k": "answers are labels",
+    "_win_probability": "counts choices in integers of any size",
     "RoleBaseline": "keeps numbers by name",
     "ValueTracker": "keeps numbers by name",
     "DifficultyPools": "keeps numbers by name",

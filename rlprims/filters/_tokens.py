@@ -204,14 +204,15 @@ def m2po(
         raise ValueError(f"tau={tau}, expected at least 0, in nats²")
     difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
     squares = difference.detach().square()
-    if all_reduce is not None:
-        return _of_small_mean(squares, response_mask, tau, all_reduce)
-    ascending = torch.where(response_mask, squares, torch.inf).flatten().sort().values
-    # The mean of the smallest k grows with k, so the number of means that are at most τ is the largest such k.
-    means = ascending.cumsum(0) / torch.arange(1, ascending.shape[0] + 1, device=ascending.device)
-    kept = (means <= tau).sum()
-    smallest_dropped = torch.cat([ascending, ascending.new_full((1,), torch.inf)]).gather(0, kept.reshape(1))
-    return response_mask & (squares < smallest_dropped)
+    keys = _ordered(squares)
+
+    def mean_is_small(threshold: Tensor) -> Tensor:
+        smallest = response_mask & (keys <= threshold)
+        sums = torch.stack([squares.where(smallest, 0.0).sum(dtype=torch.float64), smallest.sum().double()])
+        total, number = _over_ranks(all_reduce, sums).unbind()
+        return total <= tau * number
+
+    return response_mask & (keys <= _largest_true(mean_is_small, keys))
 
 
 def finite_tokens(
@@ -273,58 +274,36 @@ def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | 
     >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
     [[False, False, True, True]]
     """
-    if all_reduce is not None:
-        return _largest_over_ranks(x, mask, count, all_reduce)
-    lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    descending = torch.where(mask, x, lowest).flatten().sort(descending=True).values
-    descending = torch.cat([descending, descending.new_full((1,), lowest)])  # so an empty batch has a threshold too
-    return mask & (x >= descending.gather(0, count.reshape(1) - 1))
-
-
-def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce) -> TokenMask:
-    """:func:`_largest` over all ranks: the tokens at or above the largest threshold that ``count`` tokens reach."""
     keys = _ordered(x)
-    ascending = torch.where(mask, keys, torch.iinfo(torch.int64).min).flatten().sort().values
 
-    def enough_tokens(thresholds: Tensor) -> Tensor:
-        return all_reduce(ascending.shape[0] - torch.searchsorted(ascending, thresholds)) >= count
+    def enough_tokens(threshold: Tensor) -> Tensor:
+        return _over_ranks(all_reduce, (mask & (keys >= threshold)).sum()) >= count
 
     return mask & (keys >= _largest_true(enough_tokens, keys)) & ~x.isnan()
 
 
-def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: AllReduce) -> TokenMask:
-    """True on the smallest numbers of all ranks, as many as have a mean of at most τ; ties stay together."""
-    keys = _ordered(squares)
-    ascending, order = torch.where(mask, keys, torch.iinfo(torch.int64).max).flatten().sort()
-    sums = torch.cat([squares.new_zeros(1, dtype=torch.float64), squares.flatten()[order].double().cumsum(0)])
-
-    def mean_is_small(thresholds: Tensor) -> Tensor:
-        up_to = torch.minimum(torch.searchsorted(ascending, thresholds, right=True), mask.sum())
-        total, number = all_reduce(torch.stack([sums[up_to], up_to.double()])).unbind()
-        return total <= tau * number
-
-    return mask & (keys <= _largest_true(mean_is_small, keys))
-
-
 def _largest_true(condition: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
-    """The largest int64 at which a monotone condition is true, found in 8 steps of 256 trials."""
-    digits = torch.arange(256, device=keys.device)
-    largest = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
-    for shift in range(56, -8, -8):
-        largest = largest + ((condition(largest + (digits << shift)).sum() - 1).clamp(min=0) << shift)
+    """The largest integer of the keys' dtype at which a condition is true that is false above it: bit by bit."""
+    limits = torch.iinfo(keys.dtype)
+    zero = torch.zeros((), dtype=keys.dtype, device=keys.device)
+    largest = torch.where(condition(zero), zero, zero + limits.min)
+    for bit in reversed(range(limits.bits - 1)):
+        trial = largest + (1 << bit)
+        largest = torch.where(condition(trial), trial, largest)
     return largest
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """int64 in the same order as the numbers: the bits of a float64, with negative numbers inverted (−0.0 is 0.0)."""
+    """Integers in the order of the floats: their bits, inverted for negative ones. −0.0 is 0.0, and NaN the largest."""
     if not x.is_floating_point():
         return x
-    bits = torch.where(x.isnan(), torch.nan, x.double() + 0.0).view(torch.int64)
-    return torch.where(bits < 0, bits ^ torch.iinfo(torch.int64).max, bits)
+    dtype = torch.int64 if x.dtype is torch.float64 else torch.int32
+    bits = torch.where(x.isnan(), torch.nan, x + 0.0).view(dtype)
+    return torch.where(bits < 0, bits ^ torch.iinfo(dtype).max, bits)
 
 
 def _noise(seed: Tensor, mask: TokenMask, tokens_before: Tensor | int) -> Tensor:
-    """An int64 for each valid token, all different: Weyl's sequence, mixed as in splitmix64 (Steele et al. 2014)."""
+    """An int64 for each valid token, all different: the generator splitmix64 (Steele et al. 2014), started at seed."""
     x = seed + (mask.flatten().cumsum(0) + tokens_before) * -7046029254386353131
     x = (x ^ (x >> 30)) * -4658895280553007687
     x = (x ^ (x >> 27)) * -7723592293110705685

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from rlprims._sharding import check_vocab
@@ -125,7 +126,7 @@ def fused_loss(
     _check_token_wise(loss)
     compute = linear_token_loss if vocab is None else partial(_of_a_shard, vocab)
     total, *per_token = compute(
-        hidden.reshape(-1, hidden.shape[-1]),
+        rearrange(hidden, "... h -> (...) h"),
         head_weight,
         token_ids.flatten(),
         weights.detach().flatten(),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims._sharding import check_vocab, max_over, normalizer, sum_of_terms
+from rlprims._sharding import check_vocab, max_over, normalizer, sum_over
 from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
 from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabShard, token_wise
@@ -65,13 +65,8 @@ def full_kl(
 
     p, log_p = _probabilities(logits, response_mask, temperature, vocab)
     q, log_q = _probabilities(ref_logits.detach(), response_mask, temperature, vocab)
-    if direction == "reverse":
-        terms = p * (log_p - log_q)
-        slopes = terms + p
-    else:
-        terms = q * (log_q - log_p)
-        slopes = torch.where(log_p > MIN_LOG_PROB, -q, 0.0)
-    return zero_outside(sum_of_terms(vocab, terms, slopes, p), response_mask)
+    terms = p * (log_p - log_q) if direction == "reverse" else q * (log_q - log_p)
+    return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
 @token_wise
@@ -125,9 +120,8 @@ def jsd(
     p, log_p = _probabilities(logits, response_mask, temperature, vocab)
     q, log_q = _probabilities(teacher_logits.detach(), response_mask, temperature, vocab)
     log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    slopes = (1 - beta) * p * (log_p - log_m)
-    terms = beta * q * (log_q - log_m) + slopes
-    return zero_outside(sum_of_terms(vocab, terms, slopes, p), response_mask)
+    terms = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
 @token_wise

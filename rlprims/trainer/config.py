@@ -1,22 +1,20 @@
 """The settings of a run: one YAML file, dotted overrides, and errors that name the setting and the fix."""
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
-from rlprims.environments import CallStyle, Limits
-from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
+from rlprims.environments import Limits
+from rlprims.execution import OptimizerConfig, RayConfig, Sampling
 from rlprims.execution._config import check_teacher_engine
-from rlprims.filters import DifficultyPools
 from rlprims.rewards.several import Reward
+from rlprims.runs.config import EvaluationSteps, RunConfig, Section, load_as, suggest
+from rlprims.trainer.data import DataConfig
 
 _PRODUCED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
@@ -29,77 +27,6 @@ _PRODUCED = {
 _PRODUCED_BY_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
 _SOURCES = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
 """Columns of the trainer whose names no reward may have."""
-
-
-class Section(BaseModel):
-    """A section of settings: frozen, and unknown names are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-Settings = TypeVar("Settings", bound=Section)
-
-
-def check_template(template: str, field: str) -> str:
-    """``template``, if it is "chat" or has ``field`` in it."""
-    if template != "chat" and field not in template:
-        raise ValueError(f"expected text with {field} in it, or chat")
-    return template
-
-
-class DataConfig(Section):
-    """The prompts: JSON lines with a question and an answer."""
-
-    train: Path
-    eval: Path | None = Field(default=None, description="null: no evaluation")
-    question: str = Field(default="question", description="field that holds the question")
-    answer: str = Field(default="answer", description="field that holds the answer")
-    source: str = Field(
-        default="data_source",
-        description="field by whose values metrics are reported; rows without it: the file's name",
-    )
-    template: str = Field(
-        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
-    )
-    system: str | None = Field(default=None, description="system message of the chat template")
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
-    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
-        default="filter", description="truncate: the beginning is cut off"
-    )
-    shuffle: bool = True
-    teacher: str | None = Field(
-        default=None, description="field with the name of the row's teacher, if there are several"
-    )
-    teacher_template: str | None = Field(
-        default=None,
-        description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
-        "and {sibling}, another correct response of the group; null: the same prompt",
-    )
-    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
-    environment: Use | None = Field(
-        default=None,
-        description="class of an environment; its parameters are fields of the row; null: a single response",
-    )
-    pools: dict[str, tuple[float, float]] | None = Field(
-        default=None,
-        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
-        "the draw of prompts); null: every prompt once per epoch",
-    )
-    calls: CallStyle | None = Field(
-        default=None, description="how tool calls are written; null: json with the chat template, else tags"
-    )
-
-    @field_validator("pools")
-    @classmethod
-    def _are_valid_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
-        if pools is not None:
-            DifficultyPools(pools)
-        return pools
-
-    @field_validator("template")
-    @classmethod
-    def _names_the_question(cls, template: str) -> str:
-        return check_template(template, "{question}")
 
 
 class ScoringConfig(Section):
@@ -193,13 +120,6 @@ class CriticConfig(Section):
     warmup_steps: int = Field(default=0, ge=0, description="first steps, which train only the critic")
 
 
-class EvaluationSteps(Section):
-    """The steps of a run after which it is evaluated."""
-
-    every: int = Field(default=50, ge=1, description="steps")
-    before_training: bool = True
-
-
 class EvaluationConfig(EvaluationSteps):
     """Settings of the evaluation by responses to questions."""
 
@@ -226,36 +146,9 @@ class EvaluationConfig(EvaluationSteps):
         return self
 
 
-class CheckpointConfig(Section):
-    every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
-    keep: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
-    hugging_face: Literal["every", "last"] = Field(
-        default="last",
-        description="checkpoints of ranks in which policy/ is written besides the shards; last: the checkpoint at the "
-        "end of the run, and the best. One process always writes it",
-    )
-
-
-class RunConfig(Section):
-    """Methods of the settings of any kind of run."""
-
-    @field_validator("log_to", mode="before", check_fields=False)
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-
-
 class Config(RunConfig):
     """All settings of a run."""
 
-    run_dir: Path = Field(description="where everything is written; it must not exist yet")
-    modules: Path | None = Field(
-        default=None, description="folder of modules that settings name; default for a YAML file: its own folder"
-    )
-    seed: int = Field(default=0, ge=0, lt=2**32)
     steps: int = Field(default=100, ge=1)
     prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
     prompts_per_generation: int | None = Field(
@@ -279,7 +172,6 @@ class Config(RunConfig):
         "use the sampler's",
     )
     algorithm: Algorithm
-    model: ModelConfig
     data: DataConfig
     verifier: Use | None = Field(
         default=use(rewards.verifiers.gsm8k),
@@ -300,10 +192,8 @@ class Config(RunConfig):
     )
     sampling: Sampling = Sampling()
     limits: Limits = Field(default=Limits(), description="limits of an environment's episodes")
-    optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
     execution: Literal["local", "ray"] = Field(default="local", description="ray: a cluster; needs the extra [ray]")
     ray: RayConfig = RayConfig()
     record_rollouts: bool = Field(default=True, description="write every sample to rollouts/")
@@ -316,9 +206,6 @@ class Config(RunConfig):
         default=None, description="directory of a run whose rollouts are used instead of sampling"
     )
     replay_scores: bool = Field(default=False, description="use the recorded scores too; rows without one are scored")
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
-    profile: ProfileConfig = ProfileConfig()
-    threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -537,7 +424,7 @@ def algorithm_from(value: Any) -> Algorithm:
         return algorithms.parse(value)
     name = value["preset"]
     if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}; {_suggest(str(name), PRESETS)}")
+        raise ValueError(f"no preset {name!r}; {suggest(str(name), PRESETS)}")
     takes = inspect.signature(PRESETS[name]).parameters
     arguments = {k: v for k, v in value.items() if k in takes}
     changes = {k: v for k, v in value.items() if k not in takes and k != "preset"}
@@ -545,100 +432,5 @@ def algorithm_from(value: Any) -> Algorithm:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The settings of a YAML file, with overrides ``key.subkey=value``.
-
-    A file may begin with ``extends: other.yaml``, a path relative to it, and changes the settings of that file; its
-    ``algorithm`` replaces the other's as a whole. The file can name modules in its own folder. This folder is searched
-    after all installed packages, so that no file in it replaces a package, and ``modules`` stores it for a resume.
-
-    Raises:
-        ValueError: the file or an override is wrong. The message has one line per mistake. Nothing has run yet.
-    """
+    """The settings of a YAML file, see :func:`rlprims.runs.config.load_as`."""
     return load_as(Config, path, overrides)
-
-
-def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> Settings:
-    """The same as :func:`load_config`, for the settings of any kind of run.
-
-    Raises:
-        ValueError: the file or an override is wrong. The message has one line per mistake. Nothing has run yet.
-    """
-    values = read_yaml(path)
-    for override in overrides:
-        _set(values, override)
-    modules = str(values.setdefault("modules", str(path.parent.resolve())))
-    if modules not in sys.path:
-        sys.path.append(modules)
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error, kind))) from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings of a file and of those that it extends.
-
-    Raises:
-        ValueError: there is no such file, or it is not a YAML mapping.
-    """
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a mapping of settings, such as 'steps: 100'")
-    base = values.pop("extends", None)
-    if base is None:
-        return values
-    if (path.parent / base).resolve() == path.resolve():
-        raise ValueError(f"{path}: extends itself")
-    whole = {key: values[key] for key in ("algorithm", "loss") if key in values}
-    changes = {key: value for key, value in values.items() if key not in whole}
-    merged: dict[str, Any] = algorithms.merge(read_yaml(path.parent / base), changes)
-    return merged | whole
-
-
-def _set(values: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
-    if not equals or not dotted:
-        raise ValueError(f"override {override!r}: write key.subkey=value")
-    *parents, last = dotted.split(".")
-    for key in parents:
-        inner = values.get(key)
-        # `algorithm: dapo` and `advantage: rlprims.advantage.rloo` are short forms of mappings.
-        short = {"preset": inner} if key == "algorithm" else {"fn": inner}
-        values[key] = dict(inner) if isinstance(inner, dict) else short if isinstance(inner, str) else {}
-        values = values[key]
-    values[last] = yaml.safe_load(text)
-
-
-def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
-    lines = []
-    for e in error.errors():
-        place = ".".join(str(part) for part in e["loc"])
-        message = e["msg"].removeprefix("Value error, ")
-        if e["type"] == "extra_forbidden":
-            message = f"unknown; {_suggest(str(e['loc'][-1]), _fields(e['loc'][:-1], kind))}"
-        elif e["type"] == "missing":
-            message = f"is missing: write {e['loc'][-1]}: ..."
-        elif "input" in e and not isinstance(e["input"], dict):
-            message += f", not {e['input']!r}"
-        lines += [f"{place}: {part}" if place else part for part in message.splitlines()]
-    return lines
-
-
-def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
-    section: Any = kind
-    for name in location:
-        if isinstance(name, int):  # an index of a list
-            continue
-        annotation = section.model_fields[str(name)].annotation
-        section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))
-    return list(section.model_fields)
-
-
-def _suggest(name: str, known: Any) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}"

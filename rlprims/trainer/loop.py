@@ -4,9 +4,8 @@
 called after each step, do everything else in a run: evaluation, checkpoints, progress, logs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from rlprims.execution import Execution, Models, UpdateReport
 from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_sum
 from rlprims.ratios import estimate_kl
+from rlprims.runs.metrics import Clock, summarize
+from rlprims.runs.steps import Step
 from rlprims.trainer.collect.collector import Collector
 from rlprims.trainer.collect.episodes import outcome_scores, rollout_ids
 from rlprims.trainer.collect.flow import Flow
@@ -26,50 +27,12 @@ from rlprims.trainer.collect.pipeline import Pipeline
 from rlprims.trainer.collect.rollout import join_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.measures import Clock, batch_metrics, summarize
+from rlprims.trainer.metrics import batch_metrics
 from rlprims.trainer.states import States
 from rlprims.trainer.teacher import TEACHER_COLUMNS, teacher_columns
 
 _TOLERANCE = 1e-3
 """The largest allowed difference, in nats, between the log-probs of one token in the sampler and in the trainer."""
-
-
-@dataclass
-class Step:
-    """The result of one step."""
-
-    number: int
-    batch: DataProto
-    """The rows that were trained on, with their advantages."""
-    dropped: list[tuple[DataProto, str]]
-    """The groups that were not trained on, each with the reason (of a greedy baseline: "greedy baseline")."""
-    surplus: list[DataProto]
-    """The groups that were sampled with this batch and wait for the next."""
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def copy(self) -> "Step":
-        """A copy with the same tensors. It has its own columns."""
-        dropped = [(rows[:], reason) for rows, reason in self.dropped]
-        return replace(self, batch=self.batch[:], dropped=dropped, surplus=[rows[:] for rows in self.surplus])
-
-
-class Stepper(Protocol):
-    """The trainer of a run: a :class:`Trainer`, or the one on stored rows."""
-
-    step_number: int
-
-    @property
-    def steps(self) -> int:
-        """The steps of the whole run."""
-        ...
-
-    def step(self) -> Step: ...
-
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        """JSON values, and groups of rows by name; call it between two steps."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None: ...
 
 
 def old_log_probs(execution: Execution, batch: DataProto, *, step: int, every: int) -> Tensor:
@@ -241,15 +204,3 @@ class Trainer:
         self.step_number, self.generated_tokens = state["step_number"], state["generated_tokens"]
         self.pipeline.load_state_dict(state, groups)
         self.states.load_state_dict(state["states"], groups.get("answers", []))
-
-
-Hook: TypeAlias = Callable[[Any, Step], None]
-"""Called with the trainer after each step."""
-
-
-def train(trainer: Stepper, hooks: Sequence[Hook], *, stop: Callable[[], bool] = lambda: False) -> None:
-    """Run steps until the configured number is done, or ``stop`` returns True between two steps."""
-    while trainer.step_number < trainer.steps and not stop():
-        step = trainer.step()
-        for hook in hooks:
-            hook(trainer, step)

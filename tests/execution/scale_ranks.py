@@ -1,4 +1,4 @@
-"""What two FSDP2 ranks send, hold and write beside the formulas of ``rlprims.trainer.plan.scale``, without Ray.
+"""What two FSDP2 ranks send, hold and write beside the formulas of ``rlprims.plan.scale``, without Ray.
 
 ``python -m torch.distributed.run --standalone --nproc-per-node 2 tests/execution/scale_ranks.py FOLDER``; rank 0 prints
 a line of JSON for each measure.
@@ -27,8 +27,8 @@ from rlprims.execution.ray._checkpoint import Saver
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import Gloo, Source
 from rlprims.execution.ray._wire import Endpoint, Receiver
-from rlprims.trainer.plan.memory import Shape, shape_of
-from rlprims.trainer.plan.scale import (
+from rlprims.plan.memory import Shape, shape_of
+from rlprims.plan.scale import (
     checkpoint_bytes,
     copies_sent,
     gathered_bytes,

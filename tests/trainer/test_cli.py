@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlprims.trainer.cli import main
-from rlprims.trainer.run_directory import RunDirectory
+import rlprims
+from rlprims.cli import main
+from rlprims.runs.directory import RunDirectory
 from tests.trainer.runs import metrics_of
 
 WriteConfig = Callable[[dict[str, Any]], Path]
@@ -273,3 +274,9 @@ def test_a_start_that_is_interrupted_leaves_the_directory_free(
     monkeypatch.setattr("rlprims.trainer.session.build", interrupted)
     assert main(["train", str(write_config(settings))]) == 130
     assert not Path(settings["run_dir"]).exists()
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == f"rlprims {rlprims.__version__}"

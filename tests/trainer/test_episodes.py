@@ -22,11 +22,12 @@ from rlprims.ended import Ended
 from rlprims.environments import Episode, TextRenderer
 from rlprims.filters import SamplingExhausted
 from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.collect.episodes import Player, episode_rows, outcome_scores, same_widths
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.loop import Step, Trainer, train
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
 from rlprims.turns import Turn
 from tests import tiny
@@ -182,7 +183,7 @@ def test_resuming_between_steps_repeats_the_metrics(
     assert start(load(episodes, f"run_dir={whole}", "steps=4"), console) == 0
     assert start(load(episodes, f"run_dir={broken}", "steps=2"), console) == 0
     run_directory = RunDirectory.open(broken)
-    assert resume(run_directory, run_directory.config(["steps=4"]), console) == 0
+    assert resume(run_directory, run_directory.config(Config, ["steps=4"]), console) == 0
 
     def trained(path: Path) -> list[dict[str, Any]]:
         return [line for line in metrics_of(path) if line["kind"] == "train"]
@@ -537,7 +538,7 @@ def test_a_run_that_streams_resumes_alike(
     shutil.copytree(whole, broken)
     shutil.rmtree(broken / "checkpoints" / "step_000003")
     record = RunDirectory.open(broken)
-    assert resume(record, record.config(), console) == 0
+    assert resume(record, record.config(Config), console) == 0
     assert metrics_of(broken) == metrics_of(whole)
 
 

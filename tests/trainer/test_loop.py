@@ -14,8 +14,9 @@ from rlprims.ended import Ended
 from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.grouping import dense_ids
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer, train
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, start
 
 

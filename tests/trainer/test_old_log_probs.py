@@ -8,8 +8,9 @@ import torch
 from rich.console import Console
 
 from rlprims.data_proto import DataProto
+from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer, old_log_probs, train
+from rlprims.trainer.loop import Trainer, old_log_probs
 from rlprims.trainer.session import build
 
 

@@ -81,7 +81,7 @@ def to_verifiers(
             return state["environment_answer"]
 
         @vf.cleanup  # type: ignore[untyped-decorator]
-        async def closeas_ours(self, state: Any) -> None:
+        async def close_environment(self, state: Any) -> None:
             if "ask" not in state:  # cancelled before setup_state
                 return
             close, ask = getattr(state.get("environment"), "close", None), state["ask"]

@@ -12,13 +12,14 @@ from rlprims.data_proto import DataProto
 from rlprims.environments import Episode
 from rlprims.execution import Models, Stream
 from rlprims.filters import DifficultyPools, DynamicSampling, SamplingExhausted
+from rlprims.runs.metrics import Clock
+from rlprims.runs.rows import RowOrder
 from rlprims.trainer.collect.episodes import Group, Player, first_rows
 from rlprims.trainer.collect.rewarding import failure_causes
 from rlprims.trainer.collect.rollout import prompt_rows, respond, score, split_groups, with_baseline_scores, with_texts
 from rlprims.trainer.collect.schedule import Schedule
 from rlprims.trainer.config import Config
-from rlprims.trainer.data import Example, PromptOrder
-from rlprims.trainer.measures import Clock
+from rlprims.trainer.data import Example
 
 _COUNTERS = ("samples", "groups", "generated_tokens")
 
@@ -46,7 +47,7 @@ class Collector:
         self.examples = examples
         self.player = Player.of(config, execution, tokenizer)
         self.prompt_width = max(len(example.prompt_ids) for example in examples)
-        self.order = PromptOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
+        self.order = RowOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
         self.pools = DifficultyPools(config.data.pools) if config.data.pools else None
         self.by_key = {example.key: i for i, example in enumerate(examples)} if self.pools else {}
         self.sampling = self._accumulator()

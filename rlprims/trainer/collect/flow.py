@@ -3,11 +3,11 @@
 from typing import Any
 
 from rlprims.data_proto import DataProto
+from rlprims.runs.metrics import Clock
 from rlprims.trainer.collect.collector import Collected, Collector
 from rlprims.trainer.collect.episodes import Group, first_rows
 from rlprims.trainer.collect.flowing import Groups, groups_of
 from rlprims.trainer.collect.schedule import Schedule
-from rlprims.trainer.measures import Clock
 
 
 class Flow:

@@ -11,10 +11,10 @@ from rlprims._event_loop import event_loop
 from rlprims.data_proto import DataProto
 from rlprims.environments import Completion, Episode
 from rlprims.execution import Execution, Sampling, Stream
+from rlprims.runs.metrics import Clock
 from rlprims.trainer.collect.collector import Collector
 from rlprims.trainer.collect.episodes import Group, Player
 from rlprims.trainer.collect.rounds import Request, give
-from rlprims.trainer.measures import Clock
 
 _SECONDS = 0.02
 """Seconds to wait for completions before new requests of episodes are read."""

@@ -13,7 +13,7 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import BatchStream, Models, Sampling, Stream, kept_columns
 from rlprims.execution._padding import left_padded, right_padded
-from rlprims.reports._rollout_rows import open_rollouts
+from rlprims.runs.records import open_rollouts
 from rlprims.trainer.collect.episodes import TURN
 
 

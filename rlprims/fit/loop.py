@@ -12,12 +12,12 @@ from torch import Tensor
 from rlprims.data_proto import DataProto
 from rlprims.execution import reads_reference
 from rlprims.execution.hf import StoredTraining
-from rlprims.trainer.data import PromptOrder
-from rlprims.trainer.fit.config import FitConfig
-from rlprims.trainer.fit.rows import StoredRow, StoredRows, as_batch
-from rlprims.trainer.loop import Step
-from rlprims.trainer.measures import Clock, summarize
-from rlprims.trainer.writing import writing
+from rlprims.fit.config import FitConfig
+from rlprims.fit.rows import StoredRow, StoredRows, as_batch
+from rlprims.runs.disk_errors import writing
+from rlprims.runs.metrics import Clock, summarize
+from rlprims.runs.rows import RowOrder
+from rlprims.runs.steps import Step
 from rlprims.types import Metrics, merge_metrics
 
 
@@ -26,7 +26,7 @@ def steps_of(config: FitConfig, rows: int) -> int:
     return config.steps or -(-config.epochs * rows // config.rows_per_step)
 
 
-class Fitting:
+class FitTrainer:
     """The state of a run on stored rows, and its step. ``reference`` (R,) has one number for each response."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Fitting:
         self.config, self.training, self.rows = config, training, rows
         self.pad_token_id, self.reference = pad_token_id, reference
         self.steps = steps_of(config, len(rows.rows))
-        self.order = PromptOrder(len(rows.rows), seed=config.seed, shuffle=config.data.shuffle)
+        self.order = RowOrder(len(rows.rows), seed=config.seed, shuffle=config.data.shuffle)
         self.step_number = 0
         self.digest = rows.digest()
 

@@ -6,10 +6,11 @@ from rich.console import Console
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
+from rlprims.runs.steps import Step
 from rlprims.trainer.collect.rollout import prompt_rows, verify
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
-from rlprims.trainer.loop import Step, Trainer
+from rlprims.trainer.loop import Trainer
 
 _STEPS = 3
 """Steps whose scores are compared. If one response in a hundred is right, these steps mostly contain one."""

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from rlprims.data_proto import DataProto
 from rlprims.execution import Finish
 from rlprims.execution._files import sha256
-from rlprims.trainer.writing import writing
+from rlprims.runs.disk_errors import writing
 
 _MANIFEST = "manifest.json"
 _FORMAT = 3  # format 2 had only the KL controller's state; 1 lacked the collection's and the weights' version

@@ -4,18 +4,18 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
+import torch
+from torch import Tensor
+
+from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
+
 _FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
-# Shown by name, so that a response can neither control a terminal nor reverse the text around it.
-_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SURROGATES = range(0xD800, 0xE000)
-_NAMES = {code: f"⟨U+{code:04X}⟩" for code in (*_CONTROLS, *_SURROGATES) if chr(code) not in "\t\n"}
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One recorded response. Fields that its line does not have are empty or None.
@@ -126,15 +126,6 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
                     yield at, ValueError(str(error))
 
 
-def visible(text: str) -> str:
-    """The text with names in place of characters that control a terminal or reorder text; tab and newline stay.
-
-    >>> visible("\\x1b[2J")
-    '⟨U+001B⟩[2J'
-    """
-    return text.translate(_NAMES)
-
-
 def by_group(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows by group, groups in order of appearance. A row without a group is a group of its own."""
     groups: dict[Any, list[Row]] = {}
@@ -210,3 +201,60 @@ def _int(value: Any) -> int | None:
 def _listed(steps: list[int]) -> str:
     shown = list(map(str, steps)) if len(steps) <= 8 else [*map(str, steps[:3]), "…", *map(str, steps[-3:])]
     return ", ".join(shown)
+
+
+_TEXTS = ("prompt", "response", "answer", "data_source", "failure")
+_INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
+
+
+def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
+    numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
+    for i in range(len(rows)):
+        mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # in an episode also the tokens that it read
+        ids = rows["responses"][i][mask].tolist()
+        old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
+        advantages = None
+        if "advantages" in rows:  # tokens that were read have none
+            each = zip(rows["advantages"][i][mask].tolist(), rows["response_mask"][i][mask].tolist(), strict=True)
+            advantages = [a if own else None for a, own in each]
+        kept = {"kept": _kept_sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
+        values = {name: float(rows[name][i]) for name in numbers}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        yield {
+            "step": step,
+            "sample_id": int(rows["sample_id"][i]),
+            "group": int(rows["group"][i]),
+            **{name: rows[name][i] for name in _TEXTS},
+            "score": finite.pop("scores"),
+            **finite,
+            "status": status,
+            "ended": Ended(int(rows["ended"][i])).label,
+            "prompt_ids": list(rows["prompt_ids"][i]),
+            "response_ids": ids,
+            "response_tokens": [text_of(token) for token in ids],
+            "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
+            **old,
+            "advantages": advantages,
+            **kept,
+            **(_turns(rows, i, mask) if "turn_rewards" in rows else {}),
+        }
+
+
+def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
+    """The turn of each token, the tokens that were read, and the reward of each turn. The last has the outcome too."""
+    turns, sampled = rows["turn_ids"][i][mask], rows["response_mask"][i][mask]
+    rewards = torch.zeros(int(turns.max()) + 1 if len(turns) else 0)
+    rewards = rewards.index_add(0, turns, rows["turn_rewards"][i][mask])
+    same = rows["sample_id"] == rows["sample_id"][i]
+    if len(rewards) and bool(sampled.any()) and i == int(same.nonzero()[-1]):
+        outcome = rows["scores"][i] - rows["turn_rewards"][same].sum()
+        rewards[-1] += torch.where(outcome.isfinite(), outcome, 0.0)
+    earned = {str(turn): round(float(rewards[turn]), 6) for turn in sorted(set(turns[sampled].tolist()))}
+    return {"turn_ids": turns.tolist(), "observation": (~sampled).int().tolist(), "turn_rewards": earned}
+
+
+def _kept_sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
+    """For each response token the ids that it was drawn from; empty: the whole vocabulary."""
+    return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]
+
+

@@ -115,7 +115,7 @@ def _package(name: str, purpose: str, remedy: str) -> Finding:
 
 def check_end_tokens(model: str) -> Finding:
     """Check whether tokenizer, chat template and generation config of a model use the same end token."""
-    from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
+    from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
 
     tokenizer, ids = load_end_tokens(model)
     wrong = end_token_mismatch(tokenizer, ids)

@@ -8,13 +8,9 @@ from rich.console import Console
 from torch import Tensor
 
 from rlprims.execution.hf import StoredTraining
-from rlprims.reports.curves import draw_curves, read_metrics
-from rlprims.reports.terminal import make_table
-from rlprims.trainer.best import Best
-from rlprims.trainer.end_tokens import end_token_mismatch, load_end_tokens
-from rlprims.trainer.fit.config import FitConfig
-from rlprims.trainer.fit.loop import (
-    Fitting,
+from rlprims.fit.config import FitConfig
+from rlprims.fit.loop import (
+    FitTrainer,
     load_reference,
     measure,
     needs_reference,
@@ -22,11 +18,16 @@ from rlprims.trainer.fit.loop import (
     save_reference,
     steps_of,
 )
-from rlprims.trainer.fit.rows import Reader, StoredRows
-from rlprims.trainer.loggers import check_loggers
-from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.running import Running, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
-from rlprims.trainer.writing import writing
+from rlprims.fit.rows import Reader, StoredRows
+from rlprims.reports.curves import draw_curves, read_metrics
+from rlprims.reports.progress import ProgressLine
+from rlprims.reports.terminal import make_table
+from rlprims.runs.best_checkpoint import Best
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.disk_errors import writing
+from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
+from rlprims.runs.loggers import check_loggers
+from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 
 
 class _Parts(NamedTuple):
@@ -88,7 +89,7 @@ def fit(config: FitConfig, console: Console) -> int:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = _build(config, console)
         run.begin(config)
-        return _FitSession(config, run, parts, console).run()
+        return _FitRun(config, run, parts, console).run()
 
 
 def resume_fit(run: RunDirectory, config: FitConfig, console: Console, *, overrides: Sequence[str] = ()) -> int:
@@ -96,11 +97,11 @@ def resume_fit(run: RunDirectory, config: FitConfig, console: Console, *, overri
     check_loggers(config)
     checkpoint = lock_and_find_checkpoint(run, console)
     with on_interrupt(console, f"stopped during the start: {run.path} is unchanged"):
-        session = _FitSession(config, run, _build(config, console), console)
+        session = _FitRun(config, run, _build(config, console), console)
     return begin_or_resume(run, checkpoint, session, console, overrides)
 
 
-class _FitSession(Running):
+class _FitRun(Run):
     def __init__(self, config: FitConfig, run: RunDirectory, parts: _Parts, console: Console) -> None:
         self.config, self.parts = config, parts
         self.held_out_reference: Tensor | None = None
@@ -109,9 +110,9 @@ class _FitSession(Running):
             reference = self._reference(run, parts.rows, "train")
             if parts.held_out is not None:
                 self.held_out_reference = self._reference(run, parts.held_out, "eval")
-        trainer = Fitting(config, parts.training, parts.rows, pad_token_id=parts.pad_token_id, reference=reference)
+        trainer = FitTrainer(config, parts.training, parts.rows, pad_token_id=parts.pad_token_id, reference=reference)
         never = Best(None, run.path / "best.json", stop_at=None, patience=None)
-        super().__init__(config, run, parts.training, parts.training, trainer, console, never)
+        super().__init__(config, run, parts.training, parts.training, trainer, console, never, ProgressLine)
 
     def _reference(self, run: RunDirectory, rows: StoredRows, name: str) -> Tensor:
         file, digest = run.path / f"reference_{name}.safetensors", rows.digest()

@@ -11,9 +11,9 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
 from rlprims.execution._padding import left_padded, right_padded
-from rlprims.trainer.data import read_rows
-from rlprims.trainer.end_tokens import closing_tokens
-from rlprims.trainer.fit.config import FitDataConfig
+from rlprims.fit.config import FitDataConfig
+from rlprims.runs.end_tokens import closing_tokens
+from rlprims.runs.rows import read_rows
 
 
 class Response(NamedTuple):

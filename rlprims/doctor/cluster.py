@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
+from rlprims.doctor.installation import Finding
 from rlprims.execution import ExecutionError, WorkerReport
+from rlprims.plan.memory import shape_of
 from rlprims.trainer.collect.rollout import prompt_rows
 from rlprims.trainer.config import Config
-from rlprims.trainer.doctor.installation import Finding
-from rlprims.trainer.plan.memory import shape_of
 from rlprims.trainer.session import Parts, build
 
 _ALL_REDUCE = 64 << 20

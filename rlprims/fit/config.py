@@ -10,14 +10,11 @@ from rlprims import losses
 from rlprims.algorithms import Use, use
 from rlprims.execution import (
     Kind,
-    ModelConfig,
-    OptimizerConfig,
-    ProfileConfig,
     kind_of,
     reads_means,
     reads_reference,
 )
-from rlprims.trainer.config import CheckpointConfig, EvaluationSteps, RunConfig, Section, check_template
+from rlprims.runs.config import EvaluationSteps, RunConfig, Section, check_template
 
 _OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
 """Settings of ``model`` that are only for runs on the policy's own samples."""
@@ -64,11 +61,6 @@ class FitDataConfig(Section):
 class FitConfig(RunConfig):
     """The settings of a run on stored rows. The loss defines the form of the rows and what is trained."""
 
-    run_dir: Path = Field(description="where everything is written; it must not exist yet")
-    modules: Path | None = Field(
-        default=None, description="folder of modules that settings name; default for a YAML file: its own folder"
-    )
-    seed: int = Field(default=0, ge=0, lt=2**32)
     loss: Use = Field(
         default=use(losses.nll),
         description="with log_probs: demonstrations; with chosen_log_probs: pairs; with chosen_scores: a reward model",
@@ -84,15 +76,9 @@ class FitConfig(RunConfig):
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     steps: int | None = Field(default=None, ge=1, description="optimizer steps; null: as many as the epochs need")
     rows_per_step: int = Field(default=32, ge=1, description="demonstrations or pairs per optimizer step")
-    model: ModelConfig
     data: FitDataConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationSteps = Field(default=EvaluationSteps(), description="on held-out rows")
-    checkpoint: CheckpointConfig = CheckpointConfig()
     execution: Literal["local", "ray"] = Field(default="local", description="one process; ray is not supported yet")
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
-    profile: ProfileConfig = ProfileConfig()
-    threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
 
     @field_validator("loss", mode="before")
     @classmethod

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprims.trainer.config import EvaluationConfig
 
 
 class Best:
@@ -19,10 +18,6 @@ class Best:
         self.value = float("-inf")
         self.step: int | None = None
         self.evaluations_since = 0
-
-    @classmethod
-    def of(cls, config: EvaluationConfig, run: Path) -> "Best":
-        return cls(config.best, run / "best.json", stop_at=config.stop_at, patience=config.patience)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Record an evaluation; returns whether it is the best. Step 0 never is: it has no checkpoint.

@@ -4,19 +4,19 @@ import json
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 
-from rlprims.execution import ExecutionError, Finish, Observable, ProfileConfig, Profiler
+from rlprims.execution import ExecutionError, Finish, Observable
+from rlprims.runs.profiles import StepProfiles
 from rlprims.filters import SamplingExhausted
-from rlprims.reports.progress import ProgressLine
-from rlprims.trainer.best import Best
-from rlprims.trainer.checkpoint import (
+from rlprims.runs.best_checkpoint import Best
+from rlprims.runs.checkpoint import (
     Background,
     add_models,
     begin_checkpoint,
@@ -26,13 +26,12 @@ from rlprims.trainer.checkpoint import (
     save_groups,
     save_random_state,
 )
-from rlprims.trainer.config import Config
-from rlprims.trainer.fit.config import FitConfig
-from rlprims.trainer.loggers import open_loggers
-from rlprims.trainer.loop import Hook, Step, Stepper, train
-from rlprims.trainer.measures import worker_metrics
-from rlprims.trainer.run_directory import RunDirectory
-from rlprims.trainer.writing import CannotWrite, writing
+from rlprims.runs.config import RunConfig
+from rlprims.runs.loggers import open_loggers
+from rlprims.runs.steps import Hook, Step, Stepper, train
+from rlprims.runs.metrics import worker_metrics
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.disk_errors import CannotWrite, writing
 
 
 class HasState(Protocol):
@@ -42,22 +41,30 @@ class HasState(Protocol):
     def load(self, directory: Path) -> None: ...
 
 
-class Running(ABC):
+class Progress(Protocol):
+    """What a terminal shows during a run."""
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+
+class Run(ABC):
     """A run of any kind. Subclasses define the evaluation, the records and the summary."""
 
     def __init__(
         self,
-        config: Config | FitConfig,
+        config: RunConfig,
         run: RunDirectory,
         execution: HasState,
         workers: Observable,
         trainer: Stepper,
         console: Console,
         best: Best,
+        progress: Callable[..., AbstractContextManager[Progress]],
     ) -> None:
         self.settings, self.run_directory = config, run
         self.execution, self.workers = execution, workers
         self.stepper, self.console, self.best = trainer, console, best
+        self.progress = progress
         self.loggers = open_loggers(config, run.path)
         self.last_state = trainer.state_dict()
         self.background = Background()
@@ -99,7 +106,7 @@ class Running(ABC):
         if trainer.step_number == 0 and settings.evaluation.before_training:
             self.evaluate()
         with (
-            ProgressLine(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
+            self.progress(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
             _stop_signals(self.console) as stop,
             StepProfiles(settings.profile, self.workers, self.run_directory.path / "profile") as profiles,
         ):
@@ -221,40 +228,6 @@ class Running(ABC):
         load_random_state(checkpoint)
 
 
-class StepProfiles:
-    """Profiles the steps that the config names. The folder of a step has a trace and a table of every process.
-
-    ``begin`` is the last hook of a step: it starts the profile of the next step. ``end`` is the first hook.
-    """
-
-    def __init__(self, config: ProfileConfig, workers: Observable, directory: Path) -> None:
-        self.config, self.workers, self.directory = config, workers, directory
-        self.profiler = Profiler()
-
-    def __enter__(self) -> "StepProfiles":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.profiler.stop()  # still running if the step failed
-
-    def begin(self, trainer: Stepper, step: Step | None = None) -> None:
-        if trainer.step_number + 1 in self.config.steps:
-            self.workers.start_profile(self.config)
-            self.profiler.start(self.config)
-
-    def end(self, trainer: Stepper, step: Step) -> None:
-        own = self.profiler.stop()
-        if own is None:
-            return
-        folder = self.directory / f"step_{step.number:06d}"
-        profiles = {"trainer": own, **self.workers.stop_profile()}
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, profile in profiles.items():
-                (folder / f"{name}.json.gz").write_bytes(profile.trace)
-                (folder / f"{name}.txt").write_text(profile.table)
-
-
 def prepare_process(threads: int) -> None:
     """Set the number of torch's threads, and turn off the messages of transformers."""
     from transformers.utils import logging
@@ -273,7 +246,7 @@ def lock_and_find_checkpoint(run: RunDirectory, console: Console) -> Path | None
 
 
 def begin_or_resume(
-    run: RunDirectory, checkpoint: Path | None, session: Running, console: Console, overrides: Sequence[str]
+    run: RunDirectory, checkpoint: Path | None, session: Run, console: Console, overrides: Sequence[str]
 ) -> int:
     """Run from a checkpoint, or from the beginning if it is None; returns the exit code."""
     if checkpoint is None:

@@ -3,7 +3,7 @@
 The time of a phase is the longest of three: its arithmetic, its reads of device memory, and its network transfers. This
 is a lower bound. The rates are inputs; use rates that were measured on the devices, because data sheets have higher
 ones. The default rates of rank 0's processor in a sync, and of the trainer's process in a recording, were measured on
-one core by ``benchmarks/host.py``. The memory of a step is in :mod:`rlprims.trainer.plan.memory`.
+one core by ``benchmarks/host.py``. The memory of a step is in :mod:`rlprims.plan.memory`.
 
 Symbols: n is the number of tokens that are read (a shared prompt counts once), r the number of tokens of responses, Σn²
 the sum of the squared lengths of rows, N the parameters, L the layers, d the width of attention, V x h the head.
@@ -13,8 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlprims.execution._config import backend_of
-from rlprims.trainer.config import Config
-from rlprims.trainer.plan.memory import (
+from rlprims.plan.memory import (
     Prompts,
     Shape,
     engine_count,
@@ -26,6 +25,7 @@ from rlprims.trainer.plan.memory import (
     text_of,
     widths,
 )
+from rlprims.trainer.config import Config
 
 
 class Rates(NamedTuple):

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rlprims._extras import hint
-from rlprims.trainer.config import Config
-from rlprims.trainer.fit.config import FitConfig
+from rlprims.runs.config import RunConfig
 
 Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
-def check_loggers(config: Config | FitConfig) -> None:
+def check_loggers(config: RunConfig) -> None:
     """Check the packages before anything is loaded or written.
 
     Raises:
@@ -27,13 +26,13 @@ def check_loggers(config: Config | FitConfig) -> None:
             raise ValueError(f"log_to: {name}: {error}: {hint('track')}, or leave it out of log_to") from None
 
 
-def open_loggers(config: Config | FitConfig, run: Path) -> list[Log]:
+def open_loggers(config: RunConfig, run: Path) -> list[Log]:
     """One function of (step, metrics) for each of ``log_to``."""
     openers = {"tensorboard": _tensorboard, "wandb": _wandb}
     return [openers[name](config, run) for name in config.log_to]
 
 
-def _tensorboard(config: Config | FitConfig, run: Path) -> Log:
+def _tensorboard(config: RunConfig, run: Path) -> Log:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(log_dir=str(run / "tensorboard"))
@@ -46,7 +45,7 @@ def _tensorboard(config: Config | FitConfig, run: Path) -> Log:
     return log
 
 
-def _wandb(config: Config | FitConfig, run: Path) -> Log:
+def _wandb(config: RunConfig, run: Path) -> Log:
     import wandb
 
     os.environ.setdefault("WANDB_MODE", "offline")  # offline unless the environment variable says otherwise

@@ -17,13 +17,10 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from rlprims.data_proto import DataProto
-from rlprims.ended import Ended
-from rlprims.reports._rollout_rows import open_rollouts
-from rlprims.trainer.config import Config, load_as, load_config, read_yaml
-from rlprims.trainer.fit.config import FitConfig
-from rlprims.trainer.loop import Step
-from rlprims.trainer.writing import writing
+from rlprims.runs.config import RunConfig, Settings, load_as
+from rlprims.runs.disk_errors import writing
+from rlprims.runs.records import open_rollouts, record_lines
+from rlprims.runs.steps import Step
 
 _LOCK = ".lock"
 
@@ -63,7 +60,7 @@ class RunDirectory:
                     with suppress(OSError):  # another process has written there
                         folder.rmdir()
 
-    def begin(self, config: Config | FitConfig) -> None:
+    def begin(self, config: RunConfig) -> None:
         """Write the first files of a run into its claimed directory."""
         with writing(self.path):
             self.rollouts.mkdir()
@@ -81,18 +78,11 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run: it has no config.yaml")
         return cls(path)
 
-    def config(self, overrides: Iterable[str] = ()) -> Config:
-        return load_config(self.path / "config.yaml", list(overrides))
+    def config(self, kind: type[Settings], overrides: Iterable[str] = ()) -> Settings:
+        """The settings of the run, with overrides."""
+        return load_as(kind, self.path / "config.yaml", list(overrides))
 
-    @property
-    def is_fit(self) -> bool:
-        """Whether ``rlprims fit`` made it."""
-        return "algorithm" not in read_yaml(self.path / "config.yaml")
-
-    def fit_config(self, overrides: Iterable[str] = ()) -> FitConfig:
-        return load_as(FitConfig, self.path / "config.yaml", list(overrides))
-
-    def record(self, config: Config | FitConfig, step: int, overrides: Iterable[str]) -> None:
+    def record(self, config: RunConfig, step: int, overrides: Iterable[str]) -> None:
         """Use this config from this step on; ``changes.jsonl`` records the changes and the step."""
         temporary = self.path / ".config.writing"
         with writing(self.path / "config.yaml"):
@@ -162,7 +152,7 @@ class RunDirectory:
                 surplus = [(rows, "surplus") for rows in step.surplus]
                 for rows, status in [(step.batch, "trained"), *step.dropped, *surplus]:
                     file.writelines(
-                        json.dumps(line).encode() + b"\n" for line in _rollout_lines(step.number, rows, status, text_of)
+                        json.dumps(line).encode() + b"\n" for line in record_lines(step.number, rows, status, text_of)
                     )
             temporary.replace(path)
 
@@ -175,61 +165,6 @@ def _check_free(path: Path) -> None:
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
-
-
-_TEXTS = ("prompt", "response", "answer", "data_source", "failure")
-_INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
-
-
-def _rollout_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
-    numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
-    for i in range(len(rows)):
-        mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # in an episode also the tokens that it read
-        ids = rows["responses"][i][mask].tolist()
-        old = {"old_log_probs": rows["old_log_probs"][i][mask].tolist()} if "old_log_probs" in rows else {}
-        advantages = None
-        if "advantages" in rows:  # tokens that were read have none
-            each = zip(rows["advantages"][i][mask].tolist(), rows["response_mask"][i][mask].tolist(), strict=True)
-            advantages = [a if own else None for a, own in each]
-        kept = {"kept": _kept_sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
-        values = {name: float(rows[name][i]) for name in numbers}
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        yield {
-            "step": step,
-            "sample_id": int(rows["sample_id"][i]),
-            "group": int(rows["group"][i]),
-            **{name: rows[name][i] for name in _TEXTS},
-            "score": finite.pop("scores"),
-            **finite,
-            "status": status,
-            "ended": Ended(int(rows["ended"][i])).label,
-            "prompt_ids": list(rows["prompt_ids"][i]),
-            "response_ids": ids,
-            "response_tokens": [text_of(token) for token in ids],
-            "rollout_log_probs": rows["rollout_log_probs"][i][mask].tolist(),
-            **old,
-            "advantages": advantages,
-            **kept,
-            **(_turns(rows, i, mask) if "turn_rewards" in rows else {}),
-        }
-
-
-def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
-    """The turn of each token, the tokens that were read, and the reward of each turn. The last has the outcome too."""
-    turns, sampled = rows["turn_ids"][i][mask], rows["response_mask"][i][mask]
-    rewards = torch.zeros(int(turns.max()) + 1 if len(turns) else 0)
-    rewards = rewards.index_add(0, turns, rows["turn_rewards"][i][mask])
-    same = rows["sample_id"] == rows["sample_id"][i]
-    if len(rewards) and bool(sampled.any()) and i == int(same.nonzero()[-1]):
-        outcome = rows["scores"][i] - rows["turn_rewards"][same].sum()
-        rewards[-1] += torch.where(outcome.isfinite(), outcome, 0.0)
-    earned = {str(turn): round(float(rewards[turn]), 6) for turn in sorted(set(turns[sampled].tolist()))}
-    return {"turn_ids": turns.tolist(), "observation": (~sampled).int().tolist(), "turn_rewards": earned}
-
-
-def _kept_sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
-    """For each response token the ids that it was drawn from; empty: the whole vocabulary."""
-    return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]
 
 
 def environment() -> dict[str, Any]:
