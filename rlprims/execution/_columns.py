@@ -1,10 +1,11 @@
-"""Columns of batches: the sets of tokens that truncated sampling kept, and what a loss reads of stored rows.
+"""Columns of batches: padded tokens, the sets that truncated sampling kept, and what a loss reads of stored rows.
 
 ``kept_counts`` int32 (B, T): the number of ids that the sampler kept for each response token; 0 if it kept all, and
 outside the response. ``kept_ids`` int32, ragged (B, *): these ids, token after token. Without truncation a batch has
 neither column.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -22,6 +23,27 @@ _READS: dict[Kind, set[str]] = {
     "pairs": {"chosen_log_probs", "rejected_log_probs", "ref_chosen_log_probs", "ref_rejected_log_probs"},
     "scores": {"chosen_scores", "rejected_scores"},
 }
+
+
+def left_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """int64 and bool (B, width): the tokens at the right end of each row, and their mask.
+
+    >>> left_padded([[5, 6], [7]], 3, 0)[0].tolist()
+    [[0, 5, 6], [0, 0, 7]]
+    """
+    lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+    return _padded(ids, torch.arange(width) >= width - lengths[:, None], pad_token_id)
+
+
+def right_padded(ids: Sequence[Sequence[int]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """int64 and bool (B, width): the tokens at the left end of each row, and their mask."""
+    lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+    return _padded(ids, torch.arange(width) < lengths[:, None], pad_token_id)
+
+
+def _padded(ids: Sequence[Sequence[int]], mask: Tensor, pad_token_id: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
+    return torch.full(mask.shape, pad_token_id, dtype=torch.int64).masked_scatter(mask, tokens), mask
 
 
 def kept_columns(ids: Tensor, counts: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The protocols of an execution: one for the policy and one for each model beside it, and one for logs."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from itertools import accumulate, count
@@ -232,6 +233,12 @@ def save_version(directory: Path, version: int) -> None:
 
 def load_version(directory: Path) -> int:
     return int(json.loads((directory / _VERSION_FILE).read_text()))
+
+
+def sha256(path: Path) -> str:
+    """Return the hash in hexadecimal, as ``sha256sum`` prints it. Hashing releases the GIL, so other threads run."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class BatchStream:

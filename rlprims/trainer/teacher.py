@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
-from rlprims.execution._padding import left_padded
+from rlprims.execution._columns import left_padded
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import filled_prompt
 

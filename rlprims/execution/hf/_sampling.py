@@ -21,7 +21,7 @@ from transformers import (
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Sampling, kept_columns
-from rlprims.execution._padding import left_padded
+from rlprims.execution._columns import left_padded
 from rlprims.execution.hf._draw import draw, sample_seeds
 from rlprims.execution.hf._routes import are_read, recorded, routes_column
 from rlprims.logprobs import from_logits
