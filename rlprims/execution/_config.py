@@ -3,10 +3,11 @@
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rlprims.execution._ray_config import RayConfig, _Config
-from rlprims.execution._ray_config import backend_of as backend_of  # for rlprims.trainer.plan
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Sampling(_Config):
@@ -194,25 +195,3 @@ class OptimizerConfig(_Config):
         default=0.0, ge=0, le=1, description="lr of the last step / lr, for linear and cosine"
     )
     max_grad_norm: float = Field(default=1.0, gt=0)
-
-
-def check_teacher_engine(
-    cluster: RayConfig, model: ModelConfig, *, temperature: float, truncates: bool = False
-) -> None:
-    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, for an algorithm that reads a teacher.
-
-    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model.
-    """
-    if cluster.teacher_engine == "hf":
-        return
-    for setting, wanted, got in (
-        ("sampling.temperature", "1", None if temperature == 1 else f"{temperature:g}"),
-        ("sampling", "no top_k, top_p or min_p", "truncated sampling" if truncates else None),
-        ("model.teacher", "one model", "several" if isinstance(model.teacher, dict) else None),
-        ("model.teacher_follows", "a frozen teacher", "one that follows the policy" if model.teacher_follows else None),
-    ):
-        if got is not None:
-            raise ValueError(
-                f"{setting}: with ray.teacher_engine: vllm expected {wanted}, got {got}; change it, or use "
-                "ray.teacher_engine: hf"
-            )

@@ -2,12 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+from rlprims.execution._config import ModelConfig, _Config
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -236,3 +233,25 @@ def backend_of(cluster: RayConfig, device: str) -> str:
     if cluster.colocate:
         return "ipc" if cluster.tensor_parallel_size == 1 else "gloo"
     return "nccl" if cluster.has_whole_devices else "gloo"
+
+
+def check_teacher_engine(
+    cluster: RayConfig, model: ModelConfig, *, temperature: float, truncates: bool = False
+) -> None:
+    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, for an algorithm that reads a teacher.
+
+    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model.
+    """
+    if cluster.teacher_engine == "hf":
+        return
+    for setting, wanted, got in (
+        ("sampling.temperature", "1", None if temperature == 1 else f"{temperature:g}"),
+        ("sampling", "no top_k, top_p or min_p", "truncated sampling" if truncates else None),
+        ("model.teacher", "one model", "several" if isinstance(model.teacher, dict) else None),
+        ("model.teacher_follows", "a frozen teacher", "one that follows the policy" if model.teacher_follows else None),
+    ):
+        if got is not None:
+            raise ValueError(
+                f"{setting}: with ray.teacher_engine: vllm expected {wanted}, got {got}; change it, or use "
+                "ray.teacher_engine: hf"
+            )

@@ -11,7 +11,7 @@ from rlprims import algorithms, rewards
 from rlprims.algorithms import PRESETS, Algorithm, Use, use
 from rlprims.environments import Limits
 from rlprims.execution import OptimizerConfig, RayConfig, Sampling
-from rlprims.execution._config import check_teacher_engine
+from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.rewards.several import Reward
 from rlprims.runs.config import EvaluationSteps, RunConfig, Section, load_as, suggest
 from rlprims.trainer.data import DataConfig

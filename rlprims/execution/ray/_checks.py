@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprims.execution import ModelConfig, RayConfig, RunNeeds
-from rlprims.execution._config import check_teacher_engine
+from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans
