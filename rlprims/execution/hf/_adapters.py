@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -117,8 +118,15 @@ def checksum(model: nn.Module) -> str:
 
 
 def sum_of_bits(x: Tensor) -> int:
+    """The sum of a tensor's bits, read as integers.
+
+    The sums of a tensor's parts, in any order, add up to its sum. Appended zeros do not change it.
+    """
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(x.detach().contiguous().view(bits[x.element_size()]).sum(dtype=torch.int64))
+    integers = x.detach().contiguous().view(bits[x.element_size()])
+    if integers.device.type == "cpu":  # numpy adds small integers ten times as fast as torch
+        return int(integers.numpy().sum(dtype=np.int64))
+    return int(integers.sum(dtype=torch.int64))
 
 
 def save_adapter(
