@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
-from rlprims.execution._config import check_teacher_engine
-from rlprims.execution._padding import left_padded
+from rlprims.execution._columns import left_padded
+from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.trainer.data import filled_prompt
 from rlprims.trainer.sources.settings import SamplingSettings
 
