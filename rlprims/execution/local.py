@@ -12,7 +12,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import BatchStream, Finish, ModelConfig, OptimizerConfig, RunNeeds, Sampling, UpdateReport
 from rlprims.execution._observed import SingleProcess, metered
 from rlprims.execution._protocol import finished, load_version, save_version
-from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
+from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts, with_critic_counts
 from rlprims.execution.hf._training import of_training
 
 __all__ = ["LocalExecution"]
@@ -71,7 +71,7 @@ class LocalExecution(SingleProcess):
 
     @metered
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        whole, totals = with_counts(batch, algorithm)
+        whole, totals = with_critic_counts(batch, algorithm)
         return self.training.update_critic(whole, algorithm, totals)
 
     def sync_weights(self) -> None:

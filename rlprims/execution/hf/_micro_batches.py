@@ -54,6 +54,11 @@ def with_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, Step
     return batch.union(DataProto.from_dict(tensors=counts.columns)), counts.totals
 
 
+def with_critic_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, StepTotals]:
+    """The same for a critic, whose loss has no further terms, so that the batch needs no token selections of theirs."""
+    return with_counts(batch, algorithm.model_copy(update={"loss_terms": ()}))
+
+
 def without_tokens(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks among the columns, such as ``response_mask``, set to False everywhere."""
     shape = columns["response_mask"].shape

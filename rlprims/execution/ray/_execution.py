@@ -29,7 +29,7 @@ from rlprims.execution import (
     WorkerReport,
 )
 from rlprims.execution._protocol import load_version, save_version
-from rlprims.execution.hf import special_ids, with_counts
+from rlprims.execution.hf import StepTotals, special_ids, with_counts, with_critic_counts
 from rlprims.execution.hf._models import shards_of
 from rlprims.execution.hf._routes import without_routes
 from rlprims.execution.ray._calls import WorkerLost, fetch
@@ -145,11 +145,11 @@ class RayExecution:
         return self._measured(self.pools[self.roles.reward], TrainingWorker.reward_scores, without_routes(batch))
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self._learned(self.trainers, TrainingWorker.update, batch, algorithm)
+        return self._learned(self.trainers, TrainingWorker.update, *with_counts(batch, algorithm), algorithm)
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        rows = without_routes(batch)
-        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, rows, algorithm)
+        counted = with_critic_counts(without_routes(batch), algorithm)
+        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, *counted, algorithm)
 
     def sync_weights(self) -> None:
         """Send the newest weights to every engine, and check that they have arrived."""
@@ -224,12 +224,13 @@ class RayExecution:
         measured: R = group.call(method, batch, **options).result()
         return measured
 
-    def _learned(self, group: WorkerGroup, method: Any, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+    def _learned(
+        self, group: WorkerGroup, method: Any, batch: DataProto, totals: StepTotals, algorithm: Algorithm
+    ) -> UpdateReport:
         if group is self.trainers:
             self.sharing.give_to_ranks()
-        whole, totals = with_counts(batch, algorithm)
         together = algorithm.together or "trajectory_ids"
-        reports: list[UpdateReport] = group.call(method, whole, algorithm, totals, together=together).result()
+        reports: list[UpdateReport] = group.call(method, batch, algorithm, totals, together=together).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
         )
