@@ -156,7 +156,7 @@ def _peak_beyond(worker: Any) -> int:
 
 
 def _layer_groups(worker: Any) -> list[int]:
-    from rlprims.execution.ray._source import Source
+    from rlprims.execution.ray._transfer import Source
 
     parts = Source(worker.training.policy.module, worker.shards).parts
     return [sum(info.bytes for info in part) for part in parts]

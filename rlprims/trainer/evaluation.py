@@ -14,10 +14,10 @@ from rlprims.execution import Sampling
 from rlprims.grouping import dense_ids
 from rlprims.rewards.verifiers._numbers import last_number
 from rlprims.rewards.verifiers._tags import boxed, tagged
-from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import first_rows
 from rlprims.trainer.scoring.rewards import verify
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
 from rlprims.trainer.sources.group import Group, GroupSource, take_round
 
 Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]

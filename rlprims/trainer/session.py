@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 
-from rlprims.execution import ExecutionError, Models, Observable
+from rlprims.execution import ExecutionError, Models, Observable, RunNeeds
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.progress import ProgressLine, print_samples
 from rlprims.runs.best_checkpoint import Best
@@ -89,9 +89,8 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
 def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Backend:
     upc = config.algorithm.updates_per_batch
     model = config.model.model_copy(update={"path": path})
-    options: dict[str, Any] = {
+    run: RunNeeds = {
         "algorithm": config.algorithm,
-        "tokenizer": tokenizer,
         "temperature": config.sampling.temperature,
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
@@ -100,7 +99,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
     if config.execution == "local":
         from rlprims.execution.local import LocalExecution
 
-        return LocalExecution(model, config.optimizer, **options)
+        return LocalExecution(model, config.optimizer, tokenizer=tokenizer, **run)
     try:
         from rlprims.execution.ray import RayExecution
     except ModuleNotFoundError as error:
@@ -110,7 +109,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
         console.print(progress, style="dim", highlight=False, soft_wrap=True)
 
     try:
-        return RayExecution(config.ray, model, config.optimizer, say=say, **options)
+        return RayExecution(config.ray, model, config.optimizer, tokenizer=tokenizer, say=say, **run)
     except ExecutionError as error:
         raise ValueError(f"execution: ray did not start: {error}") from error
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step, train
 
 from rlprims.plan.memory import Prompts, plan, total
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build

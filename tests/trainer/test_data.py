@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlprims.runs.rows import RowOrder
 
+from rlprims.runs.rows import RowOrder
 from rlprims.trainer.data import DataConfig, load_examples
 from tests import tiny
 

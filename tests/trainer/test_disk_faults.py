@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step
 from safetensors.torch import save_file
 
 from rlprims.runs import run as running
 from rlprims.runs.checkpoint import damage_of, newest_checkpoint, save_checkpoint
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.steps import Step
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start

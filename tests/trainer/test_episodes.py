@@ -16,7 +16,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from rich.console import Console
-from rlprims.runs.steps import Step, train
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -24,6 +23,7 @@ from rlprims.environments import Episode, TextRenderer
 from rlprims.filters import SamplingExhausted
 from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
 from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from rlprims.runs.config import load_as
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +22,7 @@ from rlprims.execution.hf import StoredTraining
 from rlprims.fit.config import FitConfig, FitDataConfig
 from rlprims.fit.loop import FitTrainer
 from rlprims.fit.rows import Reader, Response, StoredRow, StoredRows, as_batch
+from rlprims.runs.config import load_as
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims
 from tests.trainer.test_docs import settings as of_section

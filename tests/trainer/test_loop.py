@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step, train
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
@@ -15,6 +14,7 @@ from rlprims.ended import Ended
 from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.grouping import dense_ids
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, start

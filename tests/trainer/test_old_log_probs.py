@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import train
 
 from rlprims.data_proto import DataProto
+from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step, train
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models, Sampling, UpdateReport
 from rlprims.execution.local import LocalExecution
 from rlprims.filters import SamplingExhausted
 from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step
 
 from rlprims.advantage import ValueTracker
 from rlprims.filters import SamplingExhausted
 from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import Step, train
 
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build

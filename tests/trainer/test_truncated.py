@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rlprims.runs.steps import train
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_of
 from rlprims.reports.rollouts import read_rollouts
 from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.scoring.groups import join_groups

@@ -20,14 +20,14 @@ from rlprims.rewards.remote import remote
 from rlprims.rewards.scoring import Failure
 from rlprims.rewards.several import Reward, Several, several
 from rlprims.rewards.verifiers import check_answer, without_thinking
-from rlprims.trainer.config import Config, RewardConfig, ScoringConfig
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig, ScoringSettings
 
 _INTERNAL = {"prompt_ids", "fields", "failure", "response", "example"}
 _REPORTED: set[tuple[str, str]] = set()
 _POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
 
 
-def score(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
+def score(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
     """The rows with the columns of :func:`verify`, and ``scores``, the weighted sum of verifier and reward model.
 
     If there are ``rm_scores``, (B,) or (B, T), these are the scores; the verifier runs only on rows where they are NaN.
@@ -52,7 +52,7 @@ def _known_scores(rows: DataProto) -> Tensor:
     return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
 
 
-def _verifier_and_reward_model(scorer: RewardScorer, config: Config, rows: DataProto) -> DataProto:
+def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
     """The weighted sum; NaN if a source with a weight could not score the row.
 
     A column that the verifier did not return counts as 0.
@@ -142,7 +142,7 @@ def failure_causes(failure: str | None) -> list[str]:
     return [line.partition(": ")[0] for line in (failure or "").splitlines()]
 
 
-def answer_check(config: Config) -> Callable[[Any, str, Mapping[str, Any]], None]:
+def answer_check(config: ScoringSettings) -> Callable[[Any, str, Mapping[str, Any]], None]:
     """A function of an answer, its source and its row: it raises a ValueError if a verifier could never score it."""
     verifiers = [(r.fn, wants(r.fn.fn)) for r in config.verifiers() if r.fn is not None]
 

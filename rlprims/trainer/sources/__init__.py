@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from rlprims.execution import BatchStream, Execution, Sampling, Stream
-from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.sources.continuous import ContinuousEpisodes
 from rlprims.trainer.sources.episodes import episode_runner
@@ -14,12 +13,13 @@ from rlprims.trainer.sources.pace import Pace
 from rlprims.trainer.sources.responses import Responses
 from rlprims.trainer.sources.rounds import EpisodeRounds
 from rlprims.trainer.sources.schedule import Schedule
+from rlprims.trainer.sources.settings import SamplingSettings
 
 __all__ = ["Group", "GroupSource", "Schedule"]
 
 
 def sources_of(
-    config: Config,
+    config: SamplingSettings,
     execution: Execution,
     tokenizer: Any,
     examples: Sequence[Example],

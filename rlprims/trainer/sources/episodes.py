@@ -23,10 +23,10 @@ from rlprims.environments import (
     rollout,
 )
 from rlprims.execution import Execution, Sampling
-from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import widened
 from rlprims.trainer.sources.group import TURN, Group
+from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.turns import Turn, to_batch
 
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
@@ -126,7 +126,10 @@ class EpisodeRunner:
 
 
 def episode_runner(
-    config: Config, execution: Execution, tokenizer: Any, count: Callable[[Iterable[str]], None] = lambda causes: None
+    config: SamplingSettings,
+    execution: Execution,
+    tokenizer: Any,
+    count: Callable[[Iterable[str]], None] = lambda causes: None,
 ) -> EpisodeRunner | None:
     """The runner of a config; None if it has no environment. ``count`` is called with causes of problems."""
     data = config.data

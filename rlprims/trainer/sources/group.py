@@ -11,8 +11,8 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.filters import DifficultyPools, SamplingExhausted
 from rlprims.runs.rows import RowOrder
-from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
+from rlprims.trainer.sources.settings import SamplingSettings
 
 TURN = 2**40
 """A turn is drawn as the sample ``sample_id + turn * TURN``, so its randomness is a function of (seed, sample, turn).
@@ -61,7 +61,7 @@ class Prompts:
     ``groups`` and ``samples`` have begun; both are numbered from 0. The whole state is ``state_dict``.
     """
 
-    def __init__(self, config: Config, examples: Sequence[Example]) -> None:
+    def __init__(self, config: SamplingSettings, examples: Sequence[Example]) -> None:
         self.examples, self.seed, self.group_size = examples, config.seed, config.algorithm.group_size
         self.order = RowOrder(len(examples), seed=config.seed, shuffle=config.data.shuffle)
         self.pools = DifficultyPools(config.data.pools) if config.data.pools else None

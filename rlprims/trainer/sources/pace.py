@@ -15,19 +15,19 @@ dropped is replaced. With ``staleness: 1`` the next training batch is sampled as
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from rlprims.trainer.config import Config
 from rlprims.trainer.sources.schedule import Schedule
+from rlprims.trainer.sources.settings import SamplingSettings
 
 Pace: TypeAlias = Literal["rounds", "groups", "updates"]
 
 
-def pace_of(config: Config) -> Pace:
+def pace_of(config: SamplingSettings) -> Pace:
     if not config.stream:
         return "rounds"
     return "updates" if config.staleness > 1 else "groups"
 
 
-def generation_limits(config: Config) -> tuple[int, int | None]:
+def generation_limits(config: SamplingSettings) -> tuple[int, int | None]:
     """The groups of a generation batch, and the limit of such batches for a training batch; None: no limit."""
     limits = config.algorithm.filter
     # Without a filter only groups with a score that is not a number are dropped.
@@ -35,7 +35,7 @@ def generation_limits(config: Config) -> tuple[int, int | None]:
     return config.prompts_per_generation or config.prompts_per_step, batches
 
 
-def schedule_of(config: Config, *, first: int = 0, missing: int = 1, most: int | None = None) -> Schedule:
+def schedule_of(config: SamplingSettings, *, first: int = 0, missing: int = 1, most: int | None = None) -> Schedule:
     """The schedule from group ``first`` on, for a training batch that needs ``missing`` groups of at most ``most``."""
     pace, groups = pace_of(config), config.prompts_per_step
     if pace == "updates":

@@ -12,7 +12,7 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import BatchStream, Models, Sampling, Stream, kept_columns
-from rlprims.execution._padding import left_padded, right_padded
+from rlprims.execution._columns import left_padded, right_padded
 from rlprims.runs.records import open_rollouts
 from rlprims.trainer.sources.group import TURN
 

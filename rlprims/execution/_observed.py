@@ -1,8 +1,10 @@
-"""The work of a process since its last report, by verb: seconds, tokens and operations; and its memory."""
+"""What the processes of an execution report: the work since the last report, the memory, and profiles by torch."""
 
+import os
 import re
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from rlprims.data_proto import DataProto
+from rlprims.execution._config import ProfileConfig
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -68,7 +71,7 @@ def metered(method: Method) -> Method:
     @wraps(method)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
-        with torch.profiler.record_function(method.__qualname__):
+        with torch.profiler.record_function(f"{type(self).__name__}.{verb}"):
             result = method(self, *args, **kwargs)
         seconds = time.perf_counter() - begun
         cost = self.meter.costs.get(verb)
@@ -93,3 +96,80 @@ def _peak_memory() -> int:
             return int(peak[1]) * 1024
     kilobytes = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes
+
+
+class Profile(NamedTuple):
+    trace: bytes
+    """Chrome's format, compressed by gzip: for ui.perfetto.dev or chrome://tracing."""
+    table: str
+    """Operators by their own time."""
+
+
+class Profiler:
+    """Profiles this process from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self._running: Any = None
+
+    def start(self, config: ProfileConfig) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints messages to the terminal
+        self._running = torch.profiler.profile(
+            record_shapes=config.shapes,
+            profile_memory=config.memory,
+            with_stack=config.stacks,
+            experimental_config=_all_threads(),
+        )
+        self._running.start()
+
+    def stop(self) -> Profile | None:
+        """The profile; None if it was not started."""
+        if self._running is None:
+            return None
+        running, self._running = self._running, None
+        running.stop()
+        order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table: str = running.key_averages().table(sort_by=order, row_limit=50, max_name_column_width=60)
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "trace.json.gz"
+            running.export_chrome_trace(str(path))
+            return Profile(path.read_bytes(), table)
+
+
+def _all_threads() -> Any:
+    """Profile all threads: a prefetched batch is sampled in another thread."""
+    try:
+        return torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
+    except TypeError:
+        return None  # an older torch records only the thread that started it
+
+
+class Observed:
+    """A worker with a report of its work and a profile."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.profiler = Profiler()
+
+    def report(self, name: str) -> WorkerReport:
+        return self.meter.report(name)
+
+    def start_profile(self, name: str, config: ProfileConfig) -> None:
+        self.profiler.start(config)
+
+    def stop_profile(self, name: str) -> Profile | None:
+        return self.profiler.stop()
+
+
+class SingleProcess:
+    """The reports of an execution in the caller's process, whose profile the caller makes."""
+
+    meter: Meter
+
+    def reports(self) -> list[WorkerReport]:
+        return [self.meter.report("local")]
+
+    def start_profile(self, config: ProfileConfig) -> None:
+        """Does nothing: there is no other process."""
+
+    def stop_profile(self) -> dict[str, Profile]:
+        return {}

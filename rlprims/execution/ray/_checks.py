@@ -1,15 +1,20 @@
-"""Check the names in ``ray.engine_options`` before Ray starts. vLLM checks the values when an engine starts.
+"""What is checked of the settings before Ray starts.
 
-The import of vLLM takes many seconds, so the names of its options are read from its source.
+vLLM checks the values of its options when an engine starts. Their names are read from its source, because its import
+takes many seconds.
 """
 
 import ast
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from rlprims.execution._config import ModelConfig, RayConfig
+from rlprims.execution import ModelConfig, RayConfig, RunNeeds
+from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.execution.hf._models import device_of
+from rlprims.execution.hf._routes import routed_layers
+from rlprims.execution.ray._tensor_parallel import check_plans
 
 _DECIDED = {
     "model": "model.path",
@@ -33,12 +38,39 @@ _OTHER_PROCESSES = {"pipeline_parallel_size", "prefill_context_parallel_size", "
 """Options by which an engine has other processes than those of ``ray.tensor_parallel_size``."""
 
 
-def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
-    """Check the names of the options.
+def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
+    """Check that cluster and models fit together.
 
     Raises:
-        ValueError: vLLM has no such option, or another setting decides it.
+        ValueError: they do not.
     """
+    check_plans(cluster, model, run["algorithm"])
+    check_engine_options(cluster, model)
+    if run["algorithm"].needs_teacher:
+        check_teacher_engine(cluster, model, temperature=run["temperature"])
+    if model.replay_routes:
+        _check_routes(cluster, model)
+
+
+def with_whole_paths(model: ModelConfig) -> ModelConfig:
+    """Return the config with absolute paths of local model folders: a worker may have another working directory."""
+
+    def whole(path: str) -> str:
+        return str(Path(path).absolute()) if Path(path).exists() else path
+
+    paths: dict[str, Any] = {
+        name: getattr(model, name) for name in ("path", "reference", "teacher", "critic", "reward")
+    }
+    changed = {
+        name: {role: whole(each) for role, each in path.items()} if isinstance(path, dict) else whole(path)
+        for name, path in paths.items()
+        if path is not None
+    }
+    return model.model_copy(update=changed)
+
+
+def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
+    """Check the names of the options."""
     known = _known_options()
     decided = _DECIDED | _decided_for(cluster, model)
     for name in cluster.engine_options:
@@ -92,3 +124,15 @@ def _known_options() -> set[str]:
         for line in part.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
+
+
+def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
+    """Raise an error if experts cannot be recorded: by a model without experts, or by vLLM without a GPU."""
+    routed_layers(model.path)
+    gpus = cluster.all_pools[cluster.roles.rollout].gpus
+    if cluster.engine == "vllm" and not gpus and device_of(model).type == "cpu":
+        raise ValueError(
+            "model.replay_routes: expected engines with a GPU (ray.gpus_per_worker, or pools with gpus), because only "
+            "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
+            "model.replay_routes: false"
+        )

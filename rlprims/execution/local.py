@@ -1,20 +1,21 @@
-"""The execution in one process."""
+"""One process, one device: a Hugging Face causal language model that samples, scores and is trained."""
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, Sampling
-from rlprims.execution._meter import metered
-from rlprims.execution._profile import SingleProcess
-from rlprims.execution._protocol import Finish, UpdateReport, finished, load_version, save_version
-from rlprims.execution._stream import BatchStream
+from rlprims.execution import BatchStream, Finish, ModelConfig, OptimizerConfig, RunNeeds, Sampling, UpdateReport
+from rlprims.execution._observed import SingleProcess, metered
+from rlprims.execution._protocol import finished, load_version, save_version
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts
+from rlprims.execution.hf._training import of_training
+
+__all__ = ["LocalExecution"]
 
 
 class LocalExecution(SingleProcess):
@@ -26,34 +27,13 @@ class LocalExecution(SingleProcess):
     overlaps = False
 
     def __init__(
-        self,
-        model: ModelConfig,
-        optimizer: OptimizerConfig,
-        *,
-        algorithm: Algorithm,
-        tokenizer: Any,
-        temperature: float,
-        updates: int,
-        critic_optimizer: OptimizerConfig | None = None,
-        critic_updates: int | None = None,
+        self, model: ModelConfig, optimizer: OptimizerConfig, *, tokenizer: Any, **run: Unpack[RunNeeds]
     ) -> None:
-        self.training = Training(
-            model,
-            optimizer,
-            algorithm=algorithm,
-            temperature=temperature,
-            updates=updates,
-            critic_optimizer=critic_optimizer,
-            critic_updates=critic_updates,
-        )
-        self.reward_model = RewardModel(model) if model.reward else None
         self.tokenizer = tokenizer
-        self.generation = Generation(
-            self.training.policy.module,
-            tokenizer,
-            max_rows=model.max_rows_per_generation,
-            routes=model.replay_routes,
-        )
+        self.training = Training(model, optimizer, **run)
+        self.reward_model = RewardModel(model) if model.reward else None
+        policy, rows = self.training.policy.module, model.max_rows_per_generation
+        self.generation = Generation(policy, tokenizer, max_rows=rows, routes=model.replay_routes)
         self.pad_token_id = self.generation.pad_token_id
         self.context_window = self.training.context_window
         self.weights_version = 1
@@ -71,29 +51,12 @@ class LocalExecution(SingleProcess):
         generate = partial(self.generate, sampling=sampling, seed=seed, prompt_width=prompt_width)
         return BatchStream(generate, versions=over_updates)
 
-    @metered
-    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        return self.training.log_probs(batch, reference=reference)
-
-    @metered
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self.training.teacher_log_probs(batch)
-
-    @metered
-    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        return self.training.top_tokens(batch, size)
-
-    @metered
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self.training.teacher_top(batch, size)
-
-    @metered
-    def entropies(self, batch: DataProto) -> Tensor:
-        return self.training.entropies(batch)
-
-    @metered
-    def values(self, batch: DataProto) -> Tensor:
-        return self.training.values(batch)
+    log_probs = of_training(Training.log_probs)
+    entropies = of_training(Training.entropies)
+    top_tokens = of_training(Training.top_tokens)
+    teacher_log_probs = of_training(Training.teacher_log_probs)
+    teacher_top = of_training(Training.teacher_top)
+    values = of_training(Training.values)
 
     @metered
     def reward_scores(self, batch: DataProto) -> Tensor:
