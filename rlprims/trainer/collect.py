@@ -19,7 +19,7 @@ from rlprims.trainer.scoring.groups import split_groups, with_baseline_scores
 from rlprims.trainer.scoring.rewards import score
 from rlprims.trainer.sources import sources_of
 from rlprims.trainer.sources.group import Group, GroupSource, Prompts
-from rlprims.trainer.sources.pace import check_resumes, generation_limits, pace_of, schedule_of
+from rlprims.trainer.sources.pace import check_resumes, generation_limits, is_ahead, pace_of, schedule_of
 
 Filtered = tuple[DataProto, str | None]
 """The rows of a group with shaped scores, and the reason to drop it, or None."""
@@ -116,7 +116,7 @@ class Collector:
         """Begin what is sampled during the update that follows: the next batch, or the groups that may begin."""
         if self.pace == "updates":
             self._begin()
-        elif self.config.staleness:
+        elif is_ahead(self.config):
             self._ahead = self._start(self._whole_batch)
 
     def wait(self) -> None:

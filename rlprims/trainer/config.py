@@ -14,7 +14,7 @@ from rlprims.trainer.scoring.settings import COMPUTED
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
 
-_COMPUTED_FROM_EPISODES = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
+_COMPUTED_FROM_TURNS = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
 
 
 class CriticConfig(Section):
@@ -111,10 +111,10 @@ class Config(SamplingSettings):
                     f"overlong_penalty has max_length={length}, and responses end at "
                     f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
                 )
-        episodes = self.data.environment is not None
-        unknown = sorted(self.algorithm.needs - COMPUTED - (_COMPUTED_FROM_EPISODES if episodes else set()))
+        plays = self.data.environment is not None
+        unknown = sorted(self.algorithm.needs - COMPUTED - (_COMPUTED_FROM_TURNS if plays else set()))
         if unknown:
-            source = "the environment must put them into Step.columns" if episodes else "the verifier must return them"
+            source = "the environment must put them into Step.columns" if plays else "the verifier must return them"
             messages.append(
                 f"the algorithm needs {unknown}, which the trainer does not compute: {source}, one number per response"
             )
@@ -126,7 +126,7 @@ class Config(SamplingSettings):
             )
         messages += teacher_warnings(self)
         in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
-        if not episodes and rewards.verifiers.math in in_this_process:
+        if not plays and rewards.verifiers.math in in_this_process:
             messages.append("verifiers.math may never finish on a model's response: set scoring.workers")
         return messages
 

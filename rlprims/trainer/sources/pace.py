@@ -27,6 +27,11 @@ def pace_of(config: SamplingSettings) -> Pace:
     return "updates" if config.staleness > 1 else "groups"
 
 
+def is_ahead(config: SamplingSettings) -> bool:
+    """Whether a whole training batch is collected while the one before it is trained."""
+    return config.staleness == 1
+
+
 def generation_limits(config: SamplingSettings) -> tuple[int, int | None]:
     """The groups of a generation batch, and the limit of such batches for a training batch; None: no limit."""
     limits = config.algorithm.filter
