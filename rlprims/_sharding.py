@@ -25,7 +25,7 @@ def sum_over(vocab: VocabShard | None, x: Tensor) -> Tensor:
     """The sum over the shards of the vocabulary, S = Σ_r x_r, with ∂S/∂x_r = 1.
 
     This gradient is complete if all ranks compute the same loss from S. If each rank has its own terms that depend on
-    S, use :func:`sum_of_terms`, which sums their derivatives with respect to S too.
+    S, use :func:`sum_rows`, which sums their derivatives with respect to S too.
     """
     return x if vocab is None else with_value(vocab.all_reduce(x.detach().clone()), x)
 
@@ -41,22 +41,9 @@ def entries(vocab: VocabShard | None, x: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def normalizer(vocab: VocabShard | None, x: Tensor) -> Tensor:
-    """Z = Σ exp x over the vocabulary, (..., 1). With shards Z has no gradient, as :func:`sum_of_terms` expects."""
+    """Z = Σ exp x over the vocabulary, (..., 1), if each rank has its own terms of Z: see :func:`sum_rows`."""
     total = x.exp().sum(-1, keepdim=True)
-    return total if vocab is None else vocab.all_reduce(total.detach().clone())
-
-
-def sum_of_terms(vocab: VocabShard | None, terms: Tensor, slopes: Tensor, p: Tensor) -> Tensor:
-    """Σ_v terms_v over the vocabulary (..., V), with log p = z − log Z and ``slopes`` = ∂terms/∂log p.
-
-    With shards, Z is a constant for autograd, so the terms lack their gradient through Z. It is
-    −(Σ_v slopes_v) ∂log Z/∂z = −(Σ_v slopes_v) p, with the sum over all ranks. This function adds it in the forward
-    pass, so that backward needs no communication.
-    """
-    if vocab is None:
-        return terms.sum(-1)
-    mass, slope = p.sum(-1), vocab.all_reduce(slopes.detach().sum(-1))
-    return sum_over(vocab, terms.sum(-1)) - slope * (mass - mass.detach())
+    return total if vocab is None else sum_rows(vocab.all_reduce, total)
 
 
 def columns_of(vocab: VocabShard | None) -> int:

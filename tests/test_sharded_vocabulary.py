@@ -219,7 +219,7 @@ def test_a_shard_compiles_in_one_graph() -> None:
 
 
 def test_what_ranks_exchange() -> None:
-    """Numbers per token, whatever the vocabulary; in backward nothing, but for the gradient of hidden states."""
+    """Numbers per token, whatever the vocabulary; in backward only gradients of divergences' Z and of hidden states."""
     logits, head, hidden, ids = (
         random(5, 8).requires_grad_(),
         random(8, 3).requires_grad_(),

@@ -1,15 +1,19 @@
 """Corrections under their common names: :func:`importance_weights` and :func:`rejection` with the bounds of a source.
 
-Arguments, results and errors are those of the two functions. To combine corrections, multiply them: verl's
-``decoupled_geo_rs_seq_tis`` is ``importance_weights(..., level="sequence") * geometric(...)``.
+In the formulas d_t = old_log_probs − rollout_log_probs. The exponent of an importance weight is clamped to ±20. The
+results are 0 outside the mask and have no gradient. Arguments and errors are those of the two functions. To combine
+corrections, multiply them: verl's ``decoupled_geo_rs_seq_tis`` is
+``importance_weights(..., level="sequence") * geometric(...)``.
 """
 
+from rlprims._described import described
 from rlprims.corrections._gates import rejection
 from rlprims.corrections._importance_weights import importance_weights
 from rlprims.corrections._weights import Weights
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
+@described
 def tis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -18,7 +22,7 @@ def tis(
     *,
     high: float = 2.0,
 ) -> Weights:
-    """Truncated importance sampling, Yao et al. 2025 (fengyao.notion.site/off-policy-rl): min(w, high), per token.
+    """Truncated importance sampling, Yao et al. 2025 (fengyao.notion.site/off-policy-rl): w_t = min(exp(d_t), high).
 
     >>> import torch
     >>> m = torch.ones(1, 2, dtype=torch.bool)
@@ -28,6 +32,7 @@ def tis(
     return importance_weights(old_log_probs, rollout_log_probs, response_mask, cu_seqlens, high=high)
 
 
+@described
 def icepop(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -37,7 +42,7 @@ def icepop(
     low: float = 0.5,
     high: float = 5.0,
 ) -> Weights:
-    """IcePop, Ling team 2025 (arXiv:2510.18855): w of the tokens with low <= w <= high, and 0 for the others.
+    """IcePop, Ling team 2025 (arXiv:2510.18855): w_t = exp(d_t) if low <= exp(d_t) <= high, else 0.
 
     >>> import torch
     >>> m = torch.ones(1, 3, dtype=torch.bool)
@@ -49,6 +54,7 @@ def icepop(
     )
 
 
+@described
 def mis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -58,10 +64,10 @@ def mis(
     high: float = 3.0,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Masked importance sampling of responses: the product of their ratios, or 0 above ``high``; TRL's default mode.
+    """Masked importance sampling of responses, TRL's default mode: w = exp(Σ_t d_t) if it is at most ``high``, else 0.
 
-    The product is exponential in the length, so long responses are masked for a small gap per token: see
-    :func:`geometric`.
+    Each token of the response has this weight. The product of the ratios is exponential in the length, so long
+    responses are masked for a small gap per token: see :func:`geometric`.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.6, 0.2], [0.6, 0.4]]).log(), torch.full((2, 2), 0.2).log()
@@ -81,6 +87,7 @@ def mis(
     )
 
 
+@described
 def geometric(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -91,9 +98,9 @@ def geometric(
     high: float = 1.001,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Keep the responses whose ratios have a geometric mean in [low, high]; it does not depend on the length.
+    """Keep responses by the geometric mean of their ratios: w = 1 if low <= exp(mean_t d_t) <= high, else 0.
 
-    The bounds are verl's; NeMo-RL keeps up to 1.002, SkyRL 0.99 to 1.01.
+    The mean does not depend on the length. The bounds are verl's; NeMo-RL keeps up to 1.002, SkyRL 0.99 to 1.01.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
@@ -105,6 +112,7 @@ def geometric(
     return rejection(*data, estimator="k1", low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
+@described
 def seq_mask_tis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -115,9 +123,10 @@ def seq_mask_tis(
     high: float = 1.002,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """w of the tokens in responses that :func:`geometric` keeps; 0 in others. As in OpenRLHF and NeMo-RL.
+    """w_t = exp(d_t) in responses with low <= exp(mean_t d_t) <= high, else 0: OpenRLHF's and NeMo-RL's.
 
-    The bounds are theirs. They do not bound w itself; here w is bounded because log-ratios are clamped to ±20.
+    It is the product of :func:`tis` without a bound and :func:`geometric`. The bounds are those of both libraries. They
+    do not bound w_t itself; here it is bounded because the exponent is clamped.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
@@ -129,6 +138,7 @@ def seq_mask_tis(
     return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
+@described
 def veto(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -139,9 +149,9 @@ def veto(
     high: float = 100.0,
     all_reduce_rows: AllReduce | None = None,
 ) -> Weights:
-    """Drop a response if the ratio of any of its tokens is below ``low`` or above ``high``. The bounds are SkyRL's.
+    """Drop a response because of one token: w = 1 if low <= exp(d_t) <= high for all of its tokens t, else 0.
 
-    One such token shows that the sampler computed another distribution.
+    The bounds are SkyRL's. One such token shows that the sampler computed another distribution.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)

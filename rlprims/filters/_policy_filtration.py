@@ -4,9 +4,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims._described import described
+from rlprims.grouping import check_group_ids, group_bounds, group_sum
 from rlprims.kernels import are_readable
 from rlprims.masking import check_choice
 from rlprims.types import GroupIds, PerSequence
@@ -19,6 +19,7 @@ _MIN_WEIGHT = 1e-8
 """Added to every known row's weight: if all weights are 0, every row is equally likely."""
 
 
+@described
 def policy_filtration(
     scores: PerSequence,
     group_ids: GroupIds,
@@ -42,19 +43,17 @@ def policy_filtration(
     row have no variance.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         generator: on the device of the scores.
         weights: the weight of a score: "pow", "max_min" or "max_random".
         power: the exponent of "pow".
         over: "batch" or "group": rows are drawn from the batch or the group, and best and worst are those in it.
 
     Returns:
-        int64 (B,), row numbers; with ``over="group"`` drawn rows replace the rows of the same group.
+        row numbers; with ``over="group"`` drawn rows replace the rows of the same group.
 
     Raises:
-        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an
-            accelerator, where values are not read, the last row is returned then).
+        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an accelerator, where
+            values are not read, any rows are returned then).
 
     >>> scores, ids = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])
     >>> policy_filtration(scores, ids, over="group", generator=torch.Generator().manual_seed(0))
@@ -84,16 +83,26 @@ def policy_filtration(
     total = group_sum(weight, pool)
     share = weight / torch.where(total == 0, 1.0, total)
 
-    # In the cumulated shares every pool with a known score has an interval of length 1. A row is drawn by a random
-    # point in the interval of its pool, or in all intervals if its pool has none. All tensors are sorted by pool.
-    order = pool.argsort(stable=True)
-    pool = pool[order]
-    cumulated = pad(share[order].cumsum(0), (1, 0))
-    first = torch.searchsorted(pool, pool)
-    begin, end = cumulated[first], cumulated[first + group_count(pool)]
-    is_empty = begin == end
-    begin, end = torch.where(is_empty, 0.0, begin), torch.where(is_empty, cumulated[-1], end)
-    point = begin + torch.rand(rows, generator=generator, device=s.device, dtype=s.dtype) * (end - begin)
-    point = torch.minimum(point, torch.nextafter(end, begin))  # rounding must not give a point of the next pool
-    drawn = order[torch.searchsorted(cumulated[1:].contiguous(), point, right=True).clamp(max=rows - 1)]
-    return torch.empty_like(order).index_put((order,), drawn)
+    if rows == 0:
+        return group_ids.clone()
+    none_known = (total == 0).all()
+    anywhere = torch.multinomial(torch.where(none_known, 1.0, share), rows, replacement=True, generator=generator)
+    if over == "batch":
+        return anywhere
+    return torch.where(total == 0, anywhere, _drawn_from_own_group(share, group_ids, generator))
+
+
+def _drawn_from_own_group(share: PerSequence, group_ids: GroupIds, generator: torch.Generator) -> Rows:
+    """For each row a row of its group, by the shares; undefined for a group without a share."""
+    # In the cumulated shares each group has an interval of length 1, where a random point is a row. Rows without a
+    # share are first in their group, so that a point which rounding moved to the end of the interval is still a row.
+    order = (share > 0).long().argsort(stable=True)
+    order = order[group_ids[order].argsort(stable=True)]
+    group = group_ids[order]
+    first, last = torch.searchsorted(group, group), torch.searchsorted(group, group, right=True) - 1
+    cumulated = share[order].cumsum(0)
+    begin = torch.where(first > 0, cumulated[first - 1], 0.0)
+    u = torch.rand(share.shape, generator=generator, device=share.device, dtype=share.dtype)
+    point = begin + u * (cumulated[last] - begin)
+    drawn = torch.searchsorted(cumulated, point, right=True).clamp(first, last)
+    return torch.empty_like(order).index_put((order,), order[drawn])

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
+@described
 def clip_cov(
     log_probs: PerToken,
     advantages: PerToken,
@@ -39,22 +41,15 @@ def clip_cov(
     padded and packed tokens and on every device.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         fraction: the share of all tokens to drop, above 0 and at most 1.
-        low, high: the band of covariance to draw from, in units of the advantage.
+        low, high: the band of covariance to draw from, in units of the advantage; low < high.
         generator: the source of the random number; on any device, and in the same state on all ranks.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
         tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, so that a token's place
             is counted over the whole step.
 
     Returns:
-        bool, like log_probs: True on kept tokens; False on drawn tokens and outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1]; low >= high; no generator.
+        True on kept tokens; False on drawn tokens and outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
@@ -75,6 +70,7 @@ def clip_cov(
     return response_mask & ~drawn
 
 
+@described
 def kl_cov(
     log_probs: PerToken,
     advantages: PerToken,
@@ -98,19 +94,12 @@ def kl_cov(
     ``all_reduce``. verl and SkyRL compute them per micro-batch and select at least one token in each.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like log_probs: True on selected tokens, at least one if any token is valid, and on all that tie with the
-        last one; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
+        True on selected tokens, at least one if any token is valid, and on all that tie with the last one; False
+        outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
@@ -123,6 +112,7 @@ def kl_cov(
     return _largest(covariance, response_mask, count, all_reduce)
 
 
+@described
 def high_entropy(
     entropies: PerToken,
     response_mask: TokenMask,
@@ -140,17 +130,11 @@ def high_entropy(
     ms-swift compute it per micro-batch, so that their loss depends on the split.
 
     Args:
-        entropies: float (B, T) or (N,): of the policy at each token, in nats.
-        response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not used.
+        entropies: of the policy at each token, in nats.
         fraction: the share of the tokens to keep, above 0 and at most 1.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like entropies: True on kept tokens, at least one if any token is valid; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
+        True on kept tokens, at least one if any token is valid; False outside the mask.
 
     >>> m = torch.tensor([[True] * 5 + [False]])
     >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
@@ -163,6 +147,7 @@ def high_entropy(
     return _largest(zero_outside(entropies, response_mask), response_mask, count, all_reduce)
 
 
+@described
 def m2po(
     log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -182,18 +167,11 @@ def m2po(
     it per micro-batch and always keeps one token. Tokens that tie are kept or dropped together.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        rollout_log_probs: float, like log_probs: the policy that sampled.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         tau: τ, the largest mean of d², in nats²; at least 0.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like log_probs: True on kept tokens; False on the others and outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a negative tau.
+        True on kept tokens; False on the others and outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
@@ -204,16 +182,18 @@ def m2po(
         raise ValueError(f"tau={tau}, expected at least 0, in nats²")
     difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
     squares = difference.detach().square()
-    if all_reduce is not None:
-        return _of_small_mean(squares, response_mask, tau, all_reduce)
-    ascending = torch.where(response_mask, squares, torch.inf).flatten().sort().values
-    # The mean of the smallest k grows with k, so the number of means that are at most τ is the largest such k.
-    means = ascending.cumsum(0) / torch.arange(1, ascending.shape[0] + 1, device=ascending.device)
-    kept = (means <= tau).sum()
-    smallest_dropped = torch.cat([ascending, ascending.new_full((1,), torch.inf)]).gather(0, kept.reshape(1))
-    return response_mask & (squares < smallest_dropped)
+    keys = _ordered(squares)
+
+    def mean_is_small(threshold: Tensor) -> Tensor:
+        smallest = response_mask & (keys <= threshold)
+        sums = torch.stack([squares.where(smallest, 0.0).sum(dtype=torch.float64), smallest.sum().double()])
+        total, number = _over_ranks(all_reduce, sums).unbind()
+        return total <= tau * number
+
+    return response_mask & (keys <= _largest_true(mean_is_small, keys))
 
 
+@described
 def finite_tokens(
     rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> TokenMask:
@@ -224,16 +204,8 @@ def finite_tokens(
     keeps the token with importance weight 1: for this use
     ``corrections.replace_nonfinite(rollout_log_probs, old_log_probs, response_mask)``.
 
-    Args:
-        rollout_log_probs: float (B, T) or (N,): the sampler's own.
-        response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-
     Returns:
-        bool, like rollout_log_probs; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        False outside the mask.
 
     >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
     [[True, False, False]]
@@ -273,58 +245,36 @@ def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | 
     >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
     [[False, False, True, True]]
     """
-    if all_reduce is not None:
-        return _largest_over_ranks(x, mask, count, all_reduce)
-    lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    descending = torch.where(mask, x, lowest).flatten().sort(descending=True).values
-    descending = torch.cat([descending, descending.new_full((1,), lowest)])  # so an empty batch has a threshold too
-    return mask & (x >= descending.gather(0, count.reshape(1) - 1))
-
-
-def _largest_over_ranks(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce) -> TokenMask:
-    """:func:`_largest` over all ranks: the tokens at or above the largest threshold that ``count`` tokens reach."""
     keys = _ordered(x)
-    ascending = torch.where(mask, keys, torch.iinfo(torch.int64).min).flatten().sort().values
 
-    def enough_tokens(thresholds: Tensor) -> Tensor:
-        return all_reduce(ascending.shape[0] - torch.searchsorted(ascending, thresholds)) >= count
+    def enough_tokens(threshold: Tensor) -> Tensor:
+        return _over_ranks(all_reduce, (mask & (keys >= threshold)).sum()) >= count
 
     return mask & (keys >= _largest_true(enough_tokens, keys)) & ~x.isnan()
 
 
-def _of_small_mean(squares: PerToken, mask: TokenMask, tau: float, all_reduce: AllReduce) -> TokenMask:
-    """True on the smallest numbers of all ranks, as many as have a mean of at most τ; ties stay together."""
-    keys = _ordered(squares)
-    ascending, order = torch.where(mask, keys, torch.iinfo(torch.int64).max).flatten().sort()
-    sums = torch.cat([squares.new_zeros(1, dtype=torch.float64), squares.flatten()[order].double().cumsum(0)])
-
-    def mean_is_small(thresholds: Tensor) -> Tensor:
-        up_to = torch.minimum(torch.searchsorted(ascending, thresholds, right=True), mask.sum())
-        total, number = all_reduce(torch.stack([sums[up_to], up_to.double()])).unbind()
-        return total <= tau * number
-
-    return mask & (keys <= _largest_true(mean_is_small, keys))
-
-
 def _largest_true(condition: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
-    """The largest int64 at which a monotone condition is true, found in 8 steps of 256 trials."""
-    digits = torch.arange(256, device=keys.device)
-    largest = torch.full((), torch.iinfo(torch.int64).min, device=keys.device)
-    for shift in range(56, -8, -8):
-        largest = largest + ((condition(largest + (digits << shift)).sum() - 1).clamp(min=0) << shift)
+    """The largest integer of the keys' dtype at which a condition is true that is false above it: bit by bit."""
+    limits = torch.iinfo(keys.dtype)
+    zero = torch.zeros((), dtype=keys.dtype, device=keys.device)
+    largest = torch.where(condition(zero), zero, zero + limits.min)
+    for bit in reversed(range(limits.bits - 1)):
+        trial = largest + (1 << bit)
+        largest = torch.where(condition(trial), trial, largest)
     return largest
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """int64 in the same order as the numbers: the bits of a float64, with negative numbers inverted (−0.0 is 0.0)."""
+    """Integers in the order of the floats: their bits, inverted for negative ones. −0.0 is 0.0, and NaN the largest."""
     if not x.is_floating_point():
         return x
-    bits = torch.where(x.isnan(), torch.nan, x.double() + 0.0).view(torch.int64)
-    return torch.where(bits < 0, bits ^ torch.iinfo(torch.int64).max, bits)
+    dtype = torch.int64 if x.dtype is torch.float64 else torch.int32
+    bits = torch.where(x.isnan(), torch.nan, x + 0.0).view(dtype)
+    return torch.where(bits < 0, bits ^ torch.iinfo(dtype).max, bits)
 
 
 def _noise(seed: Tensor, mask: TokenMask, tokens_before: Tensor | int) -> Tensor:
-    """An int64 for each valid token, all different: Weyl's sequence, mixed as in splitmix64 (Steele et al. 2014)."""
+    """An int64 for each valid token, all different: the generator splitmix64 (Steele et al. 2014), started at seed."""
     x = seed + (mask.flatten().cumsum(0) + tokens_before) * -7046029254386353131
     x = (x ^ (x >> 30)) * -4658895280553007687
     x = (x ^ (x >> 27)) * -7723592293110705685

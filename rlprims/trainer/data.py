@@ -3,13 +3,72 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
+from pydantic import Field, field_validator
 
-from rlprims.trainer.config import DataConfig
+from rlprims.algorithms import Use
+from rlprims.environments import CallStyle
+from rlprims.filters import DifficultyPools
+from rlprims.runs.config import Section, check_template
+from rlprims.runs.rows import read_rows
+
+
+class DataConfig(Section):
+    """The prompts: JSON lines with a question and an answer."""
+
+    train: Path
+    eval: Path | None = Field(default=None, description="null: no evaluation")
+    question: str = Field(default="question", description="field that holds the question")
+    answer: str = Field(default="answer", description="field that holds the answer")
+    source: str = Field(
+        default="data_source",
+        description="field by whose values metrics are reported; rows without it: the file's name",
+    )
+    template: str = Field(
+        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
+    )
+    system: str | None = Field(default=None, description="system message of the chat template")
+    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
+        default="filter", description="truncate: the beginning is cut off"
+    )
+    shuffle: bool = True
+    teacher: str | None = Field(
+        default=None, description="field with the name of the row's teacher, if there are several"
+    )
+    teacher_template: str | None = Field(
+        default=None,
+        description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
+        "and {sibling}, another correct response of the group; null: the same prompt",
+    )
+    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
+    environment: Use | None = Field(
+        default=None,
+        description="class of an environment; its parameters are fields of the row; null: a single response",
+    )
+    pools: dict[str, tuple[float, float]] | None = Field(
+        default=None,
+        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
+        "the draw of prompts); null: every prompt once per epoch",
+    )
+    calls: CallStyle | None = Field(
+        default=None, description="how tool calls are written; null: json with the chat template, else tags"
+    )
+
+    @field_validator("pools")
+    @classmethod
+    def _are_valid_pools(cls, pools: dict[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]] | None:
+        if pools is not None:
+            DifficultyPools(pools)
+        return pools
+
+    @field_validator("template")
+    @classmethod
+    def _names_the_question(cls, template: str) -> str:
+        return check_template(template, "{question}")
 
 
 class Example(NamedTuple):
@@ -93,30 +152,6 @@ def load_examples(
     return Examples(rows, filtered, truncated)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON lines file, each with the number of its line.
-
-    Raises:
-        ValueError: there is no such file, or a line is not a JSON object. The message has file and line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a string may contain U+2028
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: expected an object with fields, got {type(row).__name__}")
-        yield number, row
-
-
 def _text(row: dict[str, Any], field: str, place: str) -> str:
     value = row.get(field)
     if isinstance(value, bool | dict | list) or value is None or value == "":
@@ -148,35 +183,3 @@ def filled_prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
     messages.append({"role": "user", "content": question})
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
-
-
-class PromptOrder:
-    """The order of examples. Each epoch has another order, a function of (seed, epoch).
-
-    Its whole state is ``position``.
-
-    >>> order = PromptOrder(3, seed=0, shuffle=True)
-    >>> sorted(order.take(3)), order.position
-    ([0, 1, 2], 3)
-    """
-
-    def __init__(self, examples: int, *, seed: int, shuffle: bool) -> None:
-        self.examples = examples
-        self.seed = seed
-        self.shuffle = shuffle
-        self.position = 0
-
-    def take(self, count: int) -> list[int]:
-        taken = [self._at(self.position + i) for i in range(count)]
-        self.position += count
-        return taken
-
-    def _at(self, position: int) -> int:
-        epoch, index = divmod(position, self.examples)
-        return int(self._permutation(epoch)[index]) if self.shuffle else index
-
-    def _permutation(self, epoch: int) -> Any:
-        if getattr(self, "_cached", (None,))[0] != epoch:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.examples)
-            self._cached = (epoch, order)
-        return self._cached[1]
