@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 ARGUMENTS = {
-    "advantages": "",
+    "advantages": "one for each token",
     "all_reduce": "sums a tensor over the ranks, if the data are split over ranks; None: they are whole",
     "all_reduce_rows": (
         "sums a tensor (B,) over the ranks, if sequences are split over ranks; see "
@@ -33,10 +33,10 @@ ARGUMENTS = {
     "correct_above": "a response is correct if its score is above this",
     "cu_seqlens": "where packed sequences begin and end; None: the tokens are padded",
     "ddof": "0 or 1: the divisor of σ for n samples is n − ddof",
-    "ended": "",
+    "ended": "why each response ended",
     "eps": "ε, in units of the reward; at least 0",
     "gamma": "discount per valid token, in [0, 1]",
-    "group_ids": "",
+    "group_ids": "which prompt each row answers",
     "head_weight": "the weight of the head, in the dtype of hidden",
     "hidden": "the last hidden states at the positions that predict the tokens",
     "lam": "λ in [0, 1], from one-step errors (0) to Monte-Carlo returns (1)",
@@ -47,7 +47,7 @@ ARGUMENTS = {
         ":func:`rlprims.logprobs.from_logits`"
     ),
     "logits": "float (..., V); −inf bans a token",
-    "losses": "",
+    "losses": "one for each token",
     "low": "lower bound of the ratio, in [0, 1]",
     "max_length": "L, in tokens; at least 1",
     "normalize_std": "divide by σ + ε",
@@ -57,7 +57,7 @@ ARGUMENTS = {
     "ref_log_probs": "frozen reference",
     "ref_rejected_log_probs": "the same under the frozen reference; it gets no gradient",
     "rejected_log_probs": "current policy, sums over the tokens; it gets a gradient",
-    "response_mask": "",
+    "response_mask": "True on the valid tokens; the others are never read",
     "returns": "",
     "rewards": "per token",
     "rollout_log_probs": "the policy that sampled, in the sampler's own numbers",
@@ -76,7 +76,7 @@ ARGUMENTS = {
     "token_ids": "int64 (...), in [0, V), which is checked on a CPU; or (..., K) for K tokens of each row",
     "topk_log_probs": "student; only it gets a gradient",
     "totals": "counts of the whole step, of :func:`rlprims.losses.count_totals`; None: those of this batch",
-    "trajectory_ids": "",
+    "trajectory_ids": "which rollout each row belongs to",
     "turn_ids": "the turn of the response that a valid token belongs to",
     "valid_rows": "valid rows; other rows are in no statistic and get 0. None: all rows",
     "values": "of the critic, per token",
@@ -138,13 +138,14 @@ def described(function: Function) -> Function:
     if not function.__doc__:  # python -OO
         return function
     prose, own = _sections(inspect.cleandoc(function.__doc__))
-    hints = dict(function.__annotations__)
-    result = hints.pop("return", None)
+    code, annotations = function.__code__, function.__annotations__
+    hints = {name: annotations.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+    result = annotations.get("return")
     returned = own.get("Returns") or RETURNS.get(_shape(result) or getattr(result, "__name__", ""), "")
     sections = {
         "Args": _arguments(own.get("Args", ""), hints),
         "Returns": _wrapped(_with_shape(returned, result)),
-        "Raises": own.get("Raises") or _errors(function, hints),
+        "Raises": own.get("Raises") or _errors(hints, has_options=code.co_kwonlyargcount > 0),
     }
     written = ["\n    ".join([f"{name}:", *text.split("\n")]) for name, text in sections.items() if text]
     place = next((i for i, block in enumerate(prose) if block.startswith(">>>")), len(prose))
@@ -199,8 +200,7 @@ def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _errors(function: Callable[..., Any], hints: dict[str, Any]) -> str:
+def _errors(hints: dict[str, Any], *, has_options: bool) -> str:
     if not any(hint is Tensor or _shape(hint) for hint in hints.values()):
         return ""
-    has_options = function.__code__.co_kwonlyargcount > 0
     return f"{WRONG_TENSORS}; {WRONG_OPTIONS}." if has_options else f"{WRONG_TENSORS}."
