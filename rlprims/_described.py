@@ -8,7 +8,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from torch import Tensor
 
@@ -25,9 +25,9 @@ ARGUMENTS = {
         "response ended"
     ),
     "chosen_log_probs": "current policy, sums over the tokens; it gets a gradient",
+    "clip_c": "c̄, the largest ratio in the recurrence. It determines how far errors reach back",
     "clip_high": "ε above 1, of the ratio; at least 0",
     "clip_low": "ε below 1, of the ratio; in [0, 1]",
-    "clip_c": "c̄, the largest ratio in the recurrence. It determines how far errors reach back",
     "clip_rho": "ρ̄, the largest ratio in the TD errors. It determines the policy whose values are estimated",
     "component_scores": "one column for each reward",
     "correct_above": "a response is correct if its score is above this",
@@ -39,13 +39,13 @@ ARGUMENTS = {
     "group_ids": "which prompt each row answers",
     "head_weight": "the weight of the head, in the dtype of hidden",
     "hidden": "the last hidden states at the positions that predict the tokens",
-    "lam": "λ in [0, 1], from one-step errors (0) to Monte-Carlo returns (1)",
-    "log_probs": "current policy; only it gets a gradient",
     "high": "upper bound of the ratio, at least 1",
     "kept": (
         "the ids that each token was sampled from, its own among them; None: from the whole vocabulary. See "
         ":func:`rlprims.logprobs.from_logits`"
     ),
+    "lam": "λ in [0, 1], from one-step errors (0) to Monte-Carlo returns (1)",
+    "log_probs": "current policy; the other arguments are constants",
     "logits": "float (..., V); −inf bans a token",
     "losses": "one for each token",
     "low": "lower bound of the ratio, in [0, 1]",
@@ -62,9 +62,9 @@ ARGUMENTS = {
     "rewards": "per token",
     "rollout_log_probs": "the policy that sampled, in the sampler's own numbers",
     "scores": "one for each response",
+    "shard": "this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`",
     "singleton": 'a group of one has no baseline: its advantage is 0 ("zero") or its score ("raw", as verl)',
     "soft_cap": "c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z",
-    "shard": "this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`",
     "state_ids": (
         "int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a hash. Equal "
         "numbers of different prompts are different states"
@@ -72,8 +72,8 @@ ARGUMENTS = {
     "teacher_log_probs": "of the same tokens",
     "teacher_topk_log_probs": "of the same tokens",
     "temperature": "above 0",
-    "tolerance": "a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|)",
     "token_ids": "int64 (...), in [0, V), which is checked on a CPU; or (..., K) for K tokens of each row",
+    "tolerance": "a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|)",
     "topk_log_probs": "student; only it gets a gradient",
     "totals": "counts of the whole step, of :func:`rlprims.losses.count_totals`; None: those of this batch",
     "trajectory_ids": "which rollout each row belongs to",
@@ -125,7 +125,7 @@ def described(function: Function) -> Function:
     loss = −log π.
     <BLANKLINE>
     Args:
-        log_probs: float (B, T) or (N,); current policy; only it gets a gradient.
+        log_probs: float (B, T) or (N,); current policy; the other arguments are constants.
         response_mask: bool (B, T) or (N,); the tokens to imitate.
         cu_seqlens: int (B+1,); where packed sequences begin and end; None: the tokens are padded.
     <BLANKLINE>
@@ -181,7 +181,8 @@ def _arguments(own: str, hints: dict[str, Any]) -> str:
 
 def _shape(annotation: Any) -> str:
     """The text of ``Annotated[Tensor, text]``, also if it is optional; else nothing."""
-    for part in (annotation, *getattr(annotation, "__args__", ())):
+    options = get_args(annotation)
+    for part in options if type(None) in options else (annotation,):
         if isinstance(found := getattr(part, "__metadata__", ("",))[0], str) and found:
             return found
     return ""
