@@ -8,12 +8,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from torch import Tensor
 
 ARGUMENTS = {
-    "advantages": "",
+    "advantages": "one for each token",
     "all_reduce": "sums a tensor over the ranks, if the data are split over ranks; None: they are whole",
     "all_reduce_rows": (
         "sums a tensor (B,) over the ranks, if sequences are split over ranks; see "
@@ -25,29 +25,29 @@ ARGUMENTS = {
         "response ended"
     ),
     "chosen_log_probs": "current policy, sums over the tokens; it gets a gradient",
+    "clip_c": "c̄, the largest ratio in the recurrence. It determines how far errors reach back",
     "clip_high": "ε above 1, of the ratio; at least 0",
     "clip_low": "ε below 1, of the ratio; in [0, 1]",
-    "clip_c": "c̄, the largest ratio in the recurrence. It determines how far errors reach back",
     "clip_rho": "ρ̄, the largest ratio in the TD errors. It determines the policy whose values are estimated",
     "component_scores": "one column for each reward",
     "correct_above": "a response is correct if its score is above this",
     "cu_seqlens": "where packed sequences begin and end; None: the tokens are padded",
     "ddof": "0 or 1: the divisor of σ for n samples is n − ddof",
-    "ended": "",
+    "ended": "why each response ended",
     "eps": "ε, in units of the reward; at least 0",
     "gamma": "discount per valid token, in [0, 1]",
-    "group_ids": "",
+    "group_ids": "which prompt each row answers",
     "head_weight": "the weight of the head, in the dtype of hidden",
     "hidden": "the last hidden states at the positions that predict the tokens",
-    "lam": "λ in [0, 1], from one-step errors (0) to Monte-Carlo returns (1)",
-    "log_probs": "current policy; only it gets a gradient",
     "high": "upper bound of the ratio, at least 1",
     "kept": (
         "the ids that each token was sampled from, its own among them; None: from the whole vocabulary. See "
         ":func:`rlprims.logprobs.from_logits`"
     ),
+    "lam": "λ in [0, 1], from one-step errors (0) to Monte-Carlo returns (1)",
+    "log_probs": "current policy; the other arguments are constants",
     "logits": "float (..., V); −inf bans a token",
-    "losses": "",
+    "losses": "one for each token",
     "low": "lower bound of the ratio, in [0, 1]",
     "max_length": "L, in tokens; at least 1",
     "normalize_std": "divide by σ + ε",
@@ -57,14 +57,14 @@ ARGUMENTS = {
     "ref_log_probs": "frozen reference",
     "ref_rejected_log_probs": "the same under the frozen reference; it gets no gradient",
     "rejected_log_probs": "current policy, sums over the tokens; it gets a gradient",
-    "response_mask": "",
+    "response_mask": "True on the valid tokens; the others are never read",
     "returns": "",
     "rewards": "per token",
     "rollout_log_probs": "the policy that sampled, in the sampler's own numbers",
     "scores": "one for each response",
+    "shard": "this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`",
     "singleton": 'a group of one has no baseline: its advantage is 0 ("zero") or its score ("raw", as verl)',
     "soft_cap": "c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z",
-    "shard": "this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`",
     "state_ids": (
         "int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a hash. Equal "
         "numbers of different prompts are different states"
@@ -72,11 +72,11 @@ ARGUMENTS = {
     "teacher_log_probs": "of the same tokens",
     "teacher_topk_log_probs": "of the same tokens",
     "temperature": "above 0",
-    "tolerance": "a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|)",
     "token_ids": "int64 (...), in [0, V), which is checked on a CPU; or (..., K) for K tokens of each row",
+    "tolerance": "a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|)",
     "topk_log_probs": "student; only it gets a gradient",
     "totals": "counts of the whole step, of :func:`rlprims.losses.count_totals`; None: those of this batch",
-    "trajectory_ids": "",
+    "trajectory_ids": "which rollout each row belongs to",
     "turn_ids": "the turn of the response that a valid token belongs to",
     "valid_rows": "valid rows; other rows are in no statistic and get 0. None: all rows",
     "values": "of the critic, per token",
@@ -125,7 +125,7 @@ def described(function: Function) -> Function:
     loss = −log π.
     <BLANKLINE>
     Args:
-        log_probs: float (B, T) or (N,); current policy; only it gets a gradient.
+        log_probs: float (B, T) or (N,); current policy; the other arguments are constants.
         response_mask: bool (B, T) or (N,); the tokens to imitate.
         cu_seqlens: int (B+1,); where packed sequences begin and end; None: the tokens are padded.
     <BLANKLINE>
@@ -138,13 +138,14 @@ def described(function: Function) -> Function:
     if not function.__doc__:  # python -OO
         return function
     prose, own = _sections(inspect.cleandoc(function.__doc__))
-    hints = dict(function.__annotations__)
-    result = hints.pop("return", None)
+    code, annotations = function.__code__, function.__annotations__
+    hints = {name: annotations.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+    result = annotations.get("return")
     returned = own.get("Returns") or RETURNS.get(_shape(result) or getattr(result, "__name__", ""), "")
     sections = {
         "Args": _arguments(own.get("Args", ""), hints),
         "Returns": _wrapped(_with_shape(returned, result)),
-        "Raises": own.get("Raises") or _errors(function, hints),
+        "Raises": own.get("Raises") or _errors(hints, has_options=code.co_kwonlyargcount > 0),
     }
     written = ["\n    ".join([f"{name}:", *text.split("\n")]) for name, text in sections.items() if text]
     place = next((i for i, block in enumerate(prose) if block.startswith(">>>")), len(prose))
@@ -180,7 +181,8 @@ def _arguments(own: str, hints: dict[str, Any]) -> str:
 
 def _shape(annotation: Any) -> str:
     """The text of ``Annotated[Tensor, text]``, also if it is optional; else nothing."""
-    for part in (annotation, *getattr(annotation, "__args__", ())):
+    options = get_args(annotation)
+    for part in options if type(None) in options else (annotation,):
         if isinstance(found := getattr(part, "__metadata__", ("",))[0], str) and found:
             return found
     return ""
@@ -199,8 +201,7 @@ def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _errors(function: Callable[..., Any], hints: dict[str, Any]) -> str:
+def _errors(hints: dict[str, Any], *, has_options: bool) -> str:
     if not any(hint is Tensor or _shape(hint) for hint in hints.values()):
         return ""
-    has_options = function.__code__.co_kwonlyargcount > 0
     return f"{WRONG_TENSORS}; {WRONG_OPTIONS}." if has_options else f"{WRONG_TENSORS}."

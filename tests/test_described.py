@@ -87,7 +87,7 @@ def test_what_the_docstring_says_stays() -> None:
     words = dict(entries(function))
     assert words["beta"] == "a temperature."
     assert words["log_probs"] == words["advantages"] == "float, both of the student."
-    assert words["response_mask"] == "bool (B, T) or (N,)."
+    assert words["response_mask"] == f"bool (B, T) or (N,); {ARGUMENTS['response_mask']}."
     assert section(function, "Returns") == "float, in nats."
     assert section(function, "Raises").startswith("ValueError: wrong shapes or dtypes; ")
     assert (function.__doc__ or "").endswith("\n\n>>> 1 + 1\n2")

@@ -80,6 +80,9 @@ def dead_groups(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 
 
     The parts of a batch merge to the whole if each group is in one part.
 
+    Args:
+        tolerance: as in ``filters.nonzero_range``.
+
     >>> dead_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).value()
     tensor(0.5000)
     """

@@ -215,7 +215,6 @@ def online_dpo(
     Args:
         group_ids: each group must be whole.
         response_mask: a row without tokens is in no group.
-        beta: β > 0, the strength of the KL to the reference.
 
     Returns:
         0 outside the mask, and in a group of one.
