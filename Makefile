@@ -141,7 +141,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt -e . --group docs
 	@touch $@
 
-# The CPU build; where there is a GPU: pip install '.[ray]' vllm
+# The CPU build; where there is a GPU: pip install '.[vllm]'
 install-ray: .venv-ray/.ready
 
 .venv-ray/.ready: pyproject.toml constraints/ray.txt
