@@ -15,6 +15,8 @@ from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
 
 _COMPUTED_FROM_TURNS = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
+_PER_TOKEN = {"expert_mask", "process_rewards", "sum_pi_squared", "tree_ids"}
+"""Columns of tokens that nothing in a run computes."""
 
 
 class CriticConfig(Section):
@@ -91,6 +93,14 @@ class Config(SamplingSettings):
                         f"unscored: leave_out needs an estimator that takes valid_rows, and {part.path} does not: "
                         "use drop_group"
                     )
+        plays = self.data.environment is not None
+        if not plays and (missing := sorted(self.algorithm.needs & _COMPUTED_FROM_TURNS)):
+            raise ValueError(f"the algorithm needs {missing}, which only episodes have: set data.environment")
+        if missing := sorted(self.algorithm.needs & _PER_TOKEN):
+            raise ValueError(
+                f"the algorithm needs {missing}, one value for each token, which nothing in a run computes: call its "
+                "parts from a loop of your own"
+            )
         errors = [message for severity, message in algorithms.check(self.algorithm) if severity == "error"]
         if errors:
             raise ValueError("; ".join(errors))
