@@ -15,8 +15,8 @@ from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
 
 _COMPUTED_FROM_TURNS = {"turn_ids", "turn_rewards", "state_ids", "trajectory_ids", "observation_mask", "versions"}
-_PER_TOKEN = {"expert_mask", "process_rewards", "sum_pi_squared", "tree_ids"}
-"""Columns of tokens that nothing in a run computes."""
+_NOT_COMPUTED = {"action_ids", "continuation_values", "expert_mask", "process_rewards", "sum_pi_squared", "tree_ids"}
+"""Columns of tokens or integers, which neither the trainer computes nor a verifier or an environment can return."""
 
 
 class CriticConfig(Section):

@@ -14,11 +14,11 @@ from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
 
 REFUSED = {
-    "chord": r"needs \['expert_mask'\], one value for each token",
+    "chord": r"needs \['expert_mask'\], which nothing in a run computes",
     "echo": r"needs \['observation_mask'\], which only episodes have: set data.environment",
-    "luffy": r"needs \['expert_mask'\], one value for each token",
-    "prime": r"needs \['process_rewards'\], one value for each token",
-    "tree_grpo": r"needs \['tree_ids'\], one value for each token",
+    "luffy": r"needs \['expert_mask'\], which nothing in a run computes",
+    "prime": r"needs \['process_rewards'\], which nothing in a run computes",
+    "tree_grpo": r"needs \['tree_ids'\], which nothing in a run computes",
     "turn_grpo": r"needs \['turn_ids', 'turn_rewards'\], which only episodes have: set data.environment",
 }
 CHANGES: dict[str, dict[str, Any]] = {
