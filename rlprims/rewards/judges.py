@@ -12,12 +12,13 @@ import os
 import sqlite3
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards._waiting import gather, in_thread, wait_for
 
 __all__ = ["Judge", "pair", "rubric", "tournament"]
 
@@ -180,8 +181,8 @@ def tournament(
         except RemoteError as error:
             return error
 
-    with ThreadPoolExecutor(concurrency) as threads:
-        results = dict(zip(pairs, threads.map(compare, pairs), strict=True))
+    comparisons = (partial(in_thread, partial(compare, ij)) for ij in pairs)
+    results = dict(zip(pairs, wait_for(gather(comparisons, concurrency)), strict=True))
     wins: list[list[float]] = [[] for _ in responses]
     for (i, j), share in results.items():
         if not isinstance(share, RemoteError):

@@ -1,20 +1,25 @@
 """Scores from an HTTP server."""
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
-from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._outcome import Failure, Outcome, Wants, plain, read
-from rlprims.rewards._pace import Pace, tokens
-from rlprims.rewards.scoring import Scores, to_columns, to_scores
+from rlprims.rewards._calls import Pace, tokens
+from rlprims.rewards._columns import Data, Wants, by_row, plain
+from rlprims.rewards._http import RemoteError, client, send
+from rlprims.rewards._outcome import Failure, Outcome, Scores, read_row, to_scores
+from rlprims.rewards._waiting import gather, wait_for
 
 __all__ = ["RemoteError", "remote"]
 
 _CAUSED_BY_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
+_Row: TypeAlias = tuple[int, list[str]]
+"""The number of a row, and its values as JSON."""
+_Ask: TypeAlias = Callable[[Any, list[_Row]], Coroutine[Any, Any, Any]]
 
 
 def remote(
@@ -66,50 +71,64 @@ def remote(
     positive = (rows_per_request, concurrency, timeout, deadline or 1.0, largest_answer_mb)
     if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
         raise ValueError("expected rows_per_request, concurrency, and limits of time, size and rate above 0")
-    names = ["answers", *(extra or {})]
-    columns, named = to_columns(Wants(("", ""), tuple(names[1:]), (), False), responses, answers, extra)
-    rows = list(zip(*columns, *named.values(), strict=True))
+    names = ["responses", "answers", *(extra or {})]
+    rows = by_row(Wants(("", ""), tuple(names[2:]), (), False), Data(responses, answers, extra))
+    outcomes: list[Outcome | None] = [None] * len(rows)
+    todo: list[_Row] = []
+    for index, row in enumerate(rows):
+        try:
+            todo.append((index, [json.dumps(x, default=plain) for x in (*row.arguments, *row.named.values())]))
+        except (TypeError, ValueError, RecursionError) as error:
+            outcomes[index] = Failure("not JSON", str(error))
     by_request, by_token = Pace(requests_per_second), Pace(tokens_per_second)
     end = math.inf if deadline is None else time.monotonic() + deadline
 
-    def ask(part: Sequence[tuple[int, tuple[str, ...]]]) -> list[Outcome]:
-        parts = zip(["responses", *names], zip(*(row for _, row in part), strict=True), strict=True)
-        body = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in parts)
-        try:
-            waits = [by_request.turn(), by_token.turn(sum(tokens(responses[index]) for index, _ in part))]
-            time.sleep(max(0.0, min(max(waits), end - time.monotonic())))
-            answer = post(
-                url,
-                f"{{{body}}}".encode(),
-                timeout=timeout,
-                retries=retries,
-                backoff=backoff,
-                headers=headers,
-                deadline=end,
-                largest_answer=int(largest_answer_mb * 2**20),
-            )
-            failure = _misfit(answer, len(part))
-        except RemoteError as error:
-            failure = Failure(error.cause, error.detail)
-        if failure is None:
-            return [_read(result) for result in answer["results"]]
-        if len(part) > 1 and failure.cause in _CAUSED_BY_ROWS:
-            return [outcome for row in part for outcome in ask([row])]
-        return [failure] * len(part)
+    async def answered(connections: Any, part: list[_Row]) -> Any:
+        """The server's answer to a request with these rows, in their turn."""
+        turns = by_request.turn(), by_token.turn(tokens(responses[index] for index, _ in part))
+        await asyncio.sleep(max(0.0, min(max(turns), end - time.monotonic())))
+        return await send(
+            connections,
+            url,
+            _body(names, part),
+            timeout=timeout,
+            retries=retries,
+            backoff=backoff,
+            headers=headers,
+            deadline=end,
+            largest_answer=int(largest_answer_mb * 2**20),
+        )
 
-    outcomes: list[Outcome | None] = [None] * len(rows)
-    todo: list[tuple[int, tuple[str, ...]]] = []
-    for index, row in enumerate(rows):
-        try:
-            todo.append((index, tuple(json.dumps(value, default=plain) for value in row)))
-        except (TypeError, ValueError, RecursionError) as error:
-            outcomes[index] = Failure("not JSON", str(error))
     parts = [todo[at : at + rows_per_request] for at in range(0, len(todo), rows_per_request)]
-    with ThreadPoolExecutor(concurrency) as threads:
-        for part, found in zip(parts, threads.map(ask, parts), strict=True):
-            for (index, _), outcome in zip(part, found, strict=True):
-                outcomes[index] = outcome
+    for part, found in zip(parts, wait_for(_ask_all(answered, parts, concurrency)), strict=True):
+        for (index, _), outcome in zip(part, found, strict=True):
+            outcomes[index] = outcome
     return to_scores([outcome for outcome in outcomes if outcome is not None])
+
+
+async def _ask_all(ask: _Ask, parts: Sequence[list[_Row]], concurrency: int) -> list[list[Outcome]]:
+    async with client() as connections:
+        return await gather((partial(_outcomes, partial(ask, connections), part) for part in parts), concurrency)
+
+
+async def _outcomes(ask: Callable[[list[_Row]], Coroutine[Any, Any, Any]], part: list[_Row]) -> list[Outcome]:
+    """The outcomes of the rows of a request, sent again one by one if one of them may have made it fail."""
+    try:
+        answer = await ask(part)
+        failure = _misfit(answer, len(part))
+    except RemoteError as error:
+        failure = Failure(error.cause, error.detail)
+    if failure is None:
+        return [_read(result) for result in answer["results"]]
+    if len(part) > 1 and failure.cause in _CAUSED_BY_ROWS:
+        return [outcome for row in part for outcome in await _outcomes(ask, [row])]
+    return [failure] * len(part)
+
+
+def _body(names: Sequence[str], part: Sequence[_Row]) -> bytes:
+    columns = zip(names, zip(*(values for _, values in part), strict=True), strict=True)
+    fields = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in columns)
+    return f"{{{fields}}}".encode()
 
 
 def _misfit(answer: Any, rows: int) -> Failure | None:
@@ -124,6 +143,6 @@ def _misfit(answer: Any, rows: int) -> Failure | None:
 
 def _read(result: Any) -> Outcome:
     try:
-        return read(result)
+        return read_row(result)
     except RecursionError:
         return Failure("wrong answer", "nested too deeply")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
-from rlprims.rewards._outcome import wants
+from rlprims.rewards._columns import wants
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from rlprims.rewards.several import Reward, Several, several
