@@ -2,9 +2,8 @@
 
 import asyncio
 import inspect
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -14,6 +13,7 @@ from rlprims.grouping import rows_by_label
 from rlprims.masking import check_choice
 from rlprims.rewards._columns import Bound, Data, by_row, by_rows, wants
 from rlprims.rewards._outcome import Failure, Outcome, Scores, outcomes, raised, read, to_scores
+from rlprims.rewards._rates import Rates
 from rlprims.rewards._waiting import IO, gather, in_thread, start
 
 Per: TypeAlias = Literal["answer", "group", "batch", "scores"]
@@ -158,39 +158,11 @@ def _turn(reward: Reward, bound: Bound) -> float:
     """Reserve the next turn within the rates, and return the seconds until it."""
     if reward.requests_per_minute is None and reward.tokens_per_minute is None:
         return 0.0
-    by_call, by_token = _paces(reward.fn, reward.requests_per_minute, reward.tokens_per_minute)
-    texts = [bound.arguments[0]] if reward.per == "answer" else bound.arguments[0]
-    return max(by_call.turn(), by_token.turn(tokens(texts)))
-
-
-class Pace:
-    """Limits callers to ``rate`` units per second, evenly; each caller uses ``amount`` units.
-
-    The first caller starts at once. Each next one starts after the time for the units of the callers before it.
-    """
-
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def turn(self, amount: float = 1.0) -> float:
-        """Reserve the caller's turn and return the seconds until it."""
-        if self._rate is None:
-            return 0.0
-        with self._lock:
-            now = time.monotonic()
-            turn = max(self._next, now)
-            self._next = turn + amount / self._rate
-        return turn - now
-
-
-def tokens(texts: Iterable[str]) -> int:
-    """The approximate number of tokens: a quarter of the UTF-8 bytes, as for English text in common tokenizers."""
-    return sum(len(text.encode(errors="replace")) for text in texts) // 4 + 1
+    rates = _rates(reward.fn, reward.requests_per_minute, reward.tokens_per_minute)
+    return rates.turn(bound.arguments[0] if bound.results is not None else [bound.arguments[0]])
 
 
 @cache
-def _paces(fn: Callable[..., Any], per_minute: float | None, tokens_per_minute: float | None) -> tuple[Pace, Pace]:
-    """The paces of calls and of tokens for a function with these limits; all steps share them."""
-    return Pace(per_minute and per_minute / 60), Pace(tokens_per_minute and tokens_per_minute / 60)
+def _rates(fn: Callable[..., Any], per_minute: float | None, tokens_per_minute: float | None) -> Rates:
+    """The rates of a function with these limits; all steps share them."""
+    return Rates(per_minute and per_minute / 60, tokens_per_minute and tokens_per_minute / 60)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-_NO_OPTIONS: Mapping[str, Any] = {}
-
 
 class Data(NamedTuple):
     """The responses of B rows, and the columns beside them."""
@@ -69,7 +67,7 @@ def wants(function: Callable[..., Any]) -> Wants:
     return Wants(tuple(p.name for p in named[:first]), required, optional, rest)
 
 
-def by_row(wanted: Wants, data: Data, options: Mapping[str, Any] = _NO_OPTIONS) -> list[Bound]:
+def by_row(wanted: Wants, data: Data, options: Mapping[str, Any]) -> list[Bound]:
     """The arguments of a call for each row. If an optional column is None in a row, the function's default is used."""
     arguments, named = _columns(wanted, data)
     rows = zip(*arguments, strict=True)

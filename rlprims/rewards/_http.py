@@ -118,50 +118,45 @@ async def send(
     raise error
 
 
-class _WrongAnswer(Exception):
-    """The answer does not have the expected form."""
-
-
 class _Refused(Exception):
-    """The answer has the status of an error."""
+    """The answer cannot be used: by its status, or its content."""
 
-    def __init__(self, status: int, reason: str, retry_after: float | None) -> None:
-        super().__init__(f"HTTP {status}: {reason}" if reason else f"HTTP {status}")
-        self.status, self.retry_after = status, retry_after
+    def __init__(self, cause: str, detail: str, passing: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.cause, self.passing, self.retry_after = cause, passing, retry_after
 
 
 async def _decoded(answer: "httpx2.Response", largest: int) -> Any:
     if not answer.is_success:
-        reason = "redirects are not followed"
-        if not 300 <= answer.status_code < 400:
+        status, reason = answer.status_code, "redirects are not followed"
+        if not 300 <= status < 400:
             reason = (await anext(answer.aiter_raw(_LONGEST_REASON), b"")).decode(errors="replace")
-        raise _Refused(answer.status_code, reason, _seconds(answer.headers.get("Retry-After", "")))
+        retry_after = _seconds(answer.headers.get("Retry-After", ""))
+        raise _Refused(f"HTTP {status}", f"HTTP {status}: {reason}", status in _PASSING, retry_after)
     body = bytearray()
     async for part in answer.aiter_raw():
         body += part
         if len(body) > largest:
-            raise _WrongAnswer(f"the answer is longer than {largest} bytes")
+            raise _Refused("wrong answer", f"the answer is longer than {largest} bytes")
     try:
         return json.loads(body)
     except RecursionError:
-        raise _WrongAnswer("no JSON: nested too deeply") from None
+        raise _Refused("wrong answer", "no JSON: nested too deeply") from None
     except ValueError as error:
-        raise _WrongAnswer(f"no JSON: {error}") from None
+        raise _Refused("wrong answer", f"no JSON: {error}") from None
 
 
 def _cause(problem: Exception) -> tuple[str, bool]:
     """The cause for the counts, and whether a second attempt may succeed."""
     import httpx2
 
-    if isinstance(problem, _WrongAnswer):
-        return "wrong answer", False
     if isinstance(problem, _Refused):
-        return f"HTTP {problem.status}", problem.status in _PASSING
+        return problem.cause, problem.passing
     if isinstance(problem, TimeoutError):
         return "no answer in time", True
     below = list(_below(problem))
-    if found := [error for error in below if isinstance(error, ssl.SSLError)]:
-        return "TLS error", not any(isinstance(error, ssl.SSLCertVerificationError) for error in found)
+    if any(isinstance(error, ssl.SSLError) for error in below):
+        return "TLS error", not any(isinstance(error, ssl.SSLCertVerificationError) for error in below)
     if any(isinstance(error, ConnectionRefusedError) for error in below):
         return "connection refused", True
     if isinstance(problem, httpx2.RemoteProtocolError):  # the connection was closed, or the answer is not HTTP

@@ -90,7 +90,6 @@ class Pool:
         self._zero_at_limit = timeout == "zero"
         self._lock = asyncio.Lock()
         self._chunk = 8
-        self._fruitless = 0
         self._workers: list[_Worker | None] = [None] * workers
         job = {
             "verifier": path,
@@ -114,7 +113,7 @@ class Pool:
             RuntimeError: workers end before any row is scored. If some rows have scores, these are returned, and the
                 other rows fail with ``no worker``.
         """
-        batch = _Batch(by_row(self._wants, Data(responses, answers, extra)))
+        batch = _Batch(by_row(self._wants, Data(responses, answers, extra), {}))
         wait_for(self._score(batch))
         outcomes = cast(list[Outcome], batch.outcomes)  # every row has an outcome
         return to_scores([_zero(outcome) for outcome in outcomes] if self._zero_at_limit else outcomes)
@@ -160,7 +159,7 @@ class Pool:
                 server = worker.server
                 if await worker.score(chunk, self._seconds, batch.note):
                     self._chunk = _next_size(self._chunk, rows, time.monotonic() - began)
-                    self._fruitless = 0
+                    batch.fruitless = 0
                     continue
                 self._workers[slot] = None
                 worker.retire(chunk, self._seconds, batch.note)
@@ -169,8 +168,8 @@ class Pool:
                 if server is self._server:
                     self._start_server()
             batch.put_back(chunk)
-            self._fruitless = 0 if len(chunk) < rows else self._fruitless + 1
-            if self._fruitless > _PATIENCE + len(self._workers):
+            batch.fruitless = 0 if len(chunk) < rows else batch.fruitless + 1
+            if batch.fruitless > _PATIENCE + len(self._workers):
                 raise RuntimeError(problem)
 
     def _start_server(self) -> None:
@@ -185,6 +184,7 @@ class _Batch:
     """The rows of a call: those that wait for a worker, and the outcomes of all."""
 
     def __init__(self, rows: Sequence[Bound]) -> None:
+        self.fruitless = 0  # the number of workers that ended, one after the other, without an outcome
         self.outcomes: list[Outcome | None] = [None] * len(rows)
         self.waiting: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         for index, row in enumerate(rows):

@@ -4,22 +4,20 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from rlprims.rewards._calls import Pace, tokens
 from rlprims.rewards._columns import Data, Wants, by_row, plain
 from rlprims.rewards._http import RemoteError, client, send
-from rlprims.rewards._outcome import Failure, Outcome, Scores, read_row, to_scores
+from rlprims.rewards._outcome import Failure, Outcome, Scores, read, to_scores
+from rlprims.rewards._rates import Rates
 from rlprims.rewards._waiting import gather, wait_for
 
 __all__ = ["RemoteError", "remote"]
 
 _CAUSED_BY_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
-_Row: TypeAlias = tuple[int, list[str]]
-"""The number of a row, and its values as JSON."""
-_Ask: TypeAlias = Callable[[Any, list[_Row]], Coroutine[Any, Any, Any]]
+_Ask: TypeAlias = Callable[[Any, Sequence[int]], Awaitable[Any]]
 
 
 def remote(
@@ -71,26 +69,28 @@ def remote(
     positive = (rows_per_request, concurrency, timeout, deadline or 1.0, largest_answer_mb)
     if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
         raise ValueError("expected rows_per_request, concurrency, and limits of time, size and rate above 0")
-    names = ["responses", "answers", *(extra or {})]
-    rows = by_row(Wants(("", ""), tuple(names[2:]), (), False), Data(responses, answers, extra))
-    outcomes: list[Outcome | None] = [None] * len(rows)
-    todo: list[_Row] = []
-    for index, row in enumerate(rows):
+    columns = by_row(Wants(("", ""), tuple(extra or {}), (), False), Data(responses, answers, extra), {})
+    outcomes: dict[int, Outcome] = {}
+    rows = {}
+    for index, row in enumerate(columns):
+        values = {**dict(zip(("responses", "answers"), row.arguments, strict=True)), **row.named}
         try:
-            todo.append((index, [json.dumps(x, default=plain) for x in (*row.arguments, *row.named.values())]))
+            json.dumps(values, default=plain)
+            rows[index] = values
         except (TypeError, ValueError, RecursionError) as error:
             outcomes[index] = Failure("not JSON", str(error))
-    by_request, by_token = Pace(requests_per_second), Pace(tokens_per_second)
+    rates = Rates(requests_per_second, tokens_per_second)
     end = math.inf if deadline is None else time.monotonic() + deadline
 
-    async def answered(connections: Any, part: list[_Row]) -> Any:
+    async def ask(connections: Any, part: Sequence[int]) -> Any:
         """The server's answer to a request with these rows, in their turn."""
-        turns = by_request.turn(), by_token.turn(tokens(responses[index] for index, _ in part))
-        await asyncio.sleep(max(0.0, min(max(turns), end - time.monotonic())))
+        turn = rates.turn(responses[index] for index in part)
+        await asyncio.sleep(max(0.0, min(turn, end - time.monotonic())))
+        request = {name: [rows[index][name] for index in part] for name in rows[part[0]]}
         return await send(
             connections,
             url,
-            _body(names, part),
+            json.dumps(request, default=plain).encode(),
             timeout=timeout,
             retries=retries,
             backoff=backoff,
@@ -99,50 +99,36 @@ def remote(
             largest_answer=int(largest_answer_mb * 2**20),
         )
 
-    parts = [todo[at : at + rows_per_request] for at in range(0, len(todo), rows_per_request)]
-    for part, found in zip(parts, wait_for(_ask_all(answered, parts, concurrency)), strict=True):
-        for (index, _), outcome in zip(part, found, strict=True):
-            outcomes[index] = outcome
-    return to_scores([outcome for outcome in outcomes if outcome is not None])
+    order = list(rows)
+    parts = [order[at : at + rows_per_request] for at in range(0, len(order), rows_per_request)]
+    for part, found in zip(parts, wait_for(_ask_all(ask, parts, concurrency)), strict=True):
+        outcomes.update(zip(part, found, strict=True))
+    return to_scores([outcomes[index] for index in range(len(responses))])
 
 
-async def _ask_all(ask: _Ask, parts: Sequence[list[_Row]], concurrency: int) -> list[list[Outcome]]:
+async def _ask_all(ask: _Ask, parts: Sequence[Sequence[int]], concurrency: int) -> list[list[Outcome]]:
     async with client() as connections:
         return await gather((partial(_outcomes, partial(ask, connections), part) for part in parts), concurrency)
 
 
-async def _outcomes(ask: Callable[[list[_Row]], Coroutine[Any, Any, Any]], part: list[_Row]) -> list[Outcome]:
+async def _outcomes(ask: Callable[[Sequence[int]], Awaitable[Any]], part: Sequence[int]) -> list[Outcome]:
     """The outcomes of the rows of a request, sent again one by one if one of them may have made it fail."""
     try:
-        answer = await ask(part)
-        failure = _misfit(answer, len(part))
+        return _read(await ask(part), len(part))
     except RemoteError as error:
-        failure = Failure(error.cause, error.detail)
-    if failure is None:
-        return [_read(result) for result in answer["results"]]
-    if len(part) > 1 and failure.cause in _CAUSED_BY_ROWS:
-        return [outcome for row in part for outcome in await _outcomes(ask, [row])]
-    return [failure] * len(part)
+        if len(part) > 1 and error.cause in _CAUSED_BY_ROWS:
+            return [outcome for index in part for outcome in await _outcomes(ask, [index])]
+        return [Failure(error.cause, error.detail)] * len(part)
 
 
-def _body(names: Sequence[str], part: Sequence[_Row]) -> bytes:
-    columns = zip(names, zip(*(values for _, values in part), strict=True), strict=True)
-    fields = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in columns)
-    return f"{{{fields}}}".encode()
-
-
-def _misfit(answer: Any, rows: int) -> Failure | None:
+def _read(answer: Any, rows: int) -> list[Outcome]:
     results = answer.get("results") if isinstance(answer, dict) else None
     if not isinstance(results, list):
         keys = f"an object with {sorted(answer)}" if isinstance(answer, dict) else type(answer).__name__
-        return Failure("wrong answer", f'expected {{"results": [...]}}, got {keys}'[:500])
+        raise RemoteError("wrong answer", f'expected {{"results": [...]}}, got {keys}'[:500])
     if len(results) != rows:
-        return Failure("wrong length", f"{len(results)} results for {rows} rows")
-    return None
-
-
-def _read(result: Any) -> Outcome:
+        raise RemoteError("wrong length", f"{len(results)} results for {rows} rows")
     try:
-        return read_row(result)
+        return read(results, rows)
     except RecursionError:
-        return Failure("wrong answer", "nested too deeply")
+        raise RemoteError("wrong answer", "nested too deeply") from None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlprims.rewards import sandbox_fusion
-from rlprims.rewards._calls import Pace, tokens
 from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards._rates import Pace, tokens
 from rlprims.rewards.remote import remote
 from rlprims.rewards.verifiers import code_stdin
 from tests.rewards.server import Reply, Server
