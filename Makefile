@@ -107,7 +107,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 # Peers pin other versions, so they live apart.
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt torch
-	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify httpx2
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt -e . matplotlib
 	@touch $@

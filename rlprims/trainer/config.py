@@ -96,10 +96,9 @@ class Config(SamplingSettings):
         plays = self.data.environment is not None
         if not plays and (missing := sorted(self.algorithm.needs & _COMPUTED_FROM_TURNS)):
             raise ValueError(f"the algorithm needs {missing}, which only episodes have: set data.environment")
-        if missing := sorted(self.algorithm.needs & _PER_TOKEN):
+        if missing := sorted(self.algorithm.needs & _NOT_COMPUTED):
             raise ValueError(
-                f"the algorithm needs {missing}, one value for each token, which nothing in a run computes: call its "
-                "parts from a loop of your own"
+                f"the algorithm needs {missing}, which nothing in a run computes: call its parts in a loop of your own"
             )
         errors = [message for severity, message in algorithms.check(self.algorithm) if severity == "error"]
         if errors:

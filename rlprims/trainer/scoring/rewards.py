@@ -14,7 +14,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import RewardScorer
 from rlprims.layout import sequence_sum
 from rlprims.rewards import combine
-from rlprims.rewards._outcome import wants
+from rlprims.rewards._columns import wants
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from rlprims.rewards.scoring import Failure

@@ -1,7 +1,19 @@
-"""A limit on the rate at which requests start."""
+"""Limits on the rates at which calls start and tokens are sent."""
 
 import threading
 import time
+from collections.abc import Iterable
+
+
+class Rates:
+    """Limits on calls and on tokens per second, shared by all threads and event loops; None: no limit."""
+
+    def __init__(self, calls: float | None, tokens: float | None) -> None:
+        self._calls, self._tokens = Pace(calls), Pace(tokens)
+
+    def turn(self, texts: Iterable[str]) -> float:
+        """Reserve the turn of a call with these texts, and return the seconds until it."""
+        return max(self._calls.turn(), self._tokens.turn(tokens(texts)))
 
 
 class Pace:
@@ -11,8 +23,6 @@ class Pace:
     """
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise ValueError(f"expected a rate above 0, got {rate}; use None for no limit")
         self._rate = rate
         self._next = 0.0
         self._lock = threading.Lock()
@@ -27,12 +37,7 @@ class Pace:
             self._next = turn + amount / self._rate
         return turn - now
 
-    def wait(self, amount: float = 1.0) -> None:
-        """Sleep until the caller's turn."""
-        if (seconds := self.turn(amount)) > 0:
-            time.sleep(seconds)
 
-
-def tokens(*texts: str) -> int:
+def tokens(texts: Iterable[str]) -> int:
     """The approximate number of tokens: a quarter of the UTF-8 bytes, as for English text in common tokenizers."""
     return sum(len(text.encode(errors="replace")) for text in texts) // 4 + 1
