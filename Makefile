@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants test-triton lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -61,9 +61,6 @@ test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks a
 
 test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
 	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges
-
-test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels/test_kernels.py
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation
@@ -114,7 +111,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 
 .venv-triton/.ready: pyproject.toml constraints/dev.txt
 	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt torch
-	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt -e ".[triton]" $(RUNNER)
+	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt -e . triton $(RUNNER)
 	@touch $@
 
 # The test runner in the versions of constraints/dev.txt, whose other lines the peers would not bear.

@@ -5,7 +5,7 @@ from rlprims.advantage._group import rloo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
 from rlprims.grouping import group_count, group_mean_of_others
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -49,7 +49,7 @@ def prime(
     """
     check_tokens(response_mask, cu_seqlens, process_rewards=process_rewards)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
-    p = zero_outside(process_rewards, mask)
+    p = upcast(process_rewards)
     mean = sequence_sum(p, mask, cu_seqlens) / sequence_lengths(mask, cu_seqlens).clamp(min=1)
     mean_of_others = group_mean_of_others(mean, group_ids, valid_rows)
     has_others = expand_to_tokens(group_count(group_ids, valid_rows) > 1, mask, cu_seqlens)

@@ -42,11 +42,11 @@ def discounted_returns(
     tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
     check_critic_data(response_mask, cu_seqlens, bootstrap_values, rewards=rewards)
-    rewards = zero_outside(rewards, response_mask)
+    rewards = upcast(rewards)
     discount: float | PerToken = gamma
     if turn_ids is not None:
         turn_ends = _last_of_turn(turn_ids, response_mask, cu_seqlens, shard)
-        discount = torch.where(turn_ends, gamma, torch.ones_like(rewards))
+        discount = torch.where(turn_ends, gamma, rewards.new_ones((), dtype=torch.float64))
     if shard is not None:
         returns = scan.discounted_sum(rewards, discount, response_mask, cu_seqlens, shard, bootstrap_values)
         return zero_outside(returns, response_mask)
@@ -116,7 +116,7 @@ def _gae(
 ) -> PerToken:
     """:func:`gae` with one λ for all tokens, or one λ per token."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
-    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    rewards, values = upcast(rewards), upcast(values)
     next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
     advantages = scan.discounted_sum(td_errors, gamma * lam, mask, cu_seqlens, shard)
@@ -159,8 +159,7 @@ def length_adaptive_gae(
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
-    lengths = lengths.to(upcast(rewards).dtype)
-    lam = to_tokens(1 - 1 / (alpha * lengths).clamp(min=1), response_mask, cu_seqlens)
+    lam = to_tokens(1 - 1 / (alpha * lengths.double()).clamp(min=1), response_mask, cu_seqlens)
     return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam, shard)
 
 

@@ -43,7 +43,7 @@ def teacher_gap(
     if not 0 <= discount <= 1:
         raise ValueError(f"discount={discount}, expected a number in [0, 1]")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, old_log_probs=old_log_probs)
-    gap = zero_outside((upcast(teacher_log_probs) - upcast(old_log_probs)).detach(), response_mask)
+    gap = (upcast(teacher_log_probs) - upcast(old_log_probs)).detach()
     return zero_outside(discounted_sum(gap, discount, response_mask, cu_seqlens, shard), response_mask)
 
 
@@ -72,7 +72,7 @@ def iw_opd(
     if gamma < 0:
         raise ValueError(f"gamma={gamma}, expected a number of at least 0")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, rollout_log_probs=rollout_log_probs)
-    gap = zero_outside((upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach(), response_mask)
+    gap = (upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach()
     abs_gap = gap.abs()
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
     sums = sequence_sum(abs_gap, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)

@@ -3,7 +3,7 @@
 from rlprims import scan
 from rlprims._described import described
 from rlprims.advantage._returns import check_critic_data
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
@@ -110,10 +110,10 @@ def _errors(
     """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without the ratio, and the errors E_t."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     check_tokens(mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
-    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    rewards, values = upcast(rewards), upcast(values)
     rho = log_ratio(old_log_probs, rollout_log_probs, mask).detach().exp()
     c = rho.clamp(max=clip_c)
     next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
-    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c, mask, cu_seqlens, shard)
+    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c.double(), mask, cu_seqlens, shard)
     return rho, td_errors, errors
