@@ -86,7 +86,8 @@ def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, res
 
 def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
     """Print the settings that differ from those of the run, which the run does not take over."""
-    if changed := _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json")):
+    changed = _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json"))
+    if changed := [name for name in changed if name != "data.time" or config.data.time is not None]:
         note = f"note: the run keeps its own {', '.join(changed)}; rlprims resume {path} key=value changes some"
         console.print(note, style="yellow", highlight=False, soft_wrap=True)
 

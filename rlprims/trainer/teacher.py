@@ -12,7 +12,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import Models
 from rlprims.execution._padding import left_padded
 from rlprims.trainer.config import Config
-from rlprims.trainer.data import filled_prompt
+from rlprims.trainer.data import tokenized_prompt
 
 TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
 """The columns that depend on a teacher."""
@@ -59,9 +59,7 @@ def _give_teacher_prompts(rows: DataProto, config: Config, tokenizer: Any, execu
         ids = own
         if "{sibling}" not in template or sibling is not None:
             text = fill(template, {**values, "sibling": sibling})
-            ids = tokenizer.encode(
-                filled_prompt(text, config.data, tokenizer), add_special_tokens=config.data.template != "chat"
-            )
+            _, ids = tokenized_prompt(text, config.data, tokenizer)
         fits = len(ids) + lengths[i] <= execution.context_window
         prompts.append(ids if fits else own)
         has_prompt.append(prompts[-1] is not own)
