@@ -49,13 +49,14 @@ def encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
 
 def encode_after(tokenizer: Any, context: str, text: str) -> list[int]:
     """The ids of a text that follows another one: tokenizers may treat the beginning of a text differently."""
-    for before in (context, "."):
+    # If a token crosses the border, another context takes its place: sampled tokens cannot be part of another token.
+    for before in (context, *".x\n)"):
         if before:
             known = encode(tokenizer, before)
             ids = encode(tokenizer, before + text)
             if ids[: len(known)] == known:
                 return ids[len(known) :]
-    return encode(tokenizer, text)  # a token crosses the border, but sampled tokens cannot be part of another token
+    return encode(tokenizer, text)
 
 
 class Answered(NamedTuple):

@@ -84,101 +84,93 @@ def reader_of(family: Family, wrapped: Any, **data: Any) -> Reader:
     return Reader(config, "demonstrations", wrapped, ends, 10**6)
 
 
-def has_spaces_at_ends(messages: list[dict[str, Any]]) -> bool:
-    return any(m["content"] != m["content"].strip() for m in messages)
-
-
-def is_assistants(wrapped: Any, token: int, family: Family) -> bool:
-    return bool(set(wrapped.convert_ids_to_tokens(token)) & set("QXZJ")) and token not in wrapped.all_special_ids
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_stored_chats(name: str, family: str) -> None:
-    facts = FAMILIES[family]
-    wrapped = tokenizer(name, facts.template, facts.ends[0])
-    special = set(wrapped.convert_tokens_to_ids(templates.SPECIAL))
-    allowed = set(wrapped.convert_tokens_to_ids([*facts.ends, *facts.opens]))
-    readers = {turns: reader_of(facts, wrapped, turns=turns) for turns in ("all", "last")}
-
-    @settings(max_examples=6)
-    @given(conversations(), st.sampled_from(["all", "last"]))
-    def law(messages: list[dict[str, Any]], turns: str) -> None:
+def test_stored_chats(name: str) -> None:
+    @settings(max_examples=40)
+    @given(conversations(), st.sampled_from(sorted(FAMILIES)), st.sampled_from(["all", "last"]))
+    def law(messages: list[dict[str, Any]], family: str, turns: str) -> None:
+        facts = FAMILIES[family]
         if not facts.system:
             messages = [m for m in messages if m["role"] != "system"]
-        row = {"messages": messages}
-        answers = [m for m in messages if m["role"] == "assistant"]
-        readers[turns].see(row)
-        if facts.changes and turns == "all" and len(answers) > 1:
+        wrapped = tokenizer(name, facts.template, facts.ends[0])
+        reader, row = reader_of(facts, wrapped, turns=turns), {"messages": messages}
+        reader.see(row)
+        at = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        at = at if turns == "all" else at[-1:]
+        if facts.changes and len(at) > 1:
             with pytest.raises(ValueError, match=r"changes earlier messages .*turns: last"):
-                readers[turns].row(row)
+                reader.row(row)
             return
-        found = readers[turns].row(row)
+        found = reader.row(row)
         (response,) = found.responses
         ids = found.prompt_ids + response.ids
         learned = [False] * len(found.prompt_ids) + response.learned
-        text = wrapped.apply_chat_template(messages, tokenize=False, **facts.arguments)
-        whole = wrapped.encode(text, add_special_tokens=False)
 
-        # Every id of the whole text once, up to the end of the last answer, which may be added.
-        assert ids[-1] in allowed
+        def rendered(chat: list[dict[str, Any]], generate: bool = False) -> list[int]:
+            text = wrapped.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate, **facts.arguments)
+            return list(wrapped.encode(text, add_special_tokens=False))
+
+        # Every id of the whole text once, up to the end of the last answer, which is added if the template has none.
+        whole = rendered(messages)
         body = ids if ids == whole[: len(ids)] else ids[:-1]
-        if body != whole[: len(body)]:  # a token would cross the border between two speakers
-            assert has_spaces_at_ends(messages)
-            assert wrapped.decode(whole).startswith(wrapped.decode(body).rstrip())
-        # Learned: what the assistant wrote, its ends, and nothing that others or the template wrote.
-        which = answers if turns == "all" else answers[-1:]
-        for token, own in zip(ids, learned, strict=True):
-            if own:
-                assert not set(wrapped.convert_ids_to_tokens(token)) & set("0123456789")
-                assert token not in special or token in allowed
-            elif turns == "all":
-                assert not is_assistants(wrapped, token, facts)
-        assert sum(
-            own and token in set(readers[turns].end_ids) for token, own in zip(ids, learned, strict=True)
-        ) == len(which)
-        letters = "".join(
-            wrapped.convert_ids_to_tokens([t for t, own in zip(ids, learned, strict=True) if own and t not in special])
-        )
-        assert [c for c in letters if c in "QXZJ"] == [c for m in which for c in m["content"] if c in "QXZJ"]
+        if body != whole[: len(body)]:  # a token of the text would cross a border between two speakers
+            borders = [rendered(messages[:i], True) for i in at] + [rendered(messages[: i + 1]) for i in at]
+            assert any(border != whole[: len(border)] for border in borders)
+            assert written_by("0123456789QXZJ", wrapped, ids) == written_by("0123456789QXZJ", wrapped, whole)
+        # Learned: what the assistant wrote with its ends, and nothing that others or the template wrote.
+        ends, own = set(reader.end_ids), [token for token, is_own in zip(ids, learned, strict=True) if is_own]
+        assert own[-1] in ends
+        assert sum(token in ends for token in own) == (len(at) if family != "plain" else 1)
+        assert written_by("0123456789", wrapped, own) == ""
+        answers = "".join(messages[i]["content"] for i in at)
+        assert written_by("QXZJ", wrapped, own) == "".join(c for c in answers if c in "QXZJ")
+        special = set(wrapped.convert_tokens_to_ids(templates.SPECIAL))
+        assert special & {*own} <= ends | set(wrapped.convert_tokens_to_ids(list(facts.opens)))
 
     law()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_prompts_of_runs_and_environments(name: str, family: str) -> None:
-    """A prompt is the same in a run, an evaluation and an environment, and what a stored row has before its answer."""
-    facts = FAMILIES[family]
-    wrapped = tokenizer(name, facts.template, facts.ends[0])
-    config = DataConfig(train=Path("rows.jsonl"), template_arguments=facts.arguments)
-    renderer = ChatRenderer(wrapped, **facts.arguments)
-    reader = reader_of(facts, wrapped, turns="last")
+def written_by(alphabet: str, wrapped: Any, ids: list[int]) -> str:
+    """The characters of an alphabet in the text of ids that are no special tokens."""
+    special = set(wrapped.convert_tokens_to_ids(templates.SPECIAL))
+    text = "".join(wrapped.convert_ids_to_tokens([token for token in ids if token not in special]))
+    return "".join(c for c in text.replace("<0x0A>", "") if c in alphabet)
 
-    @settings(max_examples=4)
-    @given(conversations())
-    def law(messages: list[dict[str, Any]]) -> None:
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_prompts_of_runs_and_environments(name: str) -> None:
+    """A prompt is the same in a run, an evaluation and an environment, and what a stored row has before its answer."""
+
+    @settings(max_examples=30)
+    @given(conversations(), st.sampled_from(sorted(FAMILIES)))
+    def law(messages: list[dict[str, Any]], family: str) -> None:
+        facts = FAMILIES[family]
         if not facts.system:
             messages = [m for m in messages if m["role"] != "system"]
-        asked, last = messages[:-1], messages[-1]
-        text, ids = tokenized_prompt(asked, config, wrapped)
+        wrapped = tokenizer(name, facts.template, facts.ends[0])
+        renderer = ChatRenderer(wrapped, **facts.arguments)
+        config = DataConfig(train=Path("rows.jsonl"), template_arguments=facts.arguments)
+        text, ids = tokenized_prompt(messages[:-1], config, wrapped)
         assert ids == wrapped.encode(text, add_special_tokens=False)
-        assert ids == renderer.prompt(asked, [])
+        assert ids == renderer.prompt(messages[:-1], [])
         after = wrapped.apply_chat_template(messages, tokenize=False, **facts.arguments)
-        if after.startswith(text):
-            reader.see({"messages": messages})
-            row = reader.row({"messages": messages})
-            assert row.prompt_ids == ids
-            # An environment continues the sampled ids where the template continues the text.
-            more = [{"role": "user", "content": "78"}]
-            delta = renderer.delta(messages, more, [], ended=True)
-            whole = wrapped.apply_chat_template(
-                messages + more, tokenize=False, add_generation_prompt=True, **facts.arguments
-            )
-            sampled = row.responses[0].ids
-            if delta is not None and last["content"] == last["content"].strip() and not has_spaces_at_ends(messages):
-                ended = sampled if whole.startswith(after) and facts.ends[0] in after[len(text) :] else sampled[:-1]
-                assert ids + ended + delta == wrapped.encode(whole, add_special_tokens=False)
+        if not after.startswith(text):
+            assert family in ("deepseek r1", "qwen 3 without thinking")
+            return
+        reader = reader_of(facts, wrapped, turns="last")
+        reader.see({"messages": messages})
+        row = reader.row({"messages": messages})
+        assert row.prompt_ids == ids
+        # An environment continues the sampled ids where the template continues the text.
+        more = [*messages, {"role": "user", "content": "78"}]
+        delta = renderer.delta(messages, more[-1:], [], ended=True)
+        if delta is None or family in ("glm", "plain"):  # no end token in the text: the sampler stopped elsewhere
+            return
+        longer = wrapped.apply_chat_template(more, tokenize=False, add_generation_prompt=True, **facts.arguments)
+        whole, got = wrapped.encode(longer, add_special_tokens=False), ids + row.responses[0].ids + delta
+        if got != whole:
+            assert messages[-1]["content"] != messages[-1]["content"].strip() or ids != whole[: len(ids)]
+        assert written_by("0123456789QXZJ", wrapped, got) == written_by("0123456789QXZJ", wrapped, whole)
 
     law()
 
@@ -209,9 +201,8 @@ def test_texts_without_a_chat_template(name: str) -> None:
         assert answer.ids[-1] == end
         assert all(answer.learned)
         whole = wrapped.encode(prompt + response.removesuffix(EOS), add_special_tokens=False)
-        if prompt == prompt.rstrip() and response == response.strip() and not has_spaces_at_ends([{"content": prompt}]):
-            got = (ids + answer.ids[:-1])[has_bos and not writes_bos :]
-            assert got == whole
+        if prompt == prompt.rstrip() and response == response.strip():
+            assert (ids + answer.ids[:-1])[has_bos and not writes_bos :] == whole
         assert not any(set(wrapped.convert_ids_to_tokens(token)) & set("0123456789") for token in answer.ids)
 
     law()
