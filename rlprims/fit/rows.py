@@ -13,7 +13,7 @@ from rlprims.execution import Kind
 from rlprims.execution._padding import left_padded, right_padded
 from rlprims.fit.config import FitDataConfig
 from rlprims.runs.end_tokens import closing_tokens
-from rlprims.runs.layouts import MISSING, Use, as_calls, as_messages, fields_of, is_chat, value_at
+from rlprims.runs.layouts import MISSING, Use, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, read_rows
 from rlprims.turns.tokens import Answered, checked_messages, checked_tools, encode_after, shown, text_ids
 
@@ -183,9 +183,7 @@ class Reader:
 
     def _chat(self, asked: list[Any], answer: Any, fields: dict[str, Any], name: str) -> list[dict[str, Any]]:
         """The messages of a prompt and its answer; the answer may be the whole chat."""
-        if calls := as_calls(answer) if is_chat(answer) or self.fields.layout == "xlam" else None:
-            answer = [{"role": "assistant", "content": None, "tool_calls": calls}]
-        elif not is_chat(answer):
+        if not is_chat(answer):
             answer = [{"role": "assistant", "content": _text(fields, name)}]
         answer = checked_messages(answer, name)
         return [*asked, *answer] if answer[0]["role"] == "assistant" else answer
@@ -206,15 +204,8 @@ class Reader:
                 raise ValueError(f"expected a chat that begins with another and ends with assistant, got {roles}")
             before = [{"role": "system", "content": system}] if system and roles[0] != "system" else []
             begin = len(messages) - 1 if self.config.turns == "last" else first
-            found.append(
-                self.chat.answered(
-                    [*before, *messages],
-                    tools,
-                    first=begin + len(before),
-                    end_ids=self.end_ids,
-                    end=self.end_of_message,
-                )
-            )
+            whole, begin = [*before, *messages], begin + len(before)
+            found.append(self.chat.answered(whole, tools, first=begin, end_ids=self.end_ids, end=self.end_of_message))
         if found[0].prompt_ids != found[-1].prompt_ids:
             raise ValueError("the two chats of a pair differ before an answer, in what others say: expected the same")
         return StoredRow(found[0].prompt_ids, tuple(Response(each.ids, each.learned) for each in found))

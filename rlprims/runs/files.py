@@ -46,6 +46,8 @@ def values_of(file: Path) -> Iterator[Any]:
             yield from _json_values(file)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _saved_folder(folder: Path) -> Iterator[Any]:
@@ -54,7 +56,7 @@ def _saved_folder(folder: Path) -> Iterator[Any]:
         instead = (
             f"name one of its splits: {', '.join(splits)}" if splits else f"expected files, such as {folder}/*.jsonl"
         )
-        raise ValueError(f"{folder}: not a data set that datasets saved: {instead}")
+        raise ValueError(f"not a data set that datasets saved: {instead}")
     from datasets import load_from_disk
 
     yield from load_from_disk(str(folder))

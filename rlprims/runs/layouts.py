@@ -72,7 +72,7 @@ def value_at(row: Any, path: str) -> Any:
     """
     if isinstance(row, Mapping) and path in row:
         return row[path]
-    value = row if path else MISSING
+    value: Any = row if path else MISSING
     for name, index in re.findall(r"([^.\[\]]+)|\[(-?\d+)\]", path):
         try:
             value = value[int(index)] if index else value[name] if isinstance(value, Mapping) else MISSING
@@ -141,8 +141,8 @@ _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "ob
 def as_messages(value: Any, layout: str | None = None) -> Any:
     """Messages in the form of OpenAI, if the value is a chat in another form; otherwise the value.
 
-    Other forms are those of ShareGPT (``from`` and ``value``), one message alone, and in the layout hh a dialogue as
-    text.
+    Other forms are those of ShareGPT (``from`` and ``value``), one message alone, calls of tools, in the layout hh a
+    dialogue as text, and in the layout xlam calls as text.
 
     >>> as_messages([{"from": "human", "value": "hi"}])
     [{'role': 'user', 'content': 'hi'}]
@@ -153,6 +153,8 @@ def as_messages(value: Any, layout: str | None = None) -> Any:
         said = re.split(r"\n\n(Human|Assistant):", value)[1:]
         roles = ["user" if who == "Human" else "assistant" for who in said[::2]]
         return [{"role": role, "content": text.strip()} for role, text in zip(roles, said[1::2], strict=True)]
+    if (layout == "xlam" or is_chat(value)) and (calls := as_calls(value)):
+        return [{"role": "assistant", "content": None, "tool_calls": calls}]
     if isinstance(value, dict) and ("from" in value or "role" in value):
         value = [value]
     return [_message(each) for each in value] if is_chat(value) and all("from" in each for each in value) else value
