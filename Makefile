@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
-DEV = -e ".[train,rewards,track,lora,gguf]" --group dev
+DEV = -e ".[train,rewards,track,lora,gguf,data]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false

@@ -16,6 +16,8 @@ from rlprims.reports.terminal import make_table, open_console
 
 _TRAIN_MODULES = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
 """Modules of the extra ``train``, which only some commands import."""
+_DATA_MODULES = {"pyarrow", "datasets"}
+"""Modules of the extra ``data``, which only some files need."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), _notes(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _TRAIN_MODULES:
+        if package not in _TRAIN_MODULES | _DATA_MODULES:
             raise
-        return _failed(f"this command needs {package}, which is not installed: {hint('train')}")
+        extra = "data" if package in _DATA_MODULES else "train"
+        return _failed(f"this command needs {package}, which is not installed: {hint(extra)}")
     except KeyboardInterrupt:
         return 130
     return code
@@ -86,7 +89,8 @@ def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, res
 
 def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
     """Print the settings that differ from those of the run, which the run does not take over."""
-    if changed := _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json")):
+    changed = _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json"))
+    if changed := [name for name in changed if name != "data.time" or config.data.time is not None]:
         note = f"note: the run keeps its own {', '.join(changed)}; rlprims resume {path} key=value changes some"
         console.print(note, style="yellow", highlight=False, soft_wrap=True)
 

@@ -18,6 +18,7 @@ from rlprims.runs.disk_errors import writing
 from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.runs.loggers import check_loggers
 from rlprims.runs.metrics import worker_metrics
+from rlprims.runs.rows import report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.runs.steps import Hook, Step
 from rlprims.trainer.config import Config
@@ -116,6 +117,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
     examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(config))
+    report(examples, path, console)
     for count, what in ((examples.filtered, "left out"), (examples.truncated, "cut")):
         if count:
             console.print(f"{path}: {count} prompts longer than {limit} tokens were {what}", style="yellow")
@@ -145,6 +147,7 @@ def start(config: Config, console: Console) -> int:
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
+    config = with_time(config)
     with RunDirectory.claim(config.run_dir) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = build(config, console)

@@ -12,7 +12,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import Models
 from rlprims.execution._columns import left_padded
 from rlprims.execution._ray_config import check_teacher_engine
-from rlprims.trainer.data import filled_prompt
+from rlprims.trainer.data import tokenized_prompt
 from rlprims.trainer.sources.settings import SamplingSettings
 
 TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
@@ -60,9 +60,7 @@ def _give_teacher_prompts(rows: DataProto, config: SamplingSettings, tokenizer: 
         ids = own
         if "{sibling}" not in template or sibling is not None:
             text = fill(template, {**values, "sibling": sibling})
-            ids = tokenizer.encode(
-                filled_prompt(text, config.data, tokenizer), add_special_tokens=config.data.template != "chat"
-            )
+            _, ids = tokenized_prompt(text, config.data, tokenizer)
         fits = len(ids) + lengths[i] <= execution.context_window
         prompts.append(ids if fits else own)
         has_prompt.append(prompts[-1] is not own)

@@ -135,8 +135,9 @@ def episode_runner(
     data = config.data
     if data.environment is None:
         return None
-    kind = ChatRenderer if data.template == "chat" else TextRenderer
-    renderer = kind(tokenizer) if data.calls is None else kind(tokenizer, calls=data.calls)
+    renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
+    if data.template == "chat":
+        renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
     tokens = min(config.limits.tokens or execution.context_window, execution.context_window)
     limits = config.limits.model_copy(update={"tokens": tokens})
     names = list(config.algorithm.components)
