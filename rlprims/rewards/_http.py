@@ -15,6 +15,7 @@ from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
+from rlprims._extras import hint
 from rlprims.rewards._waiting import wait_for
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def client() -> AsyncIterator["httpx2.AsyncClient"]:
         import anyio
         import httpx2
     except ImportError as error:
-        raise ImportError(f"rewards by HTTP need httpx2 ({error}): pip install 'rlprims[rewards]'") from None
+        raise ImportError(f"rewards by HTTP need httpx2 ({error}): {hint('rewards')}") from None
     await anyio.sleep(0)  # loads the rest of anyio, so that the first request does not delay the turns of the others
     async with httpx2.AsyncClient(
         verify=_trusted(),

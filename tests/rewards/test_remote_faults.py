@@ -200,7 +200,7 @@ def test_no_cookie_is_sent_back_and_no_bytes_are_inflated(server: Server) -> Non
 
 def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(ImportError, match=r"need httpx2 .*pip install 'rlprims\[rewards\]'"):
+    with pytest.raises(ImportError, match=r"need httpx2 .*pip install '\.\[rewards\]'"):
         remote("http://127.0.0.1:9/", ["a"], [""])
 
 
