@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TypeAlias
 
+from rlprims import __version__
+
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
               "compress_rollouts", "num_examine", "optimizer", "profile", "algorithm.filter", "model.max_",
@@ -16,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlprims", description="RL algorithm primitives for LLM post-training: the reference trainer."
     )
+    parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for add in (_add_train, _add_fit, _add_data, _add_resume, _add_evaluate, _add_export, _add_plan, _add_plot):
         add(commands)

@@ -10,7 +10,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
-from rlprims.execution._padding import left_padded, right_padded
+from rlprims.execution._columns import left_padded, right_padded
 from rlprims.fit.config import FitDataConfig
 from rlprims.runs.end_tokens import closing_tokens
 from rlprims.runs.layouts import MISSING, Use, as_messages, fields_of, is_chat, value_at
