@@ -1,4 +1,4 @@
-"""The command line: ``rlprims train | fit | resume | eval | export | plan | plot | rollouts | algorithms | doctor``."""
+"""The command line: ``rlprims train | fit | data | resume | eval | export | plan | plot | rollouts | ...``."""
 
 import argparse
 import inspect
@@ -69,6 +69,31 @@ def _fit(options: argparse.Namespace, console: Any) -> int:
     from rlprims.fit.config import FitConfig
 
     return _begin(options, console, FitConfig, session.fit, session.resume_fit)
+
+
+def _data(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.doctor import rows
+    from rlprims.runs.disk_errors import writing
+
+    first = rows.first_row(options.file)
+    use = options.use or rows.use_of(first)
+    config = rows.config_for(options.file, use, options.layout, options.template)
+    if options.to is not None:
+        if options.to.exists():
+            raise ValueError(f"{options.to} exists: write another place")
+        with writing(options.to):
+            count, bad = rows.convert(options.file, options.to, config, use)
+        left_out = f"; {bad.count} rows were left out\n{bad.text()}" if bad.count else ""
+        console.print(f"{options.to}: {count} {use}{left_out}", highlight=False, soft_wrap=True)
+        return 0
+    tokenizer, tokens = rows.tokenizing(config, use, options.model, first) if options.model else (None, None)
+    found = rows.survey(options.file, config, use, tokens)
+    rows.show(found, options.file, console, tokenizer)
+    if options.eval is not None:
+        held_out = rows.survey(options.eval, config, use)
+        both = rows.overlap(found, held_out)
+        console.print(f"rows of {options.eval} that are also in {options.file}: {both}", soft_wrap=True)
+    return 0
 
 
 def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, resume: Any) -> int:
@@ -291,6 +316,7 @@ def _description(name: str, algorithm: Algorithm) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
     "train": _train,
     "fit": _fit,
+    "data": _data,
     "resume": _resume,
     "eval": _evaluate,
     "export": _export,
