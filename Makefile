@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
+DEV = -e ".[train,rewards,track,lora,gguf,data]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -97,13 +98,13 @@ $(VENV)/.llm: $(VENV)/.train
 
 $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
-	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[dev]"
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt $(DEV)
 	@touch $@ $(VENV)/.train $(VENV)/.llm
 
 # Peers pin other versions, so they live apart.
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt torch
-	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify httpx2
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt -e . matplotlib
 	@touch $@
@@ -122,22 +123,22 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 # VERIFIERS=verifiers the sixth and its 400 MB: they ask for different versions of mcp. Not in .ci/run.
 .venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt constraints/verifiers.txt
 	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt torch
-	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt -e ".[dev]"
+	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt $(DEV)
 	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
 	$(if $(VERIFIERS),.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt -c constraints/verifiers.txt $(VERIFIERS))
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt
 	.ci/install .venv-mutants $(PYTHON) -c constraints/dev.txt torch
-	.ci/install .venv-mutants $(PYTHON) -c constraints/dev.txt -c constraints/mutation.txt -e ".[dev]" cosmic-ray
+	.ci/install .venv-mutants $(PYTHON) -c constraints/dev.txt -c constraints/mutation.txt $(DEV) cosmic-ray
 	@touch $@
 
 .venv-docs/.ready: pyproject.toml constraints/docs.txt
 	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt torch
-	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt -e ".[docs]"
+	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt -e . --group docs
 	@touch $@
 
-# The CPU build; where there is a GPU: pip install '.[ray]' vllm
+# The CPU build; where there is a GPU: pip install '.[vllm]'
 install-ray: .venv-ray/.ready
 
 .venv-ray/.ready: pyproject.toml constraints/ray.txt

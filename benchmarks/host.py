@@ -1,6 +1,6 @@
 """What one core does to weights and to rollouts: ``python -m benchmarks.host``, in ``.venv-ray``.
 
-The rates of ``rlprims.trainer.plan.scale.Rates`` that are a processor's: bytes for a CPU second of one thread. Gloo's
+The rates of ``rlprims.plan.scale.Rates`` that are a processor's: bytes for a CPU second of one thread. Gloo's
 is of the sender, less what it spends on packing, for each copy that it sends.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlprims.execution.ray._wire import Endpoint, Info, Receiver, Sender, checksums
-from rlprims.trainer.plan.scale import copies_sent
+from rlprims.plan.scale import copies_sent
 
 NUMBERS, PARTS, TOKENS = 48 * 2**20, 6, 3000
 INFOS = [[Info(f"w{i}", "bfloat16", [NUMBERS])] for i in range(PARTS)]

@@ -26,8 +26,8 @@ from rlprims.algorithms import use
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, Sampling
 from rlprims.execution.local import LocalExecution
-from rlprims.trainer.config import Config, DataConfig
-from rlprims.trainer.data import Example
+from rlprims.trainer.config import Config
+from rlprims.trainer.data import DataConfig, Example
 from rlprims.trainer.loop import Trainer
 
 RESULTS = Path("docs/benchmarks/trainer_step.json")

@@ -18,6 +18,7 @@ from random import Random
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from einops import repeat
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -79,11 +80,11 @@ def step(
             pad_token_id=tokenizer.pad_token_id,
         )
     prompt_length = prompts.input_ids.shape[1]
-    attention_mask = prompts.attention_mask.repeat_interleave(options.group_size, dim=0)
+    attention_mask = repeat(prompts.attention_mask, "p t -> (p g) t", g=options.group_size)
     responses = input_ids[:, prompt_length:]
     response_mask = before_end(responses, tokenizer.eos_token_id)
     attention_mask = torch.cat([attention_mask, response_mask.long()], dim=1)
-    group_ids = torch.arange(len(rows), device=model.device).repeat_interleave(options.group_size)
+    group_ids = repeat(torch.arange(len(rows), device=model.device), "p -> (p g)", g=options.group_size)
 
     # Score: one number for each response, on its last token.
     answers = [row["answer"] for row in rows for _ in range(options.group_size)]

@@ -9,7 +9,7 @@ def main() -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        from rlprims.trainer.cli import main as command
+        from rlprims.cli import main as command
     except ModuleNotFoundError as error:
         sys.stderr.write(f"rlprims: {error.name} is not installed: pip install . in the clone of rlprims\n")
         return 2

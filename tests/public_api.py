@@ -159,11 +159,20 @@ def _described(name: str, definition: Definition) -> Iterator[str]:
             case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
                 yield f"{name} = {_text(node.value)}"
             case ast.AnnAssign():
-                yield f"{name}: {_text(node.annotation)}"
+                called = _called(node.annotation, definition.module)
+                signature = _signature(called).replace("self, ", "", 1) if called else f": {_text(node.annotation)}"
+                yield name + signature
             case ast.Assign(value=ast.Constant() as value):
                 yield f"{name} = {_text(value)}"
             case _:
                 yield name
+
+
+def _called(annotation: ast.expr, module: str) -> ast.FunctionDef | None:
+    """``__call__`` of a protocol of the same file, which a function made by another one has as its type."""
+    protocols = _read(module).defined.get(_text(annotation), [])
+    members = [member for protocol in protocols if isinstance(protocol, ast.ClassDef) for member in protocol.body]
+    return next((m for m in members if isinstance(m, ast.FunctionDef) and m.name == "__call__"), None)
 
 
 def _member(owner: str, member: ast.stmt, module: str) -> Iterator[str]:

@@ -197,6 +197,7 @@ NONE_POSSIBLE = {
     "batching.prefix_tree": "the number of distinct tokens is the size of its result",
     "batching.restore_order": "a function of row numbers on the host",
     "corrections.Weights": "a type",
+    "diagnostics.majority_at_k": "counts choices on the host, in integers of any size",
     "filters.DifficultyPools": "a trainer's stateful tracker of prompts, by name",
     "filters.DynamicSampling": "a trainer's stateful buffer of groups, by name",
     "filters.SamplingExhausted": "an exception",

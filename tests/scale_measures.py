@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf._train_state import TrainState
+from rlprims.plan.memory import Shape, _activations, shape_of
+from rlprims.plan.scale import checkpoint_bytes, forward_flops, kv_bytes, recorded_bytes, update_flops
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan.memory import Shape, _activations, shape_of
-from rlprims.trainer.plan.scale import checkpoint_bytes, forward_flops, kv_bytes, recorded_bytes, update_flops
 from rlprims.trainer.session import start
 from tests import tiny
 from tests.trainer.runs import small_run

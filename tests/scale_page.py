@@ -1,6 +1,6 @@
 """Fills the tables of docs/scale.md: ``python -m tests.scale_page``, from the root.
 
-What is between ``<!-- table: NAME -->`` and ``<!-- end -->`` is made by the functions of ``rlprims.trainer.plan`` from
+What is between ``<!-- table: NAME -->`` and ``<!-- end -->`` is made by the functions of ``rlprims.plan`` from
 the settings on the page. ``--measure FILE`` first stores what was measured, with FILE the output of
 ``tests/execution/scale_ranks.py``, in docs/benchmarks/scale.json.
 """
@@ -17,9 +17,9 @@ import yaml
 from transformers import Qwen3Config
 
 from rlprims.execution import ModelConfig
+from rlprims.plan import scale
+from rlprims.plan.memory import Line, Prompts, Shape, plan, shape_of, text_of, total
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan import scale
-from rlprims.trainer.plan.memory import Line, Prompts, Shape, plan, shape_of, text_of, total
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"

@@ -84,6 +84,9 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "diagnostics.explained_variance": lambda b: diagnostics.explained_variance(b["values"], b["returns"], b["mask"]),
     "diagnostics.length_correlation": lambda b: diagnostics.length_correlation(b["scores"], b["mask"]),
     "diagnostics.log_perplexity": lambda b: diagnostics.log_perplexity(b["new"], b["mask"]),
+    "diagnostics.majority_at_k": lambda b: diagnostics.majority_at_k(
+        b["responses"][:, 0] - 1, b["scores"], b["group_ids"], k=3
+    ),
     "diagnostics.nonfinite": lambda b: diagnostics.nonfinite(b["new"].log(), b["mask"]),
     "diagnostics.pass_at_k": lambda b: diagnostics.pass_at_k(b["solved"], b["group_ids"], k=2),
     "diagnostics.policy_update": lambda b: diagnostics.policy_update(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlprims.plan.memory import lengths_of, plan
 from rlprims.trainer.config import load_config
-from rlprims.trainer.plan.memory import lengths_of, plan
 from tests.trainer.runs import rlprims
 
 ROOT = Path(__file__).parents[1]

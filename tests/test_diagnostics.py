@@ -18,6 +18,7 @@ from rlprims.diagnostics import (
     kept_mass,
     length_correlation,
     log_perplexity,
+    majority_at_k,
     nonfinite,
     pass_at_k,
     policy_update,
@@ -49,6 +50,7 @@ METRICS: dict[str, Callable[[Batch], Metric | Metrics]] = {
     "kept_mass": lambda b: kept_mass(b["new"], b["old"], b["mask"]),
     "length_correlation": lambda b: length_correlation(b["scores"], b["mask"], b["cu"]),
     "log_perplexity": lambda b: log_perplexity(b["old"], b["mask"], b["cu"]),
+    "majority_at_k": lambda b: majority_at_k(b["scores"].long() - 1, b["scores"], b["group_ids"], k=2),
     "nonfinite": lambda b: nonfinite(b["new"].log(), b["mask"]),
     "pass_at_k": lambda b: pass_at_k(b["scores"] > 1, b["group_ids"], k=2),
     "policy_update": lambda b: policy_update(b["new"], b["old"], b["a"], b["mask"], clip_low=0.2, clip_high=0.3),
@@ -63,7 +65,7 @@ METRICS: dict[str, Callable[[Batch], Metric | Metrics]] = {
 }
 
 
-OF_ROWS = {"best_at_k", "dead_groups", "length_correlation", "pass_at_k", "responses", "share"}
+OF_ROWS = {"best_at_k", "dead_groups", "length_correlation", "majority_at_k", "pass_at_k", "responses", "share"}
 
 
 def test_no_public_metric_escapes_the_laws() -> None:

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from rlprims import rewards
 from rlprims.algorithms import Algorithm, Use
+from rlprims.fit.config import FitConfig
 from rlprims.testing._cases import VOCABULARY
 from rlprims.trainer.config import Config
-from rlprims.trainer.fit.config import FitConfig
 from tests import paper_pages
 
 ROOT = Path(__file__).parents[1]

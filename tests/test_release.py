@@ -4,6 +4,7 @@ The environment has the wheel and the core dependencies of constraints/dev.txt, 
 a minute and a half on two cores, most of it torch.
 """
 
+import ast
 import json
 import re
 import shutil
@@ -23,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 CLIENT = Path(__file__).parent / "typed_client"
 MACHINE_PATH = re.compile(rb"[\"' (](/home/|/root/|/Users/|/mnt/|/tmp/tmp)\w")
 DOCTEST = "import doctest, sys; sys.exit(doctest.testfile(sys.argv[1], False)[0])"
-CORE = {"torch", "tensordict", "numpy", "einops", "pydantic"}
 
 
 def run(*command: str | Path, cwd: Path, check: bool = True) -> str:
@@ -31,6 +31,22 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> str:
     done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
     assert not check or done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def core_dependencies() -> set[str]:
+    """The names of the packages that pyproject.toml declares, without extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {re.split(r"\W", requirement)[0] for requirement in project["dependencies"]}
+
+
+def test_every_core_dependency_is_imported() -> None:
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "rlprims").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    imported = {module.partition(".")[0] for module in modules}
+    assert "torch" in core_dependencies()
+    assert core_dependencies() - imported == set()
 
 
 def test_the_version_stands_in_one_place_and_in_the_changelog() -> None:
@@ -88,10 +104,16 @@ def test_the_wheel_is_the_package_alone(built: Path) -> None:
     assert "rlprims/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"rlprims"}
-    assert wheel.stat().st_size < 2**20
+    assert wheel.stat().st_size < 700_000
     required = re.findall(r"^Requires-Dist: (\w+)[^;\n]*$", metadata, re.M)
-    assert set(required) == CORE
+    assert set(required) == core_dependencies()
     assert f"\nVersion: {rlprims.__version__}\n" in metadata
+
+
+@pytest.mark.slow
+def test_an_index_would_take_both_files(built: Path) -> None:
+    """Their metadata and the README as a package's page."""
+    run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
 
 
 @pytest.mark.slow

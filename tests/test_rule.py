@@ -16,6 +16,8 @@ FILES = [ROOT / f"{name}.py" for name in MODULES] + [f for p in PACKAGES for f i
 ON_THE_HOST = {
     "dense_ids": "ids of any labels",
     "_rows_of": "rows by name",
+    "majority_at_k": "answers are labels",
+    "_win_probability": "counts choices in integers of any size",
     "RoleBaseline": "keeps numbers by name",
     "ValueTracker": "keeps numbers by name",
     "DifficultyPools": "keeps numbers by name",
@@ -23,15 +25,9 @@ ON_THE_HOST = {
 }
 """Functions and classes of labels: they read what they are given, and fill dictionaries and arrays of their own."""
 NOT_OF_TENSORS = (
-    *("batching/", "rewards/pool", "rewards/remote", "rewards/sandbox", "rewards/scoring"),
-    *(
-        "rewards/_http",
-        "rewards/_outcome",
-        "rewards/_pace",
-        "rewards/_pool_server",
-        "rewards/judges",
-        "rewards/several",
-    ),
+    *("batching/", "rewards/pool", "rewards/remote", "rewards/sandbox", "rewards/scoring", "rewards/several"),
+    *("rewards/_calls", "rewards/_columns", "rewards/_http", "rewards/_outcome", "rewards/_pool_server"),
+    *("rewards/_rates", "rewards/_waiting", "rewards/judges"),
 )
 """Files of lengths on the host, of texts and of processes."""
 WITH_NUMPY = ("grouping.py",)

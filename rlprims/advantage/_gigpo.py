@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._turns import check_ids, pair_ids, turn_returns, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 
+@described
 def gigpo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -36,26 +38,10 @@ def gigpo(
     For more than two levels, such as GRPO per agent inside GRPO per episode, add :func:`grpo` with different ids.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the reward of a turn on any of its tokens.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to.
-        state_ids: int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a
-            hash. Equal numbers of different prompts are different states.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token: the reward of a turn on any of its tokens.
         omega: ω, the weight of A^S.
-        gamma: discount per turn.
+        gamma: discount per turn, in [0, 1].
         normalize_std: divide by σ + ε, on both levels.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        tolerance: a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.grouping import (
     check_group_ids,
     group_centred,
@@ -71,6 +72,7 @@ def tokens_of_valid_rows(
     )
 
 
+@described
 def grpo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -104,27 +106,10 @@ def grpo(
     over the batch.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        normalize_std: divide by σ + ε.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
         singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error". "error" reads the
             sizes of the groups from the device and cannot be compiled.
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
         baseline: μ over the whole group, or over the other samples.
         std_over: σ of the group's rewards, of the batch's rewards, or of the batch's rewards minus their group means.
-        all_reduce: for σ of the batch, sums a tensor over the ranks if the batch is split over ranks; None: it is
-            whole.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice; a group of one under ``singleton="error"``.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
@@ -173,6 +158,7 @@ def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) ->
     return a / torch.where(constant, 1.0, std + eps)
 
 
+@described
 def rloo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -185,19 +171,6 @@ def rloo(
     A_i = s_i − mean of the other samples' s_j = n/(n−1) · (s_i − μ), with s_i = Σ_t r_it. A group of one has no
     baseline: 0 (as SkyRL, tunix and verl's vectorized form; verl's default form and rllm keep the raw reward).
 
-    Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
-
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[ 1.0000, -0.5000, -0.5000]])
@@ -207,6 +180,7 @@ def rloo(
     return to_tokens(s - group_mean_of_others(s, group_ids, valid_rows), mask, cu_seqlens)
 
 
+@described
 def gpg(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -229,21 +203,11 @@ def gpg(
     for the group's deviation see :func:`grpo`.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         informative: the responses that B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of equal rewards.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
+        0 outside the mask, and in groups of equal rewards.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -266,6 +230,7 @@ def gpg(
     return to_tokens(alpha * a, mask, cu_seqlens)
 
 
+@described
 def opo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -284,20 +249,6 @@ def opo(
 
     If only one response of a group has tokens, the group gets 0. If none has, it gets 0 too; verl 0.9 returns NaN.
 
-    Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = s, as verl).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
-
     >>> m = torch.tensor([[True, True, True], [True, False, False]])
     >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
     tensor([[ 0.2500,  0.2500,  0.2500],
@@ -314,6 +265,7 @@ def opo(
     return to_tokens(torch.where(is_singleton, s if singleton == "raw" else 0.0, a), mask, cu_seqlens)
 
 
+@described
 def quantile(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -337,22 +289,10 @@ def quantile(
     Q is one of the rewards. The default interpolation of ``torch.quantile`` would give every response an advantage.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         level: K of the paper, above 0 and up to 1.
-        normalize_std: divide by σ + ε.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|), and gets 0.
 
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a level outside (0, 1].
+        0 outside the mask, and in groups of one.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> quantile(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T

@@ -2,6 +2,7 @@
 
 import torch
 
+from rlprims._described import described
 from rlprims.layout import expand_to_tokens, sequence_sum
 from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
@@ -9,6 +10,7 @@ from rlprims.scan import discounted_sum
 from rlprims.types import CuSeqlens, PerToken, SequenceShard, TokenMask
 
 
+@described
 def teacher_gap(
     teacher_log_probs: PerToken,
     old_log_probs: PerToken,
@@ -29,18 +31,9 @@ def teacher_gap(
     gradient is 0. Use it as a loss term.
 
     Args:
-        teacher_log_probs: float (B, T) or (N,), of the sampled tokens, at the sampler's temperature.
-        old_log_probs: float, like teacher_log_probs: the student's.
-        response_mask: bool, like teacher_log_probs.
-        cu_seqlens: int (B+1,) if packed.
+        teacher_log_probs: of the sampled tokens, at the sampler's temperature.
+        old_log_probs: the student's.
         discount: in [0, 1]; at 0 a token has only its own gap.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like teacher_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; discount outside [0, 1].
 
     >>> teacher, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)
@@ -54,6 +47,7 @@ def teacher_gap(
     return zero_outside(discounted_sum(gap, discount, response_mask, cu_seqlens, shard), response_mask)
 
 
+@described
 def iw_opd(
     teacher_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -69,18 +63,7 @@ def iw_opd(
     weight is 1 + γ at the first token and falls to 1 after the last gap. The formula is that of TRL's trainer.
 
     Args:
-        teacher_log_probs: float (B, T) or (N,), of the sampled tokens.
-        rollout_log_probs: float, like teacher_log_probs: the policy that sampled.
-        response_mask: bool, like teacher_log_probs.
-        cu_seqlens: int (B+1,) if packed.
         gamma: γ >= 0; 0 is :func:`teacher_gap`.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like teacher_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; gamma below 0.
 
     >>> teacher, rollout = torch.tensor([[-1.0, -4.0]]), torch.tensor([[-2.0, -1.0]])
     >>> iw_opd(teacher, rollout, torch.ones(1, 2, dtype=torch.bool))  # 1.5 · 1 and (1 + ½ · ¾) · −3
@@ -99,6 +82,7 @@ def iw_opd(
     return zero_outside((1 + gamma * share) * gap, response_mask)
 
 
+@described
 def rlsd(
     advantages: PerToken,
     teacher_log_probs: PerToken,
@@ -117,19 +101,9 @@ def rlsd(
     λ.
 
     Args:
-        advantages: float (B, T) or (N,).
-        teacher_log_probs: float, like advantages: of the sampled tokens.
-        old_log_probs: float, like advantages: the student's.
-        response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not used.
+        old_log_probs: the student's.
         mix: λ in [0, 1]; at 0 nothing changes.
         clip: in [0, 1): the largest distance of a weight from 1.
-
-    Returns:
-        float, like advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; mix outside [0, 1] or clip outside [0, 1).
 
     >>> gap = torch.tensor([[1.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)

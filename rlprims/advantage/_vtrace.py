@@ -3,12 +3,14 @@
 import math
 
 from rlprims import scan
+from rlprims._described import described
 from rlprims.advantage._returns import check_critic_data
 from rlprims.masking import check_range, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
 
+@described
 def vtrace(
     rewards: PerToken,
     values: PerToken,
@@ -35,24 +37,12 @@ def vtrace(
     The advantage already has the ratio: do not use a loss that multiplies by the same ratio again.
 
     Args:
-        rewards, values: float (B, T) or (N,), per token.
-        old_log_probs: float, like rewards: the policy that is trained; it gets no gradient here.
-        rollout_log_probs: float, like rewards: the policy that sampled.
-        response_mask: bool, like rewards. Masked tokens are skipped: t+1 is the next valid token.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma: discount per valid token.
-        lam: λ.
-        clip_rho: ρ̄, the largest ratio in the TD errors. It determines the policy whose values are estimated.
-        clip_c: c̄, the largest ratio in the recurrence. It determines how far errors reach back.
+        old_log_probs: the policy that is trained; it gets no gradient here.
+        response_mask: masked tokens are skipped: t+1 is the next valid token.
         clip_pg_rho: ρ̄_pg, the largest ratio in the advantage.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
-        float, like rewards; 0 outside the mask. The critic's target is :func:`vtrace_returns`, not advantages + values.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask. The critic's target is :func:`vtrace_returns`, not advantages + values.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
@@ -66,6 +56,7 @@ def vtrace(
     return zero_outside(rho.clamp(max=clip_pg_rho) * (td_errors + gamma * lam * next_errors), response_mask)
 
 
+@described
 def vtrace_returns(
     rewards: PerToken,
     values: PerToken,
@@ -89,17 +80,10 @@ def vtrace_returns(
     rlax returns E_t and calls it errors; torchrl returns V_t + E_t as the value target.
 
     Args:
-        rewards, values, old_log_probs, rollout_log_probs: float (B, T) or (N,), per token: see :func:`vtrace`.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma, lam, clip_rho, clip_c, shard: see :func:`vtrace`.
+        old_log_probs: the policy that is trained; it gets no gradient here.
 
     Returns:
-        float, like rewards: returns, not advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        returns, not advantages; 0 outside the mask.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])

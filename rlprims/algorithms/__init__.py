@@ -24,12 +24,11 @@ from rlprims.algorithms._algorithm import (
     KLInReward,
     LossTerm,
     Support,
-    diff,
     merge,
     parse,
-    settings,
 )
 from rlprims.algorithms._check import Finding, check
+from rlprims.algorithms._diff import diff, settings
 from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims.algorithms._objective import (
     Part,

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar
 
+import einops
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlprims.data_proto import _columns, _convert, _storage
+from rlprims.data_proto import _columns, _convert, _pickling, _storage
 from rlprims.data_proto._columns import (
     Array,
     BatchError,
@@ -138,12 +139,7 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[Any, Any] | None = None,
     ) -> Self:
-        """A batch from one dict per part. The dicts are not changed; a list becomes one object per row.
-
-        Args:
-            tensors: per name, a tensor with one entry per row.
-            non_tensors: per name, a numpy array (its dtype stays) or a list with one entry per row.
-            meta_info: the values of the whole batch.
+        """A batch from one dict per part, as for the class; all are optional. A list becomes one object per row.
 
         Raises:
             BatchError: a field without rows, or fields with different numbers of rows.
@@ -263,7 +259,7 @@ class DataProto:
         >>> pickle.loads(stream, buffers=buffers)["ids"].data_ptr() == data["ids"].data_ptr()
         True
         """
-        return _storage.reduce_ex(self, protocol)
+        return _pickling.reduce_ex(self, protocol)
 
     def __repr__(self) -> str:
         """A table of the fields: part, name, dtype, shape, bytes. Notebooks show it too.
@@ -665,9 +661,8 @@ class DataProto:
             raise BatchError(f"repeat: repeat_times is {repeat_times}, expected at least 0")
         if repeat_times == 1:
             return self.slice()
-        numbers = row_range(len(self))
-        numbers = numbers.repeat_interleave(repeat_times) if interleave else numbers.repeat(repeat_times)
-        return self._like(self._columns().take(numbers))
+        pattern = "row -> (row copy)" if interleave else "row -> (copy row)"
+        return self._like(self._columns().take(einops.repeat(row_range(len(self)), pattern, copy=repeat_times)))
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
         """Add rows until the divisor divides their number; returns the batch and the number of added rows.

@@ -5,6 +5,7 @@ exactly the metric of the whole batch: see ``types.merge_metrics``. ``value()`` 
 its name, defines how it is merged. If nothing was counted the value is 0. Metrics have no gradient.
 """
 
+from rlprims.diagnostics._majority import majority_at_k
 from rlprims.diagnostics._policy import divergences, kept_mass, policy_update, sampler_mismatch, staleness
 from rlprims.diagnostics._responses import (
     best_at_k,
@@ -25,6 +26,7 @@ __all__ = [
     "kept_mass",
     "length_correlation",
     "log_perplexity",
+    "majority_at_k",
     "nonfinite",
     "pass_at_k",
     "policy_update",

@@ -4,12 +4,12 @@ A row names an environment and a seed, ``{"name": "game:GuessTheNumber-v0", "see
 gymnasium 1.4.0; either is imported when the first episode begins.
 """
 
-import importlib
 import re
 import threading
 from typing import Any
 
 from rlprims.environments import Message, Start, Step
+from rlprims.interop._package import package
 
 _RESET = threading.Lock()
 """gem seeds the generators of the whole process."""
@@ -32,11 +32,7 @@ class Gym:
         self.name, self.seed, self.package, self.prompt = name, seed, package, prompt
 
     def reset(self) -> Start:
-        try:
-            make = importlib.import_module(self.package).make
-        except ImportError as error:
-            raise ImportError(f"interop.gym.Gym: no package {self.package!r} ({error}): pip install it") from None
-        self.environment: Any = make(self.name)
+        self.environment: Any = package(self.package, self.package, "interop.gym.Gym").make(self.name)
         with _RESET:
             observation, _ = self.environment.reset(seed=self.seed)
         return [{"role": "user", "content": f"{self.prompt}{observation}"}]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprims.environments import Message, Start, Step
+from rlprims.interop._package import package
 
 
 class OpenEnv:
@@ -27,11 +28,8 @@ class OpenEnv:
         self.seed, self.url, self.action, self.observation, self.prompt = seed, url, action, observation, prompt
 
     def reset(self) -> Start:
-        try:
-            from openenv.core.generic_client import GenericEnvClient
-        except ImportError as error:
-            raise ImportError(f"interop.openenv needs openenv-core ({error}): pip install openenv-core") from None
-        self.client: Any = GenericEnvClient(base_url=self.url).sync()
+        module = package("openenv.core.generic_client", "openenv-core", "interop.openenv")
+        self.client: Any = module.GenericEnvClient(base_url=self.url).sync()
         self.client.connect()
         result = self.client.reset(**({} if self.seed is None else {"seed": self.seed}))
         return [{"role": "user", "content": self.prompt + self._text(result.observation)}]

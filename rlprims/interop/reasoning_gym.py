@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlprims.environments import Message, Start, Step
+from rlprims.interop._package import package
 
 
 class ReasoningGym:
@@ -62,8 +63,5 @@ def rows(dataset: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
 @lru_cache(maxsize=64)
 def _dataset(name: str, seed: int, options: tuple[tuple[str, Any], ...]) -> Any:
     """The data set. A question depends on (seed, index) only, so its size is only an upper limit."""
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ImportError(f"interop.reasoning_gym needs reasoning-gym ({error}): pip install reasoning-gym") from None
-    return reasoning_gym.create_dataset(name, seed=seed, **{"size": 1_000_000, **dict(options)})
+    module = package("reasoning_gym", "reasoning-gym", "interop.reasoning_gym")
+    return module.create_dataset(name, seed=seed, **{"size": 1_000_000, **dict(options)})

@@ -7,6 +7,7 @@ imported when the first episode begins.
 from typing import Any
 
 from rlprims.environments import Message, Start, Step
+from rlprims.interop._package import package
 
 
 class TextArena:
@@ -23,11 +24,7 @@ class TextArena:
         self.name, self.seed, self.seen = name, seed, ""
 
     def reset(self) -> Start:
-        try:
-            import textarena
-        except ImportError as error:
-            raise ImportError(f"interop.textarena needs textarena ({error}): pip install textarena") from None
-        self.game: Any = textarena.make(self.name)
+        self.game: Any = package("textarena", "textarena", "interop.textarena").make(self.name)
         self.game.reset(num_players=1, seed=self.seed)
         return [{"role": "user", "content": self._new_text()}]
 

@@ -3,7 +3,6 @@
 Written for torchrl 0.10 to 0.14. The import needs no torchrl.
 """
 
-import importlib
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from rlprims.algorithms import Algorithm, policy_objective, token_weights
 from rlprims.diagnostics import policy_update
 from rlprims.interop._loss_data import LOSS_DATA
+from rlprims.interop._package import package
 
 __all__ = ["grpo_loss"]
 
@@ -108,7 +108,4 @@ def _tokens(tensordict: Any, key: Any, dims: int) -> Any:
 
 
 def _torchrl() -> Any:
-    try:
-        return importlib.import_module("torchrl.objectives.llm")
-    except ImportError as error:
-        raise ImportError(f"grpo_loss needs torchrl ({error}): pip install torchrl") from error
+    return package("torchrl.objectives.llm", "torchrl", "grpo_loss")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from rlprims.reports._rollout_rows import visible
+from rlprims.reports._visible import visible
 
 _SHOWN = 60
 """The number of rows that are printed. All rows can be read by column name."""

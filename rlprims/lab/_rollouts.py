@@ -15,7 +15,7 @@ from rlprims.ended import Ended
 from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import from_logits
-from rlprims.reports._rollout_rows import Row, read_rollouts
+from rlprims.runs.records import Row, read_rollouts
 
 Tokenize = Callable[[str], list[str]]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+from einops import rearrange, repeat
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, policy_objective, value_objective
@@ -75,10 +76,10 @@ class TabularTask:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of each listed response to each prompt: (P, R), exact; rows sum to 1."""
-        shape = (self.prompts, len(self.listed))
-        prompts = torch.arange(self.prompts).repeat_interleave(shape[1])
-        responses, masks = self.responses.repeat(self.prompts, 1), self.masks.repeat(self.prompts, 1)
-        return self.log_probs(logits, prompts, responses, masks).sum(-1).exp().reshape(shape)
+        prompts = repeat(torch.arange(self.prompts), "p -> (p r)", r=len(self.listed))
+        responses, masks = (repeat(x, "r t -> (p r) t", p=self.prompts) for x in (self.responses, self.masks))
+        log_probs = self.log_probs(logits, prompts, responses, masks)
+        return rearrange(log_probs.sum(-1).exp(), "(p r) -> p r", p=self.prompts)
 
     def expected_score(self, logits: Tensor, column: str = "score") -> Tensor:
         """Σ π(y) score(y), the mean over prompts; its gradient is the exact policy gradient."""
@@ -92,8 +93,9 @@ class TabularTask:
         """``group_size`` responses to each prompt, with all data that an algorithm may need except values."""
         with torch.no_grad():
             drawn = torch.multinomial(self.probabilities(logits), group_size, replacement=True, generator=generator)
-            batch = self.batch(logits, torch.arange(self.prompts).repeat_interleave(group_size), drawn.flatten())
-            return {**batch, "baseline_scores": self._greedy_scores(logits).repeat_interleave(group_size)}
+            prompts = repeat(torch.arange(self.prompts), "p -> (p g)", g=group_size)
+            batch = self.batch(logits, prompts, rearrange(drawn, "p g -> (p g)"))
+            return {**batch, "baseline_scores": repeat(self._greedy_scores(logits), "p -> (p g)", g=group_size)}
 
     def batch(self, logits: Tensor, prompts: Tensor, indices: Tensor) -> dict[str, Tensor]:
         """The batch of the listed responses ``indices`` to ``prompts``; this policy is sampler and reference.

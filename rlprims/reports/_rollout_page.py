@@ -8,7 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlprims.reports._rollout_rows import Row, file_of, parsed, recorded_steps, visible
+from rlprims.reports._visible import visible
+from rlprims.runs.records import Row, file_of, parsed, recorded_steps
 
 _MOST_BYTES = 64_000_000
 

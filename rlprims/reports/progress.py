@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rlprims.data_proto import DataProto
-from rlprims.reports._rollout_rows import visible
+from rlprims.reports._visible import visible
 
 _SHOWN = {
     "score": "score {:.2f}",

@@ -12,7 +12,8 @@ from rich.style import Style
 from rich.text import Text
 
 from rlprims.reports._rollout_page import write_page
-from rlprims.reports._rollout_rows import Row, by_group, read_rollouts, visible
+from rlprims.reports._visible import visible
+from rlprims.runs.records import Row, by_group, read_rollouts
 
 __all__ = ["Row", "print_rollouts", "read_rollouts", "write_page"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,10 +14,23 @@ from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 
-# Short names, so that the signature of a check fits on one line.
-Fn: TypeAlias = Callable[..., Tensor]
 Exempt: TypeAlias = Mapping[str, str] | None
 Others: TypeAlias = Mapping[str, Any] | None
+
+
+class KindCheck(Protocol):
+    """The check of one kind: :func:`check` without ``kind``."""
+
+    def __call__(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *,
+        exempt: Exempt = None,
+        alternatives: Others = None,
+        effort: Effort = "usual",
+        **hyperparameters: Any,
+    ) -> None: ...
 
 
 def check(
@@ -68,144 +81,93 @@ def check(
     _enforce(subject, fn, laws_of(kind, subject), effort, exempt or {})
 
 
-def check_advantage(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for an advantage estimator: rewards in, one advantage per token out.
+_ABOUT: dict[Kind, str] = {
+    "advantage": """an advantage estimator: rewards in, one advantage per token out.
 
-    Arguments and errors are those of :func:`check`.
+>>> from rlprims.advantage import rloo
+>>> check_advantage(rloo)
+>>> def mean_over_padding(rewards, response_mask, cu_seqlens=None):
+...     return rewards - rewards.mean()
+>>> check_advantage(mean_over_padding)
+Traceback (most recent call last):
+...
+AssertionError: mean_over_padding breaks ...""",
+    "loss": """a per-token loss: only log_probs, new_values and entropies get a gradient.
 
-    >>> import torch
-    >>> from rlprims.advantage import rloo
-    >>> check_advantage(rloo)
-    >>> def mean_over_padding(rewards, response_mask, cu_seqlens=None):
-    ...     return rewards - rewards.mean()
-    >>> check_advantage(mean_over_padding)
-    Traceback (most recent call last):
-    ...
-    AssertionError: mean_over_padding breaks ...
-    """
-    check(fn, "advantage", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
+>>> def surrogate(log_probs, old_log_probs, advantages, response_mask, cu_seqlens=None):
+...     return -(log_probs - old_log_probs).exp() * advantages * response_mask
+>>> check_loss(surrogate)
+Traceback (most recent call last):
+...
+AssertionError: surrogate breaks ...""",
+    "aggregation": """an aggregation: per-token ``losses`` to a scalar, the same for every split into micro-batches.
 
+If it takes ``totals`` (and ``group_tokens``, ``row_tokens``, ``trajectory_tokens``), every part is called with those of
+the whole step.
 
-def check_loss(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for a per-token loss: only log_probs, new_values and entropies get a gradient.
+>>> from rlprims.losses import token_mean
+>>> check_aggregation(token_mean)""",
+    "reward": """a reward function: placement or shaping, per token or per row.
 
-    Arguments and errors are those of :func:`check`.
+>>> from rlprims.rewards import at_last_token
+>>> check_reward(at_last_token)""",
+    "weights": """a correction: log-probs in, :class:`rlprims.corrections.Weights` without a gradient out.
 
-    >>> import torch
-    >>> def surrogate(log_probs, old_log_probs, advantages, response_mask, cu_seqlens=None):
-    ...     return -(log_probs - old_log_probs).exp() * advantages * response_mask
-    >>> check_loss(surrogate)
-    Traceback (most recent call last):
-    ...
-    AssertionError: surrogate breaks ...
-    """
-    check(fn, "loss", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
+>>> from rlprims.corrections import importance_weights
+>>> check_weights(importance_weights)""",
+    "selector": """a selection of tokens: one bool per token out, with thresholds from the whole batch.
 
+A parameter ``generator`` gets the same generator state in each call.
 
-def check_aggregation(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for an aggregation: per-token ``losses`` to a scalar, the same for every split into micro-batches.
+>>> from rlprims.filters import high_entropy
+>>> check_selector(high_entropy)""",
+    "filter": """a group filter: scores and groups in, one bool per row out.
 
-    If it takes ``totals`` (and ``group_tokens``, ``row_tokens``, ``trajectory_tokens``), every part is called with
-    those of the whole step. Arguments and errors are those of :func:`check`.
+>>> from rlprims.filters import nonzero_range
+>>> check_filter(nonzero_range)""",
+    "logits": """a function of ``logits`` (..., V), and perhaps ``token_ids`` (...): a log-prob, an entropy.
 
-    >>> from rlprims.losses import token_mean
-    >>> check_aggregation(token_mean)
-    """
-    check(fn, "aggregation", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
+>>> from rlprims.logprobs import entropy_from_logits
+>>> check_logits(entropy_from_logits)""",
+    "transforms": """any function of the vocabulary's tensors that returns a tensor: those of torch's transforms only.
 
+These are ``vmap``, ``torch.compile``, FakeTensors and subclasses; and for derivatives with respect to ``inputs``,
+``torch.func.grad``, ``jvp`` and second derivatives.
 
-def check_reward(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for a reward function: placement or shaping, per token or per row.
-
-    Arguments and errors are those of :func:`check`.
-
-    >>> from rlprims.rewards import at_last_token
-    >>> check_reward(at_last_token)
-    """
-    check(fn, "reward", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
+>>> from rlprims.diagnostics import token_mean
+>>> def mean_entropy(entropies, response_mask):
+...     return token_mean(entropies, response_mask).value()
+>>> check_transforms(mean_entropy, effort="quick")""",
+}
 
 
-def check_weights(
-    fn: Callable[..., Weights],
-    /,
-    *,
-    exempt: Exempt = None,
-    alternatives: Others = None,
-    effort: Effort = "usual",
-    **hyperparameters: Any,
-) -> None:
-    """Test the laws for a correction: log-probs in, :class:`rlprims.corrections.Weights` without a gradient out.
+def _check_of(kind: Kind) -> KindCheck:
+    def check_kind(
+        fn: Callable[..., Any],
+        /,
+        *,
+        exempt: Exempt = None,
+        alternatives: Others = None,
+        effort: Effort = "usual",
+        **hyperparameters: Any,
+    ) -> None:
+        check(fn, kind, exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
 
-    Arguments and errors are those of :func:`check`.
-
-    >>> from rlprims.corrections import importance_weights
-    >>> check_weights(importance_weights)
-    """
-    check(fn, "weights", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
-
-
-def check_selector(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for a selection of tokens: one bool per token out, with thresholds from the whole batch.
-
-    A parameter ``generator`` gets the same generator state in each call. Arguments and errors are those of
-    :func:`check`.
-
-    >>> from rlprims.filters import high_entropy
-    >>> check_selector(high_entropy)
-    """
-    check(fn, "selector", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
+    check_kind.__name__ = check_kind.__qualname__ = f"check_{kind}"
+    about, _, more = _ABOUT[kind].partition("\n")
+    check_kind.__doc__ = f"Test the laws for {about}\n\nArguments and errors are those of :func:`check`.\n{more}\n"
+    return check_kind
 
 
-def check_filter(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for a group filter: scores and groups in, one bool per row out.
-
-    Arguments and errors are those of :func:`check`.
-
-    >>> from rlprims.filters import nonzero_range
-    >>> check_filter(nonzero_range)
-    """
-    check(fn, "filter", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
-
-
-def check_logits(
-    fn: Fn, /, *, exempt: Exempt = None, alternatives: Others = None, effort: Effort = "usual", **hyperparameters: Any
-) -> None:
-    """Test the laws for a function of ``logits`` (..., V), and perhaps ``token_ids`` (...): a log-prob, an entropy.
-
-    Arguments and errors are those of :func:`check`.
-
-    >>> from rlprims.logprobs import entropy_from_logits
-    >>> check_logits(entropy_from_logits)
-    """
-    check(fn, "logits", exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
-
-
-def check_transforms(
-    fn: Fn, /, *, exempt: Exempt = None, effort: Effort = "usual", inputs: tuple[str, ...] = (), **hyperparameters: Any
-) -> None:
-    """Test only the laws of torch's transforms, for any function of the vocabulary's tensors that returns a tensor.
-
-    These are ``vmap``, ``torch.compile``, FakeTensors and subclasses; and for derivatives with respect to ``inputs``,
-    ``torch.func.grad``, ``jvp`` and second derivatives. Arguments and errors are those of :func:`check`.
-
-    >>> from rlprims.diagnostics import token_mean
-    >>> def mean_entropy(entropies, response_mask):
-    ...     return token_mean(entropies, response_mask).value()
-    >>> check_transforms(mean_entropy, effort="quick")
-    """
-    check(fn, "transforms", exempt=exempt, effort=effort, inputs=inputs, **hyperparameters)
+check_advantage: KindCheck = _check_of("advantage")
+check_loss: KindCheck = _check_of("loss")
+check_aggregation: KindCheck = _check_of("aggregation")
+check_reward: KindCheck = _check_of("reward")
+check_weights: KindCheck = _check_of("weights")
+check_selector: KindCheck = _check_of("selector")
+check_filter: KindCheck = _check_of("filter")
+check_logits: KindCheck = _check_of("logits")
+check_transforms: KindCheck = _check_of("transforms")
 
 
 def _with_tensor_result(fn: Callable[..., Any], kind: Kind) -> Callable[..., Tensor]:

@@ -1,5 +1,4 @@
-"""The reference trainer: ``loop`` is a step, ``session`` a run from its config to its summary, ``cli`` the commands.
+"""The reference trainer: ``loop`` is a step, ``session`` a run from its config to its summary.
 
-``collect`` samples and scores until a batch is full, ``fit`` trains on stored rows, ``plan`` computes memory and
-seconds of a run by formula, ``doctor`` says what works here.
+``collect`` samples and scores until a batch is full. What every kind of run keeps is in :mod:`rlprims.runs`.
 """

@@ -2,59 +2,57 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, TypeAlias
 
 import torch
 
 from rlprims.data_proto import DataProto
+from rlprims.diagnostics import majority_at_k
 from rlprims.ended import Ended
-from rlprims.execution import Execution, Sampling
+from rlprims.execution import Sampling
 from rlprims.grouping import dense_ids
-from rlprims.trainer.collect.episodes import Player, first_rows
-from rlprims.trainer.collect.rollout import prompt_rows, respond, verify
-from rlprims.trainer.config import RewardConfig, ScoringConfig
+from rlprims.rewards.verifiers._numbers import last_number
+from rlprims.rewards.verifiers._tags import boxed, tagged
 from rlprims.trainer.data import Example
-from rlprims.trainer.voting import Vote, answer_of, majority_at
+from rlprims.trainer.scoring.columns import first_rows
+from rlprims.trainer.scoring.rewards import verify
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
+from rlprims.trainer.sources.group import Group, GroupSource, take_round
 
-_SEED_OFFSET = 2**32
+Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]
+
+SEED_OFFSET = 2**32
 """Evaluation has its own random numbers, so that more evaluations do not change the training."""
 
 
 def evaluate(
-    execution: Execution,
-    tokenizer: Any,
+    open_source: Callable[[Sampling], GroupSource],
     examples: Sequence[Example],
     *,
     verifier: RewardConfig,
     scoring: ScoringConfig,
     sampling: Sampling,
     samples: int,
-    seed: int,
     show: Callable[[DataProto], None] = lambda rows: None,
-    player: Player | None = None,
     vote: Vote | None = None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
 
     ``pass@k`` is Chen et al. 2021's unbiased estimate (arXiv:2107.03374), for k of 2, 4, 8, ... below ``samples``. With
-    ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`~rlprims.trainer.voting.majority_at`. Each of
+    ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`rlprims.diagnostics.majority_at_k`. Each of
     these and ``acc`` has the normal 95 % interval of its mean over questions: ``acc_low``, ``acc_high``.
 
     The accuracy is the verifier's column ``acc``, or its score; the other rewards of the training are not in it. A
-    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. With a ``player``
-    the responses are episodes, which their environment scores; the metrics then also have ``turns`` and
-    ``tool_calls``, means over the episodes.
+    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. If an environment
+    scores them, the metrics also have the means of ``turns`` and ``tool_calls``.
     """
-    width = max(len(example.prompt_ids) for example in examples)
 
     def respond_to_all(copies: int, settings: Sampling) -> DataProto:
-        if player is not None:
-            groups = range(len(examples))
-            return player.play(examples, groups, settings, copies=copies, first_sample=0, seed=seed + _SEED_OFFSET)[0]
-        rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=0)
-        rows = respond(execution, tokenizer, rows, settings, seed=seed + _SEED_OFFSET, prompt_width=width)
-        return verify(verifier, rows, scoring)
+        each = enumerate(examples)
+        groups = [Group(i, example, range(i * copies, (i + 1) * copies)) for i, example in each]
+        rows = take_round(open_source(settings), groups)
+        return rows if "scores" in rows else verify(verifier, rows, scoring)
 
     greedy_rows = respond_to_all(1, sampling.greedy())
     show(greedy_rows)
@@ -83,17 +81,36 @@ def _metrics(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[st
     by_question |= {f"pass@{k}": _pass_at(correct > 0, k) for k in _powers_of_two(below=samples)}
     if vote is not None and samples > 1:
         answers = [answer_of(text, vote) for text in rows["response"]]
+        none = torch.tensor([answer is None for answer in answers])
+        questions = list(zip(dense_ids(answers).where(~none, -1).reshape(-1, samples), correct, strict=True))
+        one_group = torch.zeros(samples, dtype=torch.int64)
         for k in [*_powers_of_two(below=samples), samples]:
-            by_majority = [
-                majority_at(answers[i * samples : (i + 1) * samples], row.tolist(), k) for i, row in enumerate(correct)
-            ]
-            by_question[f"maj@{k}"] = torch.tensor(by_majority, dtype=torch.float64)
-    for name, of_each in by_question.items():
-        metrics |= {name: float(of_each.mean())} | _interval(name, of_each)
+            of_each = [majority_at_k(ids, scores, one_group, k=k).value() for ids, scores in questions]
+            by_question[f"maj@{k}"] = torch.stack(of_each)
+    for name, values in by_question.items():
+        metrics |= {name: float(values.mean())} | _interval(name, values)
     metrics |= {name: float(rows[name].mean()) for name in ("turns", "tool_calls") if name in rows}
     if len(by_source) > 1:
         metrics |= {f"acc/{source}": float(torch.stack(part).mean()) for source, part in sorted(by_source.items())}
     return metrics
+
+
+def answer_of(response: str, vote: Vote) -> Hashable | None:
+    r"""The answer of a response: its last ``\boxed{}``, its last number, its last ``<answer>``, or the whole text.
+
+    None if it has no such part.
+
+    >>> answer_of("so 2 + 2 = 4.0", "number") == answer_of("4", "number"), answer_of("no idea", "number")
+    (True, None)
+    """
+    if vote == "number":
+        return last_number(response)
+    text: str | None = response
+    if vote == "boxed":
+        text = boxed(response)
+    elif vote == "tag":
+        text = tagged(response, "answer")
+    return None if text is None else "".join(text.split())
 
 
 def _powers_of_two(*, below: int) -> list[int]:

@@ -12,11 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rlprims.cli import main
+from rlprims.doctor.installation import check_end_tokens
 from rlprims.ended import Ended
-from rlprims.trainer.cli import main
-from rlprims.trainer.config import DataConfig
-from rlprims.trainer.data import load_examples
-from rlprims.trainer.doctor.installation import check_end_tokens
+from rlprims.trainer.data import DataConfig, load_examples
 from tests import tiny
 
 pytestmark = pytest.mark.slow

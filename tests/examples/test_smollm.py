@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlprims.plan.memory import lengths_of, plan
 from rlprims.trainer.config import load_config
-from rlprims.trainer.plan.memory import lengths_of, plan
 
 ROOT = Path(__file__).parents[2]
 

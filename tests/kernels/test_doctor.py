@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from rlprims.cli import main
+from rlprims.doctor import installation
 from rlprims.kernels import ACCELERATED
-from rlprims.trainer.cli import main
-from rlprims.trainer.doctor import installation
 
 Row = tuple[str, str, str]
 

@@ -10,8 +10,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from rlprims import algorithms, lab
-from rlprims.reports._rollout_rows import read_rollouts
-from rlprims.trainer.cli import main
+from rlprims.cli import main
+from rlprims.runs.records import read_rollouts
 from tests import tiny
 from tests.trainer.runs import small_run
 

@@ -13,11 +13,11 @@ from rlprims import losses
 from rlprims.algorithms import use
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
+from rlprims.fit.config import FitDataConfig
+from rlprims.fit.loop import batch_of
+from rlprims.fit.rows import Reader, as_batch
 from rlprims.layout import sequence_sum
 from rlprims.logprobs import from_logits
-from rlprims.trainer.fit.config import FitDataConfig
-from rlprims.trainer.fit.loop import batch_of
-from rlprims.trainer.fit.rows import Reader, as_batch
 from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlprims.trainer.cli import main
+from rlprims.cli import main
 
 
 def rlprims(*arguments: str | Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlprims.trainer.best import Best
+from rlprims.runs.best_checkpoint import Best
 from rlprims.trainer.config import Config
 from rlprims.trainer.evaluation import _pass_at, _powers_of_two
 from rlprims.trainer.session import start

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
 from rlprims.execution.hf._models import only_in_shards
-from rlprims.trainer import checkpoint
-from rlprims.trainer.checkpoint import (
+from rlprims.runs import checkpoint
+from rlprims.runs.checkpoint import (
     Background,
     add_models,
     begin_checkpoint,
@@ -31,7 +31,7 @@ from rlprims.trainer.checkpoint import (
     save_checkpoint,
     save_groups,
 )
-from rlprims.trainer.writing import CannotWrite
+from rlprims.runs.disk_errors import CannotWrite
 
 
 def write(value: int) -> Callable[[Path], None]:

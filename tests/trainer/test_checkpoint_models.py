@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlprims.execution import Finish
 from rlprims.execution.local import LocalExecution
-from rlprims.trainer.checkpoint import damage_of
+from rlprims.runs.checkpoint import damage_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 

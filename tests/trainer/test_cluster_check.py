@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from rlprims.trainer.cli import main
+from rlprims.cli import main
+from rlprims.doctor.cluster import try_cluster
 from rlprims.trainer.config import load_config
-from rlprims.trainer.doctor.cluster import try_cluster
 
 CLUSTER = {"training_workers": 2, "rollout_workers": 1, "engine": "vllm", "kv_cache_bytes": 64 << 20}
 

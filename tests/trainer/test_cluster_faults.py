@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from rlprims.execution.hf import export_model
-from rlprims.trainer.checkpoint import newest_checkpoint
+from rlprims.runs.checkpoint import newest_checkpoint
 from tests.trainer.processes import LOOPBACK, alive, listening, tree, until
 from tests.trainer.runs import metrics_of, small_run
 from tests.trainer.shared_cluster import rlprims

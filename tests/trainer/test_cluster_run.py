@@ -10,9 +10,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlprims.plan.memory import Prompts, plan, total
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer, train
-from rlprims.trainer.plan.memory import Prompts, plan, total
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
 from tests import tiny
 from tests.trainer.runs import metrics_of

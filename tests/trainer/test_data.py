@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlprims.trainer.config import DataConfig
-from rlprims.trainer.data import PromptOrder, load_examples
+from rlprims.runs.rows import RowOrder
+from rlprims.trainer.data import DataConfig, load_examples
 from tests import tiny
 
 GSM8K = Path(__file__).parent / "gsm8k_sample.jsonl"
@@ -102,18 +102,18 @@ def _bpe() -> Any:
 
 
 def test_every_epoch_sees_every_example_once_in_an_order_of_its_own() -> None:
-    order = PromptOrder(10, seed=3, shuffle=True)
+    order = RowOrder(10, seed=3, shuffle=True)
     epochs = [order.take(10) for _ in range(3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert PromptOrder(10, seed=4, shuffle=True).take(10) != epochs[0]
-    assert PromptOrder(4, seed=0, shuffle=False).take(6) == [0, 1, 2, 3, 0, 1]
+    assert RowOrder(10, seed=4, shuffle=True).take(10) != epochs[0]
+    assert RowOrder(4, seed=0, shuffle=False).take(6) == [0, 1, 2, 3, 0, 1]
 
 
 def test_the_position_is_the_whole_state() -> None:
-    order = PromptOrder(7, seed=1, shuffle=True)
+    order = RowOrder(7, seed=1, shuffle=True)
     taken = [*order.take(5), *order.take(9)]
-    again = PromptOrder(7, seed=1, shuffle=True)
+    again = RowOrder(7, seed=1, shuffle=True)
     again.position = 5
     assert again.take(9) == taken[5:]
 

@@ -12,13 +12,14 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from rlprims.trainer import running
-from rlprims.trainer.checkpoint import damage_of, newest_checkpoint, save_checkpoint
+from rlprims.runs import run as running
+from rlprims.runs.checkpoint import damage_of, newest_checkpoint, save_checkpoint
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.steps import Step
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
-from rlprims.trainer.writing import CannotWrite
 from tests.trainer.runs import metrics_of, rlprims
 from tests.trainer.small_disk import run_on_a_small_disk
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlprims.trainer.cli import main
+from rlprims.cli import main
+from rlprims.doctor.installation import check_end_tokens
 from rlprims.trainer.config import Config
-from rlprims.trainer.doctor.installation import check_end_tokens
 from rlprims.trainer.session import build
 from tests import tiny
 

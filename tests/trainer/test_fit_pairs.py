@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from rlprims import losses
 from rlprims.algorithms import Use, use
+from rlprims.cli import main
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
-from rlprims.trainer.cli import main
-from rlprims.trainer.fit.config import FitConfig
-from rlprims.trainer.fit.loop import batch_of, reference_log_probs
-from rlprims.trainer.fit.rows import Response, StoredRow
+from rlprims.fit.config import FitConfig
+from rlprims.fit.loop import batch_of, reference_log_probs
+from rlprims.fit.rows import Response, StoredRow
 from tests import tiny
 from tests.trainer.runs import metrics_of
 
@@ -146,7 +146,7 @@ def settings(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
         {"prompt": row["question"], "chosen": row["answer"], "rejected": str(int(row["answer"]) + 1)}
         for row in tiny.sums(20)
     ]
-    monkeypatch.setattr("rlprims.trainer.fit.session.draw_curves", lambda runs, out: out)  # the slowest part
+    monkeypatch.setattr("rlprims.fit.session.draw_curves", lambda runs, out: out)  # the slowest part
     return {
         "run_dir": str(tmp_path / "run"),
         "loss": {"fn": "dpo", "beta": 0.5},
@@ -202,7 +202,7 @@ def test_pairs_are_learned(settings: dict[str, Any], write_config: Write, loss: 
 
 def test_a_pair_longer_than_the_usual_budget_is_one_micro_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a setting the budget is the longest pair, not the longest row."""
-    monkeypatch.setattr("rlprims.execution.hf._training.token_budget", lambda config, longest: longest)
+    monkeypatch.setattr("rlprims.execution.hf._micro_batches.token_budget", lambda config, longest: longest)
     reference = torch.zeros(2 * len(PAIRS))
     trained = training(model, use(losses.dpo), packing=False)
     whole = training(model, use(losses.dpo), max_tokens_per_micro_batch=1000)

@@ -11,12 +11,12 @@ from transformers import AutoModelForSequenceClassification
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import use
+from rlprims.cli import main
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
 from rlprims.execution.local import LocalExecution
-from rlprims.trainer.cli import main
-from rlprims.trainer.fit.rows import StoredRow, as_batch
+from rlprims.fit.rows import StoredRow, as_batch
 from tests import tiny
 from tests.trainer.runs import metrics_of
 from tests.trainer.test_fit_pairs import PAIRS
@@ -84,7 +84,7 @@ def settings(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     """Of two answers that which has more of the letter a is better; the held-out prompts are new."""
     answers = [("aab", "bba"), ("aba", "bbb"), ("aaa", "abb"), ("baa", "bab"), ("aa", "b"), ("ab", "bb")]
     rows = [{"prompt": f"{n}=", "chosen": more, "rejected": less} for n in range(10) for more, less in answers]
-    monkeypatch.setattr("rlprims.trainer.fit.session.draw_curves", lambda runs, out: out)  # the slowest part
+    monkeypatch.setattr("rlprims.fit.session.draw_curves", lambda runs, out: out)  # the slowest part
     return {
         "run_dir": str(tmp_path / "run"),
         "loss": "bradley_terry",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlprims.execution import Kind
-from rlprims.trainer.fit.config import FitDataConfig
-from rlprims.trainer.fit.rows import Reader, StoredRows, as_batch
+from rlprims.fit.config import FitDataConfig
+from rlprims.fit.rows import Reader, StoredRows, as_batch
 from tests import tiny
 
 CHAT = (

@@ -14,8 +14,8 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.execution.local import LocalExecution
 from rlprims.filters import SamplingExhausted
+from rlprims.runs.directory import RunDirectory
 from rlprims.trainer.config import Config
-from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import resume, start
 from tests.trainer.runs import metrics_of
 from tests.trainer.test_episodes import history, run
@@ -78,6 +78,9 @@ def test_the_bound_is_kept_and_each_group_is_trained_on_once(
         groups = step.batch["group"].unique().tolist()
         assert len(groups) == 4
         assert step.surplus == []
+        assert step.metrics["groups_sampled"] == 4 + len(step.dropped)
+        assert step.metrics["groups_dropped"] == len(step.dropped)
+        assert step.metrics["generation_batches"] == -(-step.metrics["groups_sampled"] // 6)
         seen += samples_of([step.batch, *(rows for rows, _ in step.dropped)])
         age = step.number - step.batch["versions"][step.batch["response_mask"]]  # version 1 trains step 1
         oldest = max(oldest, float(age.max()))
@@ -102,7 +105,7 @@ def test_in_one_process_it_repeats_itself_and_a_resume_repeats_the_rest(
     shutil.copytree(whole, broken)
     shutil.rmtree(broken / "checkpoints" / "step_000005")
     record = RunDirectory.open(broken)
-    assert resume(record, record.config(), console) == 0
+    assert resume(record, record.config(Config), console) == 0
     assert metrics_of(broken) == metrics_of(whole)
 
 
@@ -114,7 +117,7 @@ def test_a_run_that_is_given_more_steps_is_the_longer_run(
     assert start(load(flowing, f"run_dir={long}", "steps=4"), console) == 0
     assert start(load(flowing, f"run_dir={short}", "steps=2"), console) == 0
     record = RunDirectory.open(short)
-    assert resume(record, record.config(["steps=4"]), console) == 0
+    assert resume(record, record.config(Config, ["steps=4"]), console) == 0
     ours, theirs = ([line for line in metrics_of(run) if line["kind"] == "train"] for run in (short, long))
     assert ours == theirs
 
@@ -151,7 +154,7 @@ def test_a_resume_with_another_kind_of_schedule_is_refused(
     assert start(load(flowing, "steps=2"), console) == 0
     record = RunDirectory.open(tmp_path / "run")
     with pytest.raises(ValueError, match="staleness 2 or more cannot be resumed with less"):
-        resume(record, record.config(["staleness=0", "steps=3"]), console)
+        resume(record, record.config(Config, ["staleness=0", "steps=3"]), console)
 
 
 def test_versions_are_those_of_the_batches_weights(

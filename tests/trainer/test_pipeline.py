@@ -14,9 +14,10 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import Models, Sampling, UpdateReport
 from rlprims.execution.local import LocalExecution
 from rlprims.filters import SamplingExhausted
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer, train
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
 
@@ -105,7 +106,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_its_batch_ahead(
     shutil.copytree(config.run_dir, broken)
     shutil.rmtree(broken / "checkpoints" / "step_000004")
     run = RunDirectory.open(broken)
-    assert resume(run, run.config([]), console) == 0
+    assert resume(run, run.config(Config, []), console) == 0
     assert metrics_of(broken) == metrics_of(config.run_dir)
     for step in (3, 4):
         name = f"step_{step:06d}.jsonl"
@@ -119,14 +120,14 @@ def test_what_ends_the_sampling_ahead_ends_the_step_that_it_was_for(
     parts = build(config, console)
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     too_easy = load(settings, "verifier=tests.trainer.verifiers.always_right")
-    take = trainer.pipeline.take
+    take = trainer.collector.take
 
     def take_the_last_that_teaches() -> Any:
         collected = take()
         trainer.collector.config = too_easy
         return collected
 
-    trainer.pipeline.take = take_the_last_that_teaches  # type: ignore[method-assign]
+    trainer.collector.take = take_the_last_that_teaches  # type: ignore[method-assign]
     step = trainer.step()
     state, held = trainer.state_dict()
     assert "ahead" not in state

@@ -19,7 +19,7 @@ import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
 for name in ("transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"):
     sys.modules[name] = None
-from rlprims.trainer.cli import main
+from rlprims.cli import main
 told = []
 for arguments in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

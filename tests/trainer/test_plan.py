@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rlprims.trainer.cli import main
+from rlprims.cli import main
+from rlprims.plan.memory import Plan, Prompts, lengths_of, plan, shape_of, total
 from rlprims.trainer.config import Config
-from rlprims.trainer.plan.memory import Plan, Prompts, lengths_of, plan, shape_of, total
 
 GRPO = {"preset": "grpo", "kl_coef": 0.0, "group_size": 4}
 CLUSTER = {"execution": "ray", "ray": {"training_workers": 2, "rollout_workers": 2, "kv_cache_bytes": 2**20}}

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from rlprims.execution import Work, WorkerReport
 from rlprims.reports.curves import read_metrics
+from rlprims.runs.metrics import worker_metrics
 from rlprims.trainer.config import Config
-from rlprims.trainer.measures import worker_metrics
 from rlprims.trainer.session import start
 
 STAGES = {"generate", "score", "log_probs", "update", "sync"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlprims.reports._rollout_rows import read_rollouts
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.records import read_rollouts
 from rlprims.trainer.config import Config
-from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
 

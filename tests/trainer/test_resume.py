@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlprims.trainer.cli import main
+from rlprims.cli import main
+from rlprims.runs.directory import RunDirectory
 from rlprims.trainer.config import Config
-from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import resume, start
 from tests.trainer.runs import metrics_of, rlprims
 
@@ -55,7 +55,7 @@ def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
     assert start(load(settings, f"run_dir={broken}", "steps=4"), console) == 0  # checkpoints at 2 and 4
     run = RunDirectory.open(broken)
     # The schedule is constant, so a shorter run is a beginning of the longer one.
-    assert resume(run, run.config(["steps=6"]), console) == 0
+    assert resume(run, run.config(Config, ["steps=6"]), console) == 0
     lines = metrics_of(broken)
     shorter_end = [line for line in lines if line["kind"] == "eval" and line["step"] == 4]  # its last evaluation
     assert len(shorter_end) == 1
@@ -101,7 +101,7 @@ def test_sigkill_in_mid_run(
 
 _DIE_WHILE_SAVING = """
 import os, pathlib, signal, sys
-from rlprims.trainer import checkpoint
+from rlprims.runs import checkpoint
 flush, seen = checkpoint._flush, 0
 saved = pathlib.Path(sys.argv[-1].partition("=")[2]) / "checkpoints"
 def counted(path):
@@ -111,7 +111,7 @@ def counted(path):
         os.kill(os.getpid(), signal.SIGKILL)
     flush(path)
 checkpoint._flush = counted
-from rlprims.trainer.cli import main
+from rlprims.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -236,6 +236,6 @@ def test_exhausted_prompts_lose_nothing_that_was_learned(
     (saved,) = (config.run_dir / "checkpoints").iterdir()
     assert saved.name == f"step_{finished[-1] if finished else 0:06d}"
     run = RunDirectory.open(config.run_dir)
-    more = run.config(["algorithm.filter.max_generation_batches=50", f"steps={(finished or [0])[-1] + 2}"])
+    more = run.config(Config, ["algorithm.filter.max_generation_batches=50", f"steps={(finished or [0])[-1] + 2}"])
     os.remove(config.run_dir / ".lock")  # this process holds it still
     assert resume(run, more, console) == 0

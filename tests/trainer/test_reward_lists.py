@@ -9,8 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlprims.runs.directory import RunDirectory
 from rlprims.trainer.config import Config
-from rlprims.trainer.run_directory import RunDirectory
 from rlprims.trainer.session import build, resume, start
 from tests import tiny
 from tests.rewards.server import Server
@@ -121,7 +121,7 @@ def test_from_the_command_line_to_a_resume(
     assert {"digit", "brief", "brief/length", "served", "watched"} <= set(row)
     assert isinstance(row["answer"], dict)
     directory = RunDirectory.open(tmp_path / "run")
-    assert resume(directory, directory.config().model_copy(update={"steps": 3}), console) == 0
+    assert resume(directory, directory.config(Config).model_copy(update={"steps": 3}), console) == 0
     assert [line["step"] for line in metrics_of(tmp_path / "run") if line["kind"] == "train"] == [1, 2, 3]
 
 

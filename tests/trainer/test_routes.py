@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer, train
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims

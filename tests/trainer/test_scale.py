@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlprims.trainer.cli import main
-from rlprims.trainer.config import Config
-from rlprims.trainer.plan.memory import Prompts, _activations, shape_of
-from rlprims.trainer.plan.scale import (
+from rlprims.cli import main
+from rlprims.plan.memory import Prompts, _activations, shape_of
+from rlprims.plan.scale import (
     Job,
     Rates,
     checkpoint,
@@ -27,6 +26,7 @@ from rlprims.trainer.plan.scale import (
     summed_bytes,
     sync_bytes,
 )
+from rlprims.trainer.config import Config
 from tests import scale_page
 from tests.scale_measures import measures
 from tests.scale_page import PRIME_RL, QWEN3, QWEN3_4B, mfu, shape_with

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from rlprims.advantage import ValueTracker
 from rlprims.filters import SamplingExhausted
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import Step
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
 from tests.tiny import sums, write_jsonl
 from tests.trainer.runs import metrics_of
@@ -73,7 +74,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_metrics_and_states(
     assert start(load(settings, f"run_dir={whole}"), console) == 0
     assert start(load(settings, f"run_dir={broken}", "steps=4"), console) == 0
     run = RunDirectory.open(broken)
-    assert resume(run, run.config(["steps=6"]), console) == 0
+    assert resume(run, run.config(Config, ["steps=6"]), console) == 0
     assert metrics_of(broken) == metrics_of(whole)
     last = [(path / "checkpoints" / "step_000006" / "trainer.json").read_text() for path in (whole, broken)]
     assert last[0] == last[1]

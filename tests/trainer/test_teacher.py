@@ -8,8 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Step, Trainer, train
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
 from rlprims.trainer.teacher import teacher_columns
 from tests import tiny

@@ -13,10 +13,11 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_of
 from rlprims.reports.rollouts import read_rollouts
-from rlprims.trainer.collect.rollout import join_groups
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer, train
-from rlprims.trainer.run_directory import RunDirectory
+from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.groups import join_groups
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
 
@@ -109,7 +110,7 @@ def test_a_resumed_run_has_the_same_metrics(
     for groups in waiting:
         assert groups["kept_ids"].values().numel() == int(groups["kept_counts"].sum()) > 0
     run = RunDirectory.open(broken)
-    assert resume(run, run.config([]), console) == 0
+    assert resume(run, run.config(Config, []), console) == 0
     assert metrics_of(broken) == metrics_of(config.run_dir)
     line = (broken / "rollouts" / "step_000004.jsonl").read_text().splitlines()[0]
     assert all(
@@ -128,7 +129,7 @@ def test_truncation_may_change_in_mid_run(
     first, second = ("sampling.top_p=1.0", "sampling.top_p=0.8")[::order]
     assert start(load(settings, first, "steps=2"), console) == 0
     run = RunDirectory.open(Path(settings["run_dir"]))
-    assert resume(run, run.config([second, "steps=4"]), console) == 0
+    assert resume(run, run.config(Config, [second, "steps=4"]), console) == 0
     assert all(line["outside_kept"] == 0 for line in metrics_of(run.path) if "outside_kept" in line)
     assert any("kept_mass" in line for line in metrics_of(run.path))
 

@@ -17,7 +17,8 @@ from rlprims.execution import Execution, ModelConfig, OptimizerConfig, RayConfig
 from rlprims.types import Metrics, Totals, merge_metrics
 
 if TYPE_CHECKING:  # the reference trainer needs an extra, which this environment has not
-    from rlprims.trainer.config import Config, DataConfig
+    from rlprims.trainer.config import Config
+    from rlprims.trainer.data import DataConfig
 
 PROMPTS, SAMPLES, LENGTH, WORDS = 4, 8, 3, 5
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]

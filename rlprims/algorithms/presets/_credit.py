@@ -15,7 +15,7 @@ def turn_grpo() -> Algorithm:
     return Algorithm(
         name="turn_grpo",
         group_size=21,
-        advantage=use(advantage.turn_grpo),
+        advantage=advantage.turn_grpo,
         policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
         epochs=2,
     )
@@ -30,9 +30,9 @@ def tree_grpo() -> Algorithm:
     return Algorithm(
         name="tree_grpo",
         group_size=8,
-        advantage=use(advantage.tree),
+        advantage=advantage.tree,
         policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
-        aggregation=use(losses.seq_mean_token_mean),
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
@@ -43,10 +43,7 @@ def fipo(*, max_length: int = 20480, buffer_length: int = 4096, metric: str = "a
     choice). The dual clip is 10, as in the authors' script for 32B, where it is also the bound of the ratios.
     """
     return dapo(max_length=max_length, buffer_length=buffer_length, metric=metric).replace(
-        name="fipo",
-        corrections=(use(corrections.fipo),),
-        policy_loss={"dual_clip": 10.0},
-        mini_batches=4,
+        name="fipo", corrections=(corrections.fipo,), policy_loss={"dual_clip": 10.0}, mini_batches=4
     )
 
 
@@ -61,7 +58,7 @@ def prime(*, metric: str = "acc") -> Algorithm:
         name="prime",
         group_size=4,
         filter=GroupFilter(metric=metric, keep=use(filters.solve_rate, low=0.2, high=0.8)),
-        advantage=use(advantage.prime),
-        normalization=use(advantage.whiten),
+        advantage=advantage.prime,
+        normalization=advantage.whiten,
         policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
     )

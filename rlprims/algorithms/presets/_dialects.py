@@ -10,8 +10,9 @@ recorded numbers do not determine its DPPO thresholds exactly. prime-rl's defaul
 to the sampler; since 2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, without that term.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeAlias
 
 from rlprims import corrections, filters, losses
 from rlprims.algorithms._adapters import kl_to_old, kl_to_sampler
@@ -30,6 +31,7 @@ Dialect: TypeAlias = Literal[
     "prime-rl-2026.09",
 ]
 Changes: TypeAlias = Mapping[str, Any]
+P = ParamSpec("P")
 
 _VERL_RATIO: Changes = {
     "policy_loss": {"fn": losses.clipped_surrogate, "dual_clip": 3.0},
@@ -47,11 +49,11 @@ _PPO_LOSS: Changes = {"policy_loss": losses.clipped_surrogate, "aggregation": lo
 _NARROW_CISPO: Changes = {"policy_loss": {"w_min": 0.8, "w_max": 1.2}}
 _AREAL_GROUP: Changes = {"advantage": {"eps": 1e-5}}
 _AREAL_WEIGHTS = use(corrections.importance_weights, action="mask")
-_VERL_KL_COV = LossTerm(coefficient=0.1, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=2e-4))
+_VERL_KL_COV = LossTerm(coefficient=0.1, loss=kl_to_old, tokens=use(filters.kl_cov, fraction=2e-4))
 _PRIME_GROUP: Changes = {"advantage": {"normalize_std": False}, **_TOKEN_MEAN}
 _PRIME_DPPO: Changes = {
     "policy_loss": use(losses.dppo, threshold_low=0.2, threshold_high=0.2),
-    "loss_terms": (LossTerm(coefficient=2e-3, loss=use(kl_to_sampler)),),  # 1e-3 log²ρ, and k2 is half the square
+    "loss_terms": (LossTerm(coefficient=2e-3, loss=kl_to_sampler),),  # 1e-3 log²ρ, and k2 is half the square
 }
 
 _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
@@ -130,17 +132,23 @@ DIALECTS = {name: tuple(presets) for name, presets in _DIALECTS.items()}
 """The presets of each dialect."""
 
 
-def in_dialect(algorithm: Algorithm, dialect: Dialect | None) -> Algorithm:
-    """The algorithm with the settings of a dialect.
+def in_dialects(preset: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+    """The preset with the settings of the library that its argument ``dialect`` names.
 
     Raises:
         ValueError: an unknown dialect, or a dialect without this preset.
     """
-    if dialect is None:
-        return algorithm
-    if dialect not in _DIALECTS:
-        raise ValueError(f"dialect={dialect!r}, expected one of {', '.join(_DIALECTS)}")
-    presets = _DIALECTS[dialect]
-    if algorithm.name not in presets:
-        raise ValueError(f"{algorithm.name} has no dialect {dialect!r}; its presets are {', '.join(presets)}")
-    return algorithm.replace(**presets[algorithm.name])
+
+    @wraps(preset)
+    def in_dialect(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+        algorithm, dialect = preset(*args, **kwargs), kwargs.get("dialect")
+        if dialect is None:
+            return algorithm
+        if dialect not in _DIALECTS:
+            raise ValueError(f"dialect={dialect!r}, expected one of {', '.join(_DIALECTS)}")
+        presets = _DIALECTS[str(dialect)]
+        if algorithm.name not in presets:
+            raise ValueError(f"{algorithm.name} has no dialect {dialect!r}; its presets are {', '.join(presets)}")
+        return algorithm.replace(**presets[algorithm.name])
+
+    return in_dialect

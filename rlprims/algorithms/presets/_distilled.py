@@ -7,7 +7,7 @@ log the scores.
 
 from rlprims import advantage, corrections, losses
 from rlprims.algorithms._algorithm import Algorithm, LossTerm, Support
-from rlprims.algorithms._use import Use, use
+from rlprims.algorithms._use import use
 
 
 def opd(*, discount: float = 0.0) -> Algorithm:
@@ -17,9 +17,7 @@ def opd(*, discount: float = 0.0) -> Algorithm:
     is that of the reverse KL. With a discount above 0 the advantage includes the gaps of later tokens. For several
     updates per batch use ``policy_loss=losses.clipped_surrogate`` or ``cispo``.
     """
-    return Algorithm(
-        name="opd", advantage=use(advantage.teacher_gap, discount=discount), policy_loss=use(losses.reinforce)
-    )
+    return Algorithm(name="opd", advantage=use(advantage.teacher_gap, discount=discount), policy_loss=losses.reinforce)
 
 
 def mopd() -> Algorithm:
@@ -29,12 +27,12 @@ def mopd() -> Algorithm:
     Tokens on which sampler and trainer disagree too much are dropped, with IcePop's bounds, as in NeMo-RL. To add the
     advantages of an outcome reward (eq. 9 of the paper), add a term of ``losses.sampled_reverse_kl`` to another preset.
     """
-    return opd().replace(name="mopd", corrections=(use(corrections.icepop),))
+    return opd().replace(name="mopd", corrections=(corrections.icepop,))
 
 
 def iw_opd(*, gamma: float = 0.5) -> Algorithm:
     """IW-OPD (arXiv:2606.22600): distillation in which early gaps of a response have more weight, as in TRL."""
-    return Algorithm(name="iw_opd", advantage=use(advantage.iw_opd, gamma=gamma), policy_loss=use(losses.reinforce))
+    return Algorithm(name="iw_opd", advantage=use(advantage.iw_opd, gamma=gamma), policy_loss=losses.reinforce)
 
 
 def opsd(*, beta: float = 0.5, size: int = 100) -> Algorithm:
@@ -76,14 +74,14 @@ def sdpo(*, beta: float = 0.5, size: int = 100) -> Algorithm:
         coefficient=1.0,
         loss=use(losses.topk_jsd, beta=beta),
         mask="teacher_mask",
-        aggregation=use(losses.token_mean),
+        aggregation=losses.token_mean,
         over="term",
     )
     return Algorithm(
         name="sdpo",
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
-        policy_loss=use(losses.reinforce),
+        policy_loss=losses.reinforce,
         policy_coefficient=0.0,
         loss_terms=(distillation,),
         support=Support(size=size, of="student"),
@@ -99,9 +97,9 @@ def rlsd(*, mix: float = 0.5, clip: float = 0.2) -> Algorithm:
     return Algorithm(
         name="rlsd",
         group_size=8,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         normalization=use(advantage.rlsd, mix=mix, clip=clip),
-        policy_loss=use(losses.clipped_surrogate),
+        policy_loss=losses.clipped_surrogate,
     )
 
 
@@ -113,10 +111,10 @@ def sdar(*, coefficient: float = 0.1, beta: float = 5.0) -> Algorithm:
     return Algorithm(
         name="sdar",
         group_size=8,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         loss_terms=(LossTerm(coefficient=coefficient, loss=use(losses.sdar, beta=beta)),),
     )
 
 
-_UNREAD: Use = use(advantage.discounted_returns)
+_UNREAD = advantage.discounted_returns
 """An algorithm must have an advantage. The losses of these presets do not use it."""

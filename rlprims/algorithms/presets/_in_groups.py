@@ -16,7 +16,7 @@ def gvpo(*, beta: float = 0.1) -> Algorithm:
         group_size=4,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=use(losses.gvpo, beta=beta),
-        aggregation=use(losses.seq_mean_token_mean),
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
@@ -31,7 +31,7 @@ def real(*, tau: float = 0.5) -> Algorithm:
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=use(losses.real, tau=tau),
-        aggregation=use(losses.prompt_token_mean),
+        aggregation=losses.prompt_token_mean,
     )
 
 
@@ -44,9 +44,9 @@ def flowrl(*, beta: float = 15.0) -> Algorithm:
     return Algorithm(
         name="flowrl",
         group_size=8,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         policy_loss=use(losses.flowrl, beta=beta),
-        aggregation=use(losses.seq_mean_token_mean),
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
@@ -60,5 +60,5 @@ def online_dpo(*, beta: float = 0.1) -> Algorithm:
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=use(losses.online_dpo, beta=beta),
-        aggregation=use(losses.prompt_token_mean),
+        aggregation=losses.prompt_token_mean,
     )

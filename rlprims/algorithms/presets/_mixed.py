@@ -15,12 +15,12 @@ def echo(*, observation_coef: float = 0.1) -> Algorithm:
     """
     observations = LossTerm(
         coefficient=observation_coef,
-        loss=use(losses.nll),
+        loss=losses.nll,
         mask="observation_mask",
-        aggregation=use(losses.token_mean),
+        aggregation=losses.token_mean,
         over="term",
     )
-    return Algorithm(name="echo", group_size=8, advantage=use(advantage.grpo), loss_terms=(observations,))
+    return Algorithm(name="echo", group_size=8, advantage=advantage.grpo, loss_terms=(observations,))
 
 
 def luffy(*, gamma: float = 0.1, max_length: int = 8192) -> Algorithm:
@@ -47,13 +47,9 @@ def chord(*, mu: float = 0.1) -> Algorithm:
     token is p (1 − p), which is small if p is near 0 or 1. Each of the two means is over its own tokens.
     For CHORD-μ, which lowers μ over the run, build a new algorithm for each step: ``chord(mu=...)``.
     """
-    demonstrations = LossTerm(coefficient=mu, loss=use(losses.chord_phi), mask="expert_mask", over="term")
+    demonstrations = LossTerm(coefficient=mu, loss=losses.chord_phi, mask="expert_mask", over="term")
     return Algorithm(
-        name="chord",
-        group_size=8,
-        advantage=use(advantage.grpo),
-        policy_coefficient=1 - mu,
-        loss_terms=(demonstrations,),
+        name="chord", group_size=8, advantage=advantage.grpo, policy_coefficient=1 - mu, loss_terms=(demonstrations,)
     )
 
 
@@ -64,4 +60,4 @@ def sft() -> Algorithm:
     ``token_selection`` of ``algorithms.is_correct`` keeps, it is rejection sampling. DFT (arXiv:2508.05629) is
     ``replace(policy_loss=losses.dft)``.
     """
-    return Algorithm(name="sft", advantage=use(advantage.discounted_returns), policy_loss=use(losses.nll))
+    return Algorithm(name="sft", advantage=advantage.discounted_returns, policy_loss=losses.nll)

@@ -3,97 +3,85 @@
 from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._use import use
-from rlprims.algorithms.presets._dialects import Dialect, in_dialect
+from rlprims.algorithms.presets._dialects import Dialect, in_dialects
 
 
+@in_dialects
 def gspo(*, dialect: Dialect | None = None) -> Algorithm:
     """GSPO (Zheng et al. 2025, arXiv:2507.18071): GRPO with one clipped ratio per response.
 
     The ratio is the geometric mean of the tokens' ratios, so its bounds are about a thousand times tighter: 3e-4 and
     4e-4. All responses have the same weight.
     """
-    return in_dialect(
-        Algorithm(
-            name="gspo",
-            group_size=16,
-            advantage=use(advantage.grpo),
-            policy_loss=use(losses.gspo),
-            aggregation=use(losses.seq_mean_token_mean),
-        ),
-        dialect,
+    return Algorithm(
+        name="gspo",
+        group_size=16,
+        advantage=advantage.grpo,
+        policy_loss=losses.gspo,
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
+@in_dialects
 def cispo(*, dialect: Dialect | None = None) -> Algorithm:
     """CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE with clipped importance weights.
 
     Every token has a gradient, multiplied by its ratio, which is at most ``w_max``. Advantages are GRPO's, and the loss
     is a mean over tokens.
     """
-    return in_dialect(
-        Algorithm(name="cispo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.cispo)),
-        dialect,
-    )
+    return Algorithm(name="cispo", group_size=16, advantage=advantage.grpo, policy_loss=losses.cispo)
 
 
+@in_dialects
 def gmpo(*, dialect: Dialect | None = None) -> Algorithm:
     """GMPO (Zhao et al. 2025, arXiv:2507.20673): maximizes the geometric mean of the clipped token ratios.
 
     It is less sensitive to the ratio of a single token than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in
     the log-ratio.
     """
-    return in_dialect(
-        Algorithm(
-            name="gmpo",
-            group_size=8,
-            advantage=use(advantage.grpo),
-            policy_loss=use(losses.gmpo),
-            aggregation=use(losses.seq_mean_token_mean),
-        ),
-        dialect,
+    return Algorithm(
+        name="gmpo",
+        group_size=8,
+        advantage=advantage.grpo,
+        policy_loss=losses.gmpo,
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
+@in_dialects
 def sapo(*, dialect: Dialect | None = None) -> Algorithm:
     """SAPO (Gao et al. 2025, arXiv:2511.20347): a smooth gate instead of the clip.
 
     The weight of a token falls with the distance of its ratio from 1, faster if the advantage is negative.
     """
-    return in_dialect(
-        Algorithm(
-            name="sapo",
-            group_size=8,
-            advantage=use(advantage.grpo),
-            policy_loss=use(losses.sapo),
-            aggregation=use(losses.seq_mean_token_mean),
-        ),
-        dialect,
+    return Algorithm(
+        name="sapo",
+        group_size=8,
+        advantage=advantage.grpo,
+        policy_loss=losses.sapo,
+        aggregation=losses.seq_mean_token_mean,
     )
 
 
+@in_dialects
 def luspo(*, dialect: Dialect | None = None) -> Algorithm:
     """LUSPO (arXiv:2602.05261): GSPO in which the weight of a response is its length."""
-    return in_dialect(
-        Algorithm(
-            name="luspo",
-            group_size=16,
-            advantage=use(advantage.grpo),
-            policy_loss=use(losses.gspo),
-            aggregation=use(losses.seq_mean_token_sum),
-        ),
-        dialect,
+    return Algorithm(
+        name="luspo",
+        group_size=16,
+        advantage=advantage.grpo,
+        policy_loss=losses.gspo,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
+@in_dialects
 def dppo(*, dialect: Dialect | None = None) -> Algorithm:
     """DPPO (arXiv:2602.04879): a bound on the change of a token's probability instead of the clip.
 
     The ratio is to the policy that sampled, so it also corrects the gap between sampler and trainer.
     """
-    return in_dialect(
-        Algorithm(name="dppo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.dppo)),
-        dialect,
-    )
+    return Algorithm(name="dppo", group_size=16, advantage=advantage.grpo, policy_loss=losses.dppo)
 
 
 def topr() -> Algorithm:
@@ -102,8 +90,8 @@ def topr() -> Algorithm:
         name="topr",
         group_size=16,
         advantage=use(advantage.grpo, normalize_std=False),
-        policy_loss=use(losses.topr),
-        aggregation=use(losses.seq_mean_token_sum),
+        policy_loss=losses.topr,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
@@ -114,18 +102,18 @@ def opmd(*, tau: float = 0.1) -> Algorithm:
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=use(losses.opmd, tau=tau),
-        aggregation=use(losses.seq_mean_token_sum),
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
 def vespo() -> Algorithm:
     """VESPO (arXiv:2602.10693): the weight of a response is a smooth function of its ratio that vanishes far from 1."""
-    return Algorithm(name="vespo", group_size=8, advantage=use(advantage.grpo), policy_loss=use(losses.vespo))
+    return Algorithm(name="vespo", group_size=8, advantage=advantage.grpo, policy_loss=losses.vespo)
 
 
 def gppo() -> Algorithm:
     """GPPO (arXiv:2508.07629): PPO's clip, but a clipped token has the gradient of the bound."""
-    return Algorithm(name="gppo", group_size=8, advantage=use(advantage.grpo), policy_loss=use(losses.gppo))
+    return Algorithm(name="gppo", group_size=8, advantage=advantage.grpo, policy_loss=losses.gppo)
 
 
 def aspo(*, w_max: float | None = None) -> Algorithm:
@@ -134,22 +122,18 @@ def aspo(*, w_max: float | None = None) -> Algorithm:
     A good token that has become more likely has a smaller weight, and one that has become less likely a larger one.
     ``w_max`` is the paper's soft dual clip, for which it gives no number.
     """
-    return Algorithm(
-        name="aspo", group_size=16, advantage=use(advantage.grpo), policy_loss=use(losses.aspo, w_max=w_max)
-    )
+    return Algorithm(name="aspo", group_size=16, advantage=advantage.grpo, policy_loss=use(losses.aspo, w_max=w_max))
 
 
+@in_dialects
 def decoupled_ppo(*, w_max: float | None = None, dialect: Dialect | None = None) -> Algorithm:
     """Decoupled PPO (arXiv:2110.00641; for language models AReaL, arXiv:2505.24298), with three policies.
 
     The clip is around the policy at the start of the step. A weight corrects for the older policy that sampled.
     """
-    return in_dialect(
-        Algorithm(
-            name="decoupled_ppo",
-            group_size=16,
-            advantage=use(advantage.grpo),
-            policy_loss=use(losses.decoupled_ppo, w_max=w_max),
-        ),
-        dialect,
+    return Algorithm(
+        name="decoupled_ppo",
+        group_size=16,
+        advantage=advantage.grpo,
+        policy_loss=use(losses.decoupled_ppo, w_max=w_max),
     )

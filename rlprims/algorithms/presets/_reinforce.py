@@ -3,7 +3,7 @@
 from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._use import use
-from rlprims.algorithms.presets._dialects import Dialect, in_dialect
+from rlprims.algorithms.presets._dialects import Dialect, in_dialects
 
 
 def reinforce() -> Algorithm:
@@ -12,39 +12,32 @@ def reinforce() -> Algorithm:
     With rewards of 0 and 1 it trains on correct answers only. A constant added to all rewards changes its gradient's
     variance; a baseline removes this dependence.
     """
-    return Algorithm(name="reinforce", advantage=use(advantage.discounted_returns), policy_loss=use(losses.reinforce))
+    return Algorithm(name="reinforce", advantage=advantage.discounted_returns, policy_loss=losses.reinforce)
 
 
+@in_dialects
 def rloo(*, dialect: Dialect | None = None) -> Algorithm:
     """RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE with the mean of the prompt's other samples as baseline.
 
     The paper's objective is neither clipped nor divided by the length. For RLHF add ``kl_in_reward``.
     """
-    return in_dialect(
-        Algorithm(
-            name="rloo",
-            group_size=4,
-            advantage=use(advantage.rloo),
-            policy_loss=use(losses.reinforce),
-            aggregation=use(losses.seq_mean_token_sum),
-        ),
-        dialect,
+    return Algorithm(
+        name="rloo",
+        group_size=4,
+        advantage=advantage.rloo,
+        policy_loss=losses.reinforce,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
+@in_dialects
 def remax(*, dialect: Dialect | None = None) -> Algorithm:
     """ReMax (Li et al. 2023, arXiv:2310.10505): REINFORCE with the score of the greedy response as baseline.
 
     It needs one more generation per prompt and no critic. For RLHF add ``kl_in_reward``.
     """
-    return in_dialect(
-        Algorithm(
-            name="remax",
-            advantage=use(advantage.remax),
-            policy_loss=use(losses.reinforce),
-            aggregation=use(losses.seq_mean_token_sum),
-        ),
-        dialect,
+    return Algorithm(
+        name="remax", advantage=advantage.remax, policy_loss=losses.reinforce, aggregation=losses.seq_mean_token_sum
     )
 
 
@@ -56,24 +49,19 @@ def spo() -> Algorithm:
     first policy; here a new prompt has ½.
     """
     return Algorithm(
-        name="spo",
-        baseline=use(advantage.ValueTracker),
-        advantage=use(advantage.spo),
-        policy_loss=use(losses.clipped_surrogate),
+        name="spo", baseline=advantage.ValueTracker, advantage=advantage.spo, policy_loss=losses.clipped_surrogate
     )
 
 
+@in_dialects
 def opo(*, dialect: Dialect | None = None) -> Algorithm:
     """OPO (Hao et al. 2025, arXiv:2505.23585): exact on-policy updates with the length-weighted optimal baseline."""
-    return in_dialect(
-        Algorithm(
-            name="opo",
-            group_size=8,
-            advantage=use(advantage.opo),
-            policy_loss=use(losses.reinforce),
-            aggregation=use(losses.seq_mean_token_sum),
-        ),
-        dialect,
+    return Algorithm(
+        name="opo",
+        group_size=8,
+        advantage=advantage.opo,
+        policy_loss=losses.reinforce,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
@@ -86,23 +74,16 @@ def maxrl() -> Algorithm:
     return Algorithm(
         name="maxrl",
         group_size=16,
-        advantage=use(advantage.maxrl),
-        policy_loss=use(losses.reinforce),
-        aggregation=use(losses.seq_mean_token_sum),
+        advantage=advantage.maxrl,
+        policy_loss=losses.reinforce,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
+@in_dialects
 def gpg(*, dialect: Dialect | None = None) -> Algorithm:
     """GPG (arXiv:2504.02546): REINFORCE with centred rewards, rescaled for groups of equal rewards."""
-    return in_dialect(
-        Algorithm(
-            name="gpg",
-            group_size=8,
-            advantage=use(advantage.gpg),
-            policy_loss=use(losses.reinforce),
-        ),
-        dialect,
-    )
+    return Algorithm(name="gpg", group_size=8, advantage=advantage.gpg, policy_loss=losses.reinforce)
 
 
 def pkpo(*, k: int = 4) -> Algorithm:
@@ -111,8 +92,8 @@ def pkpo(*, k: int = 4) -> Algorithm:
         name="pkpo",
         group_size=16,
         advantage=use(advantage.pkpo, k=k),
-        policy_loss=use(losses.reinforce),
-        aggregation=use(losses.seq_mean_token_sum),
+        policy_loss=losses.reinforce,
+        aggregation=losses.seq_mean_token_sum,
     )
 
 
@@ -123,9 +104,9 @@ def w_reinforce(*, positive: float = 0.1) -> Algorithm:
     """
     return Algorithm(
         name="w_reinforce",
-        advantage=use(advantage.discounted_returns),
+        advantage=advantage.discounted_returns,
         normalization=use(advantage.positive_negative, positive=positive),
-        policy_loss=use(losses.reinforce),
+        policy_loss=losses.reinforce,
     )
 
 
@@ -136,5 +117,5 @@ def asymre(*, shift: float = -0.1) -> Algorithm:
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=use(losses.asymre, shift=shift),
-        aggregation=use(losses.seq_mean_token_sum),
+        aggregation=losses.seq_mean_token_sum,
     )

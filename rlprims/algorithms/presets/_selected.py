@@ -7,7 +7,7 @@ from rlprims import advantage, filters, losses
 from rlprims.algorithms._adapters import kl_to_old
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
-from rlprims.algorithms.presets._dialects import Dialect, in_dialect
+from rlprims.algorithms.presets._dialects import Dialect, in_dialects
 from rlprims.algorithms.presets._group import dapo
 
 _UNCLIPPED = use(losses.clipped_surrogate, clip_low=1.0, clip_high=math.inf)
@@ -22,28 +22,26 @@ def clip_cov(*, fraction: float = 2e-4) -> Algorithm:
     return Algorithm(
         name="clip_cov",
         group_size=8,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         token_selection=use(filters.clip_cov, fraction=fraction),
     )
 
 
+@in_dialects
 def kl_cov(*, fraction: float = 2e-3, kl_coef: float = 1.0, dialect: Dialect | None = None) -> Algorithm:
     """KL-Cov (Cui et al. 2025, arXiv:2505.22617): a KL penalty on the tokens with the largest covariance.
 
     There is no clip; |log ratio| is a penalty on that fraction of the tokens only. It is 0 at the first update of a
     batch, so there are four updates per batch (our choice).
     """
-    penalty = LossTerm(coefficient=kl_coef, loss=use(kl_to_old), tokens=use(filters.kl_cov, fraction=fraction))
-    return in_dialect(
-        Algorithm(
-            name="kl_cov",
-            group_size=8,
-            advantage=use(advantage.grpo),
-            policy_loss=_UNCLIPPED,
-            loss_terms=(penalty,),
-            mini_batches=4,
-        ),
-        dialect,
+    penalty = LossTerm(coefficient=kl_coef, loss=kl_to_old, tokens=use(filters.kl_cov, fraction=fraction))
+    return Algorithm(
+        name="kl_cov",
+        group_size=8,
+        advantage=advantage.grpo,
+        policy_loss=_UNCLIPPED,
+        loss_terms=(penalty,),
+        mini_batches=4,
     )
 
 
@@ -68,7 +66,7 @@ def m2po(*, tau: float = 0.04) -> Algorithm:
     return Algorithm(
         name="m2po",
         group_size=8,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         token_selection=use(filters.m2po, tau=tau),
         policy_loss=use(losses.dppo, threshold_low=math.inf, threshold_high=math.inf),
     )
@@ -85,7 +83,7 @@ def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algo
     return Algorithm(
         name="bapo",
         group_size=16,
-        advantage=use(advantage.grpo),
+        advantage=advantage.grpo,
         token_selection=use(filters.bapo, target=target, first=first),
         policy_loss=_UNCLIPPED,
         epochs=2,

@@ -1,6 +1,5 @@
 """TRL's GRPO and RLOO trainers with the advantages and the loss of an algorithm of this library."""
 
-import importlib
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.controllers import FixedKL
+from rlprims.interop._package import package
 from rlprims.interop.trl._hooks import Hooks, sampled_mask
 from rlprims.interop.trl._settings import GRPO, RLOO
 
@@ -49,15 +49,8 @@ def _trainer(name: str, hooks: type[Hooks], algorithm: Algorithm, base: Any) -> 
     if problems:
         raise ValueError(f"TRL's trainer cannot run {algorithm.name}: {'; '.join(problems)}")
     if base is None:
-        base = getattr(_trl(), name)
+        base = getattr(package("trl", "TRL", "this trainer"), name)
     return type(name, (hooks, base), {"algorithm": algorithm})
-
-
-def _trl() -> Any:
-    try:
-        return importlib.import_module("trl")
-    except ImportError as error:
-        raise ImportError(f"this trainer needs TRL ({error}): pip install trl") from error
 
 
 class _GRPOHooks(Hooks):

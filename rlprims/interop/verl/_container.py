@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from rlprims import data_proto
@@ -166,12 +167,8 @@ class DataProto(data_proto.DataProto):
                 f"fold_batch_dim: {rows} rows cannot be folded into {new_batch_size} equal rows; use "
                 f"pad_to_divisor({new_batch_size}) first"
             )
-        size = new_batch_size, rows // new_batch_size
-        return self._like(
-            _dense(columns).map(
-                lambda x: x.reshape(*size, *x.shape[1:]), lambda x: x.reshape(*size, *x.shape[1:]).copy(), size[0]
-            )
-        )
+        _check_dense(columns.tensors)
+        return self._like(_rearranged(columns, "(b g) ... -> b g ...", new_batch_size, b=new_batch_size))
 
     def unfold_batch_dim(self, batch_dims: int = 2) -> Self:
         """Merge the first ``batch_dims`` dimensions of every column into rows: the inverse of `fold_batch_dim`.
@@ -183,7 +180,8 @@ class DataProto(data_proto.DataProto):
         >>> DataProto.from_dict({"ids": torch.zeros(2, 3, 4)}).unfold_batch_dim()["ids"].shape
         torch.Size([6, 4])
         """
-        columns = _dense(self._columns())
+        columns = self._columns()
+        _check_dense(columns.tensors)
         leading = {name: tuple(column.shape[:batch_dims]) for name, column in columns.by_name().items()}
         sizes = next(iter(leading.values()), (len(self),))
         if batch_dims < 1 or {*leading.values()} - {sizes} or (leading and len(sizes) < batch_dims):
@@ -191,14 +189,8 @@ class DataProto(data_proto.DataProto):
                 f"unfold_batch_dim: expected columns with the same first {batch_dims} dimensions, got {leading}; "
                 f"{self._fields()}"
             )
-        rows = math.prod(sizes)
-        return self._like(
-            columns.map(
-                lambda x: x.reshape(rows, *x.shape[batch_dims:]),
-                lambda x: x.reshape(rows, *x.shape[batch_dims:]).copy(),
-                rows,
-            )
-        )
+        axes = " ".join(f"b{number}" for number in range(batch_dims))
+        return self._like(_rearranged(columns, f"{axes} ... -> ({axes}) ...", math.prod(sizes)))
 
     def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
         """Cut each row into ``n_split`` rows. Fields in ``split_keys`` are cut along their second dimension.
@@ -219,30 +211,30 @@ class DataProto(data_proto.DataProto):
         keys = set(split_keys or ())
         for name in keys - tensors.keys() - arrays.keys():
             raise MissingField(f"no column {name!r}; {self._fields()}")
-        _dense(Columns({name: tensors[name] for name in keys & tensors.keys()}, {}, rows))
+        _check_dense({name: tensors[name] for name in keys & tensors.keys()})
         if n_split < 1:
             raise BatchError(f"unfold_column_chunks: n_split is {n_split}, expected at least 1")
-        count = (rows or 0) * n_split
         numbers = row_range(rows or 0).repeat_interleave(n_split)
 
         def tensor_rows(name: str, tensor: Tensor) -> Tensor:
             if name not in keys:
                 return take(tensor, numbers)
-            width = _divided(name, tensor.shape[1:], n_split)
-            return tensor.reshape(count, width, *tensor.shape[2:])
+            _check_divides(name, tensor.shape[1:], n_split)
+            return rearrange(tensor, "b (n w) ... -> (b n) w ...", n=n_split)
 
         def array_rows(name: str, array: Array) -> Array:
             if name not in keys:
                 return array.repeat(n_split, axis=0)
             if array.ndim > 1:
-                return array.reshape(count, _divided(name, array.shape[1:], n_split), *array.shape[2:]).copy()
+                _check_divides(name, array.shape[1:], n_split)
+                return rearrange(array, "b (n w) ... -> (b n) w ...", n=n_split).copy()
             return object_array([piece for cell in array for piece in _cell_parts(name, cell, n_split)])
 
         return self._like(
             Columns(
                 {name: tensor_rows(name, tensor) for name, tensor in tensors.items()},
                 {name: array_rows(name, array) for name, array in arrays.items()},
-                None if rows is None else count,
+                None if rows is None else rows * n_split,
             )
         )
 
@@ -291,22 +283,28 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     return data.unfold_batch_dim(batch_dims)
 
 
-def _dense(columns: Columns) -> Columns:
-    for name, tensor in columns.tensors.items():
+def _rearranged(columns: Columns, pattern: str, rows: int, **lengths: int) -> Columns:
+    """All columns by a pattern of einops, as that many rows; arrays are copied."""
+    return columns.map(
+        lambda x: rearrange(x, pattern, **lengths), lambda x: rearrange(x, pattern, **lengths).copy(), rows
+    )
+
+
+def _check_dense(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
         if tensor.is_nested:
             raise BatchError(f"{name} is jagged, expected rows of one shape; use to_padded_tensor on it first")
-    return columns
 
 
-def _divided(name: str, row_shape: tuple[int, ...], n_split: int) -> int:
+def _check_divides(name: str, row_shape: tuple[int, ...], n_split: int) -> None:
     if not row_shape or row_shape[0] % n_split:
         raise BatchError(
             f"unfold_column_chunks: rows of {name} have shape {tuple(row_shape)}, expected a first dimension of "
             f"{n_split} equal parts; leave {name} out of split_keys to repeat it"
         )
-    return row_shape[0] // n_split
 
 
 def _cell_parts(name: str, cell: Any, n_split: int) -> list[Any]:
-    width = _divided(name, (len(cell),) if hasattr(cell, "__len__") else (), n_split)
+    _check_divides(name, (len(cell),) if hasattr(cell, "__len__") else (), n_split)
+    width = len(cell) // n_split
     return [cell[number * width : (number + 1) * width] for number in range(n_split)]

@@ -14,11 +14,11 @@ of verl's container refuse them.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from rlprims import data_proto
 from rlprims.data_proto import BatchError
+from rlprims.interop._package import package
 from rlprims.interop.verl._container import DataProto
 
 _PARTS = ("batch", "non_tensor_batch", "meta_info")
@@ -32,7 +32,8 @@ def to_verl(data: data_proto.DataProto) -> Any:
         ImportError: verl, or a package that it needs, is not installed.
     """
     own = data.select()  # checks the batch; a new TensorDict of the same tensors, copied arrays and metadata
-    return _container()(batch=own.batch, non_tensor_batch=own.non_tensor_batch, meta_info=own.meta_info)
+    container = package("verl.protocol", "verl", "to_verl").DataProto
+    return container(batch=own.batch, non_tensor_batch=own.non_tensor_batch, meta_info=own.meta_info)
 
 
 def from_verl(data: Any) -> DataProto:
@@ -49,10 +50,3 @@ def from_verl(data: Any) -> DataProto:
     if absent:
         raise BatchError(f"from_verl: {type(data).__name__} has no {', '.join(absent)}; expected a verl.DataProto")
     return DataProto(data.batch, data.non_tensor_batch, data.meta_info).select()
-
-
-def _container() -> Any:
-    try:
-        return importlib.import_module("verl.protocol").DataProto
-    except ImportError as error:
-        raise ImportError(f"to_verl needs verl ({error}): pip install verl") from error

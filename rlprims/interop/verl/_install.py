@@ -1,11 +1,11 @@
 """Registration of estimators, losses and rewards of this library with verl."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rlprims import advantage, losses
 from rlprims.algorithms import Algorithm, Use, use
+from rlprims.interop._package import package
 from rlprims.interop.verl import _estimators, _losses
 from rlprims.interop.verl._rewards import manager
 
@@ -46,7 +46,8 @@ def install(*algorithms: Algorithm) -> Installed:
         estimators[name] = _estimators.estimator(algorithm.advantage, algorithm.normalization, settings={})
         policy_losses[name] = _losses.policy_loss(algorithm.policy_loss, algorithm.aggregation, settings={})
 
-    core, managers = _verl("verl.trainer.ppo.core_algos"), _verl("verl.experimental.reward_loop.reward_manager")
+    core = package("verl.trainer.ppo.core_algos", "verl", "install")
+    managers = package("verl.experimental.reward_loop.reward_manager", "verl", "install")
     for name, estimator in estimators.items():
         core.ADV_ESTIMATOR_REGISTRY.pop(name, None)  # verl raises an error on a second registration
         core.register_adv_est(name)(estimator)
@@ -124,10 +125,3 @@ def _check(algorithm: Algorithm) -> None:
         problems.append("token_selection: its thresholds are those of a whole update, which verl does not pass")
     if problems:
         raise ValueError(f"verl does not pass the data that {algorithm.name} needs: {'; '.join(problems)}")
-
-
-def _verl(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"install needs verl ({error}): pip install verl") from error

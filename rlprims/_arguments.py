@@ -1,0 +1,156 @@
+"""The arguments of the commands."""
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+from rlprims import __version__
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
+              "compress_rollouts", "num_examine", "optimizer", "profile", "algorithm.filter", "model.max_",
+              "ray")  # fmt: skip
+"""Beginnings of settings that may change in a resume. With any other change it would be a different run."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command; ``command`` has its name."""
+    parser = argparse.ArgumentParser(
+        prog="rlprims", description="RL algorithm primitives for LLM post-training: the reference trainer."
+    )
+    parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for add in (_add_train, _add_fit, _add_resume, _add_evaluate, _add_export, _add_plan, _add_plot, _add_rollouts):
+        add(commands)
+    _add_algorithms(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _add_train(commands: _Commands) -> None:
+    train = commands.add_parser(
+        "train",
+        help="start a run",
+        description="Start a run from a YAML file. The file can name modules of its folder (verifier: mine.reward). "
+        "The folder is searched after all installed packages. A setting may name any function, which then runs: start "
+        "no file that you do not trust.",
+    )
+    _add_config(train, "seed=1 algorithm.group_size=8")
+    train.add_argument(
+        "--resume-if-exists",
+        action="store_true",
+        help="continue the run in run_dir, with its own config; start it if there is none. So the same command begins "
+        "a job and restarts it",
+    )
+
+
+def _add_fit(commands: _Commands) -> None:
+    fit = commands.add_parser(
+        "fit",
+        help="train on stored rows: SFT, preference pairs, a reward model",
+        description="Train on a JSON lines file with the settings of a YAML file. The loss defines the form of rows. "
+        "loss: sft, the default, is supervised fine-tuning on rows with prompt and response, or messages of a chat. "
+        "loss: dpo, or another loss on pairs, reads rows with prompt, chosen and rejected. loss: bradley_terry trains "
+        "a reward model on such rows. The result is a Hugging Face folder, for model.path or model.reward of another "
+        "run. rlprims resume continues a run.",
+    )
+    _add_config(fit, "epochs=3 loss=dpo loss.beta=0.2")
+    fit.add_argument(
+        "--resume-if-exists", action="store_true", help="continue the run in run_dir; start it if there is none"
+    )
+
+
+def _add_config(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"such as {example}")
+
+
+def _add_resume(commands: _Commands) -> None:
+    resume = commands.add_parser("resume", help="continue a run", description="Continue from the newest checkpoint.")
+    resume.add_argument("run_directory", type=Path, metavar="RUN")
+    resume.add_argument("overrides", nargs="*", metavar="key=value", help=f"of {', '.join(RESUMABLE)}")
+
+
+def _add_evaluate(commands: _Commands) -> None:
+    evaluate = commands.add_parser(
+        "eval", help="evaluate a run or a model", description="Evaluate a run's newest checkpoint, or a config's model."
+    )
+    evaluate.add_argument("what", type=Path, metavar="RUN|CONFIG.yaml")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as evaluation.samples=16")
+
+
+def _add_export(commands: _Commands) -> None:
+    export = commands.add_parser(
+        "export",
+        help="a checkpoint's model, for Hugging Face",
+        description="Write the model of a run's checkpoint as a Hugging Face directory, with its tokenizer. Most "
+        "checkpoints of a run on Ray have only shards of it (checkpoint.hugging_face).",
+    )
+    export.add_argument("run_directory", type=Path, metavar="RUN")
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="where it is written; it must not exist yet")
+    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    export.add_argument("--model", help="critic, for example (default: policy; of a reward model's run: reward)")
+
+
+def _add_plan(commands: _Commands) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="the memory that a run will use, and the seconds of a step",
+        description="Print the memory of a run, part by part, and the settings that lower it; with the rates of the "
+        "hardware also the bytes and seconds of each phase of a step. Only the config of the model is read.",
+    )
+    _add_config(plan, "model.fused_head=true")
+    plan.add_argument("--prompt-tokens", type=int, help="tokens of every prompt, if the data are not on this machine")
+    rates = plan.add_argument_group(
+        "seconds of a step",
+        "rates that your devices reach, not those of a data sheet; the table needs the first three",
+    )
+    rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations per second, such as 400 for an H100")
+    rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s, such as 3000 for an H100")
+    rates.add_argument(
+        "--network", type=float, help="GB/s that a rank receives from the others, such as 50 for 400 Gb/s"
+    )
+    rates.add_argument("--disk", type=float, help="GB/s that a process writes, for the seconds of a checkpoint")
+    rates.add_argument("--response-tokens", type=float, help="tokens of the mean response (default: the limit)")
+
+
+def _add_plot(commands: _Commands) -> None:
+    plot = commands.add_parser("plot", help="draw learning curves", description="Draw runs in one picture.")
+    plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    plot.add_argument("--out", type=Path, help="PNG or SVG file (default: curves.png in the first run)")
+
+
+def _add_rollouts(commands: _Commands) -> None:
+    rollouts = commands.add_parser("rollouts", help="read samples", description="Show samples with their advantages.")
+    rollouts.add_argument("run_directory", type=Path, metavar="RUN")
+    rollouts.add_argument("--step", type=int, help="default: the last one recorded; with --html all")
+    rollouts.add_argument("--count", type=int, default=8, help="samples to print (default 8)")
+    rollouts.add_argument("--source", help="only this data source")
+    page = "one page of all steps, or of --step, instead of the terminal"
+    rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
+
+
+def _add_algorithms(commands: _Commands) -> None:
+    presets = commands.add_parser("algorithms", help="the parts of a preset", description="List or show presets.")
+    presets.add_argument("names", nargs="*", metavar="NAME", help="one: show it; two: compare them")
+    presets.add_argument("--yaml", action="store_true", help="print it as in a config")
+
+
+def _add_doctor(commands: _Commands) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="what is installed and works", description="Try what is installed; say how to repair the rest."
+    )
+    doctor.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL|CONFIG.yaml",
+        help="also check whether the files of the model use the same end token",
+    )
+    doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
+    doctor.add_argument(
+        "--cluster",
+        action="store_true",
+        help="start the cluster of CONFIG.yaml (execution: ray), and time a sum over its ranks, sampling compared with "
+        "the bare engine, an update, and a sync of the model; nothing is saved",
+    )
+    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="such as ray.training_workers=8")

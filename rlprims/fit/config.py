@@ -1,0 +1,119 @@
+"""The settings of a run on stored rows: demonstrations, or pairs of a chosen and a rejected response."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rlprims import losses
+from rlprims.algorithms import Use, use
+from rlprims.execution import (
+    Kind,
+    kind_of,
+    reads_means,
+    reads_reference,
+)
+from rlprims.runs.config import EvaluationSteps, RunConfig, check_template
+from rlprims.runs.rows import RowsConfig
+
+_OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
+"""Settings of ``model`` that are only for runs on the policy's own samples."""
+
+
+class FitDataConfig(RowsConfig):
+    """Demonstrations with a prompt and a response, or messages of a chat; or pairs."""
+
+    prompt: str = Field(default="prompt", description="field that holds the prompt: a text or messages")
+    response: str = Field(default="response", description="field that holds a demonstration's response")
+    messages: str = Field(
+        default="messages", description="field that holds a chat, instead of prompt and response: role and content"
+    )
+    chosen: str = Field(default="chosen", description="field that holds a pair's better response, or the whole chat")
+    rejected: str = Field(default="rejected", description="field that holds a pair's worse response")
+    margin: str | None = Field(
+        default=None, description="field with a pair's margin, a number, for losses.bradley_terry; null: none"
+    )
+    template: str = Field(default="{prompt}", description="text with {prompt} in it, or chat: the tokenizer's template")
+    turns: Literal["all", "last"] = Field(
+        default="all", description="of a chat, the assistant's messages that are learned"
+    )
+    max_length: int | None = Field(
+        default=None, ge=2, description="tokens of a prompt with its response; null: the window"
+    )
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
+        default="filter", description="filter leaves the row out, truncate cuts the prompt's beginning off"
+    )
+    overlong_rows: Literal["truncate", "filter", "error"] = Field(
+        default="truncate", description="truncate cuts a response, which then has no end token"
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _names_the_prompt(cls, template: str) -> str:
+        return check_template(template, "{prompt}")
+
+
+class FitConfig(RunConfig):
+    """The settings of a run on stored rows. The loss defines the form of the rows and what is trained."""
+
+    loss: Use = Field(
+        default=use(losses.nll),
+        description="with log_probs: demonstrations; with chosen_log_probs: pairs; with chosen_scores: a reward model",
+    )
+    aggregation: Use = Field(
+        default=use(losses.token_mean), description="the mean over a step's tokens of demonstrations; a pair counts 1"
+    )
+    means: bool | None = Field(
+        default=None,
+        description="compare pairs by means over their tokens, not sums; null: as the loss is defined, that is, means "
+        "for orpo and simpo",
+    )
+    epochs: int = Field(default=1, ge=1, description="passes over the rows")
+    steps: int | None = Field(default=None, ge=1, description="optimizer steps; null: as many as the epochs need")
+    rows_per_step: int = Field(default=32, ge=1, description="demonstrations or pairs per optimizer step")
+    data: FitDataConfig
+    evaluation: EvaluationSteps = Field(default=EvaluationSteps(), description="on held-out rows")
+    execution: Literal["local", "ray"] = Field(default="local", description="one process; ray is not supported yet")
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _short_name(cls, value: Any) -> Any:
+        """``dpo`` is short for ``losses.dpo``, and ``sft`` for ``losses.nll``."""
+        path = value.get("fn") if isinstance(value, Mapping) else value
+        if not isinstance(path, str) or "." in path:
+            return value
+        full = "losses." + {"sft": "nll"}.get(path, path)
+        return {**value, "fn": full} if isinstance(value, Mapping) else full
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "FitConfig":
+        kind = self.kind
+        if self.loss.unbound:
+            raise ValueError(f"loss: {self.loss.path} needs a value for {', '.join(sorted(self.loss.unbound))}")
+        if self.execution == "ray":
+            raise ValueError(
+                "execution: ray does not support stored rows yet. Leave execution out, and use the "
+                "result as model.path of a run on samples"
+            )
+        unused = [name for name in _OF_SAMPLES if getattr(self.model, name) is not None]
+        if self.model.reference is not None and not reads_reference(self.loss):
+            unused.append("reference")
+        if self.model.replay_routes:
+            unused.append("replay_routes")
+        if unused:
+            raise ValueError(
+                f"model.{unused[0]} is not used in a run on stored rows with {self.loss.path}: leave it out"
+            )
+        if self.means is not None and kind != "pairs":
+            raise ValueError(f"means is for losses on pairs of log-probs, which {self.loss.path} is not: leave it out")
+        if self.data.margin is not None and kind != "scores":
+            raise ValueError(f"data.margin is for losses.bradley_terry, but the loss is {self.loss.path}: leave it out")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.loss)
+
+    @property
+    def takes_means(self) -> bool:
+        return reads_means(self.loss) if self.means is None else self.means

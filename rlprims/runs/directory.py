@@ -1,0 +1,191 @@
+"""The directory of a run: config, environment, metrics, rollouts, and a lock against a second trainer."""
+
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlprims.runs.config import RunConfig, Settings, load_as
+from rlprims.runs.disk_errors import writing
+from rlprims.runs.records import open_rollouts, record_lines
+from rlprims.runs.steps import Step
+
+_LOCK = ".lock"
+
+
+class RunDirectory:
+    """``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``rollouts/``, ``checkpoints/``, ``summary.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.rollouts = path / "rollouts"
+        self._lock: TextIO | None = None
+
+    @classmethod
+    @contextmanager
+    def claim(cls, path: Path) -> Iterator["RunDirectory"]:
+        """Lock the directory of a new run before the models are loaded. Call :meth:`begin` when they are.
+
+        If the block ends before :meth:`begin`, everything that was made is removed.
+
+        Raises:
+            ValueError: the directory is not empty, another process has claimed it, or it cannot be written.
+        """
+        _check_free(path)
+        made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
+        run = cls(path)
+        try:
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                run.lock()
+            yield run
+        finally:
+            if run._lock is not None and not (path / "config.yaml").exists():
+                (path / _LOCK).unlink(missing_ok=True)
+                run._lock.close()
+                for folder in made:
+                    with suppress(OSError):  # another process has written there
+                        folder.rmdir()
+
+    def begin(self, config: RunConfig) -> None:
+        """Write the first files of a run into its claimed directory."""
+        with writing(self.path):
+            self.rollouts.mkdir()
+            (self.path / "config.yaml").write_text(config.to_yaml())
+            self.write_json("environment.json", environment())
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """Open the directory of an existing run.
+
+        Raises:
+            ValueError: it is not the directory of a run.
+        """
+        if not (path / "config.yaml").is_file():
+            raise ValueError(f"{path} is not a run: it has no config.yaml")
+        return cls(path)
+
+    def config(self, kind: type[Settings], overrides: Iterable[str] = ()) -> Settings:
+        """The settings of the run, with overrides."""
+        return load_as(kind, self.path / "config.yaml", list(overrides))
+
+    def record(self, config: RunConfig, step: int, overrides: Iterable[str]) -> None:
+        """Use this config from this step on; ``changes.jsonl`` records the changes and the step."""
+        temporary = self.path / ".config.writing"
+        with writing(self.path / "config.yaml"):
+            temporary.write_text(config.to_yaml())
+            temporary.replace(self.path / "config.yaml")
+            with (self.path / "changes.jsonl").open("a") as file:
+                file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
+
+    def lock(self) -> None:
+        """Take the lock; it is held until this process ends.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        while True:
+            file = (self.path / _LOCK).open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(f"{self.path} is in use by process {file.read().strip()}") from None
+            if os.fstat(file.fileno()).st_nlink:  # otherwise its owner ended meanwhile, and removed it
+                break
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._lock = file
+
+    def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a line to ``metrics.jsonl``; numbers that are not finite are written as null."""
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+
+    def truncate_after(self, step: int) -> None:
+        """Remove the lines and files of later steps, which will be repeated from the checkpoint of ``step``."""
+        path = self.path / "metrics.jsonl"
+        kept = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue  # incomplete, because the process ended
+        temporary = path.with_suffix(".writing")
+        with writing(path):
+            temporary.write_text("".join(kept))
+            temporary.replace(path)
+        for rollout in self.rollouts.glob("step_*.jsonl*"):
+            if int(rollout.name.removeprefix("step_").partition(".")[0]) > step:
+                rollout.unlink()
+
+    def write_json(self, name: str, value: Any) -> None:
+        path, temporary = self.path / name, self.path / f".{name}.writing"
+        with writing(path):
+            temporary.write_text(json.dumps(value, indent=1))
+            temporary.replace(path)
+
+    def write_rollouts(self, step: Step, tokenizer: Any, *, compress: bool = False) -> None:
+        """Write all samples of the step, trained, dropped or surplus, one per line."""
+        name, end = f"step_{step.number:06d}.jsonl", ".gz" if compress else ""
+        path, temporary = self.rollouts / (name + end), self.rollouts / f".writing{end}"
+        text_of = cache(lambda token: tokenizer.decode([token]))  # most tokens of a step occur often
+        with writing(path):
+            with open_rollouts(temporary, "wb") as file:
+                surplus = [(rows, "surplus") for rows in step.surplus]
+                for rows, status in [(step.batch, "trained"), *step.dropped, *surplus]:
+                    file.writelines(
+                        json.dumps(line).encode() + b"\n" for line in record_lines(step.number, rows, status, text_of)
+                    )
+            temporary.replace(path)
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {_LOCK}):
+        raise ValueError(
+            f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
+        )
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the command of the run."""
+    packages = ("rlprims", "torch", "tensordict", "numpy", "pydantic", "transformers", "tokenizers", "safetensors")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "git": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,41 @@
+"""Profiles of the steps that the settings name."""
+
+from pathlib import Path
+
+from rlprims.execution import Observable, ProfileConfig, Profiler
+from rlprims.runs.disk_errors import writing
+from rlprims.runs.steps import Step, Stepper
+
+
+class StepProfiles:
+    """Profiles the steps that the config names. The folder of a step has a trace and a table of every process.
+
+    ``begin`` is the last hook of a step: it starts the profile of the next step. ``end`` is the first hook.
+    """
+
+    def __init__(self, config: ProfileConfig, workers: Observable, directory: Path) -> None:
+        self.config, self.workers, self.directory = config, workers, directory
+        self.profiler = Profiler()
+
+    def __enter__(self) -> "StepProfiles":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.profiler.stop()  # still running if the step failed
+
+    def begin(self, trainer: Stepper, step: Step | None = None) -> None:
+        if trainer.step_number + 1 in self.config.steps:
+            self.workers.start_profile(self.config)
+            self.profiler.start(self.config)
+
+    def end(self, trainer: Stepper, step: Step) -> None:
+        own = self.profiler.stop()
+        if own is None:
+            return
+        folder = self.directory / f"step_{step.number:06d}"
+        profiles = {"trainer": own, **self.workers.stop_profile()}
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, profile in profiles.items():
+                (folder / f"{name}.json.gz").write_bytes(profile.trace)
+                (folder / f"{name}.txt").write_text(profile.table)

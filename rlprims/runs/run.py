@@ -1,0 +1,297 @@
+"""The base class of all kinds of runs: hooks, logs, profiles, checkpoints, signals and errors."""
+
+import json
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+
+from rlprims.execution import ExecutionError, Finish, Observable
+from rlprims.filters import SamplingExhausted
+from rlprims.runs.best_checkpoint import Best
+from rlprims.runs.checkpoint import (
+    Background,
+    add_models,
+    begin_checkpoint,
+    load_groups,
+    load_random_state,
+    newest_checkpoint,
+    save_groups,
+    save_random_state,
+)
+from rlprims.runs.config import RunConfig
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.loggers import open_loggers
+from rlprims.runs.metrics import worker_metrics
+from rlprims.runs.profiles import StepProfiles
+from rlprims.runs.steps import Hook, Step, Stepper, train
+
+
+class HasState(Protocol):
+    """An object whose state is in the checkpoints. The methods are those of :class:`rlprims.execution.Execution`."""
+
+    def save(self, directory: Path) -> Finish: ...
+    def load(self, directory: Path) -> None: ...
+
+
+class Progress(Protocol):
+    """What a terminal shows during a run."""
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+
+class Run(ABC):
+    """A run of any kind. Subclasses define the evaluation, the records and the summary."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        execution: HasState,
+        workers: Observable,
+        trainer: Stepper,
+        console: Console,
+        best: Best,
+        progress: Callable[..., AbstractContextManager[Progress]],
+    ) -> None:
+        self.settings, self.run_directory = config, run
+        self.execution, self.workers = execution, workers
+        self.stepper, self.console, self.best = trainer, console, best
+        self.progress = progress
+        self.loggers = open_loggers(config, run.path)
+        self.last_state = trainer.state_dict()
+        self.background = Background()
+        """Completes the checkpoints."""
+        self.recording = Background()
+        """Writes the records of a step during the next step."""
+        self.saved: tuple[int, bool] | None = None
+        """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
+
+    @abstractmethod
+    def evaluate(self) -> None:
+        """Evaluate the current model and write the metrics."""
+
+    def record(self, step: Step) -> None:  # noqa: B027  # a kind of run may store nothing
+        """Store further data of a step, beside its metrics."""
+
+    def hooks(self) -> list[Hook]:
+        """Return the functions that are called after a step is logged."""
+        return []
+
+    @abstractmethod
+    def finish(self, seconds: float) -> None:
+        """Write the summary."""
+
+    def run(self) -> int:
+        """Train until the last step or a stop signal; returns the exit code."""
+        with on_interrupt(self.console, f"stopped at once: rlprims resume {self.run_directory.path}"):
+            try:
+                return self._run()
+            except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C must not wait
+                failures = self._failures_in_background()
+                if failures and isinstance(error, ValueError):
+                    lines = [str(error), *(str(failure).splitlines()[0] for failure in failures)]
+                    raise ValueError("\n".join(lines)) from error
+                raise
+
+    def _run(self) -> int:
+        settings, trainer, begun = self.settings, self.stepper, time.monotonic()
+        if trainer.step_number == 0 and settings.evaluation.before_training:
+            self.evaluate()
+        with (
+            self.progress(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
+            _stop_signals(self.console) as stop,
+            StepProfiles(settings.profile, self.workers, self.run_directory.path / "profile") as profiles,
+        ):
+            hooks: list[Hook] = [
+                profiles.end,
+                self._log,
+                lambda trainer, step: progress.show(step.number, step.metrics),
+                *self.hooks(),
+                self._maybe_evaluate,
+                self._maybe_save,
+                profiles.begin,
+            ]
+            profiles.begin(trainer)
+            with self._failures():
+                train(trainer, hooks, stop=lambda: stop.requested() or self.best.should_stop)
+        with self._failures():
+            self.save(models=self.best.should_stop or trainer.step_number == trainer.steps)
+            self.recording.wait()
+            self.background.wait()
+        if stop.signal is not None:
+            message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
+            self.console.print(message, soft_wrap=True)
+            return 128 + stop.signal
+        if self.best.should_stop:
+            self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
+        self.finish(time.monotonic() - begun)
+        return 0
+
+    def _failures_in_background(self) -> list[Exception]:
+        """Wait until the last checkpoint and the last records are complete; returns their errors if they failed."""
+        failures = []
+        for work in (self.recording, self.background):
+            try:
+                work.wait()
+            except Exception as error:
+                failures.append(error)
+        return failures
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise errors of the execution and the disk again, with the step and the command that continues the run."""
+        try:
+            yield
+        except SamplingExhausted as error:
+            # The weights are still those of the last finished step, so a checkpoint keeps all finished steps.
+            self.save()
+            raise ValueError(
+                f"step {self.stepper.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
+            ) from None
+        except (ExecutionError, CannotWrite) as error:
+            raise ValueError(
+                f"step {self.stepper.step_number}: {error}\ncontinue the run from its newest checkpoint: "
+                f"rlprims resume {self.run_directory.path}"
+            ) from error
+
+    def _log(self, trainer: Stepper, step: Step) -> None:
+        step.metrics.update(worker_metrics(self.workers.reports()))
+        self.write("train", step.number, step.metrics)
+        self.record(step)
+        self.last_state = self.stepper.state_dict()
+
+    def write(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        """Write metrics to all loggers."""
+        self.run_directory.log(kind, step, metrics)
+        for log in self.loggers:
+            log(step, {f"{kind}/{name}": value for name, value in metrics.items()})
+
+    def _maybe_evaluate(self, trainer: Stepper, step: Step) -> None:
+        if step.number % self.settings.evaluation.every == 0 or step.number == trainer.steps:
+            self.evaluate()
+
+    def _maybe_save(self, trainer: Stepper, step: Step) -> None:
+        self.background.check()
+        if step.number % self.settings.checkpoint.every == 0 or step.number == trainer.steps:
+            self.save()
+
+    def save(self, *, models: bool = False) -> None:
+        """Copy the state after the last finished step, and complete its checkpoint in the background.
+
+        With ``models`` the checkpoint has Hugging Face models. Without it, it has them if the settings say so, or if it
+        is the best or the last one.
+        """
+        state, held = self.last_state
+        step, settings = state["step_number"], self.settings.checkpoint
+        models = models or settings.hugging_face == "every" or step in (self.best.step, self.stepper.steps)
+        if self.saved in ((step, True), (step, models)):
+            return
+
+        def write(directory: Path) -> Finish:
+            finish = self.execution.save(directory)
+            save_random_state(directory)
+            for name, groups in held.items():
+                save_groups(groups, directory / name)
+            (directory / "trainer.json").write_text(json.dumps(state))
+            return finish
+
+        self.recording.wait()  # a resume writes only the records of later steps
+        self.background.wait()
+        checkpoints = self.run_directory.checkpoints
+        complete = begin_checkpoint(checkpoints, step, write, keep=settings.keep, best=self.best.step)
+        self.saved = step, models
+
+        def task() -> None:
+            checkpoint = complete()
+            if models:
+                add_models(checkpoint)
+
+        self.background.begin(task)
+
+    def load(self, checkpoint: Path) -> None:
+        """Load a checkpoint, and cut the logs back to its step."""
+        self.execution.load(checkpoint)
+        state = json.loads((checkpoint / "trainer.json").read_text())
+        held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
+        self.stepper.load_state_dict(state, held)
+        self.last_state = self.stepper.state_dict()
+        self.run_directory.truncate_after(state["step_number"])
+        self.best.truncate_after(state["step_number"])
+        load_random_state(checkpoint)
+
+
+def prepare_process(threads: int) -> None:
+    """Set the number of torch's threads, and turn off the messages of transformers."""
+    from transformers.utils import logging
+
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def lock_and_find_checkpoint(run: RunDirectory, console: Console) -> Path | None:
+    """Lock a run, and return its newest complete checkpoint; None if it has no checkpoints."""
+    run.lock()
+    if not any(run.checkpoints.glob("step_*")):
+        return None
+    return newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
+
+
+def begin_or_resume(
+    run: RunDirectory, checkpoint: Path | None, session: Run, console: Console, overrides: Sequence[str]
+) -> int:
+    """Run from a checkpoint, or from the beginning if it is None; returns the exit code."""
+    if checkpoint is None:
+        run.truncate_after(-1)
+        message = f"{run.path} has no checkpoint: it begins again"
+    else:
+        session.load(checkpoint)
+        message = f"resuming {run.path} after step {session.stepper.step_number} of {session.stepper.steps}"
+    if overrides:
+        run.record(session.settings, session.stepper.step_number, overrides)
+    console.print(message, highlight=False, soft_wrap=True)
+    return session.run()
+
+
+@contextmanager
+def on_interrupt(console: Console, message: str) -> Iterator[None]:
+    """Print the message if Ctrl-C interrupts the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(message, style="yellow", highlight=False, soft_wrap=True)
+        raise
+
+
+class _Stop:
+    signal: int | None = None
+
+    def requested(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def _stop_signals(console: Console) -> Iterator[_Stop]:
+    """Handle SIGINT and SIGTERM: the first ends the run after the current step, the second ends it at once."""
+    stop = _Stop()
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.signal is not None:
+            raise KeyboardInterrupt
+        stop.signal = number
+        console.print("stopping after this step; once more to stop at once", style="yellow")
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
