@@ -4,7 +4,15 @@ import torch
 
 from rlprims._described import described
 from rlprims.ended import CUT_OFF, EndedName
-from rlprims.grouping import check_group_ids, group_centred, group_count, group_ranks, group_sum, is_varied
+from rlprims.grouping import (
+    check_group_ids,
+    group_bounds,
+    group_centred,
+    group_count,
+    group_ranks,
+    group_sum,
+    is_varied,
+)
 from rlprims.masking import check_tensors, ended_by, upcast
 from rlprims.types import ComponentScores, EndedCodes, GroupIds, PerSequence, RowMask
 
@@ -88,8 +96,10 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     _check(scores, group_ids)
     if not low < high:
         raise ValueError(f"low={low} and high={high}, expected low < high: no group would be kept")
-    # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9.
-    mean = (group_sum(scores.double(), group_ids) / group_count(group_ids)).to(upcast(scores).dtype)
+    # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9. The
+    # mean of equal scores is exactly their value, because it is between the smallest and the largest.
+    mean = group_sum(scores.double(), group_ids) / group_count(group_ids)
+    mean = mean.clamp(*group_bounds(scores.double(), group_ids)).to(upcast(scores).dtype)
     return (low < mean) & (mean < high)
 
 
