@@ -243,7 +243,7 @@ def online_dpo(
 
 def _first_of_group(members: RowMask, group_ids: GroupIds) -> RowMask:
     """True at the first member of each group."""
-    rows = torch.arange(len(group_ids), device=group_ids.device)
+    rows = torch.arange(group_ids.shape[0], device=group_ids.device)
     return members & (rows == first_rows(group_ids, members)[group_ids])
 
 
