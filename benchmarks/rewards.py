@@ -117,7 +117,7 @@ def by_the_clock(count: int) -> None:
     try:
         with (
             Pool(verifiers.gsm8k, workers=workers) as pool,
-            Pool(verifiers.math, workers=workers, preload=["math_verify"]) as math_pool,
+            Pool(verifiers.math, workers=workers, preload=["sympy"]) as math_pool,
         ):
             ways: dict[str, Callable[[], Any]] = {
                 "gsm8k, one by one": lambda: naive(verifiers.gsm8k, marked, golds).scores,

@@ -10,8 +10,9 @@ from rlprims.rewards.verifiers._code_data import read_cases, read_tests
 from rlprims.rewards.verifiers._exact import exact
 from rlprims.rewards.verifiers._gsm8k import gsm8k
 from rlprims.rewards.verifiers._imported import imported
-from rlprims.rewards.verifiers._math import math
+from rlprims.rewards.verifiers._math import check_expression, math
 from rlprims.rewards.verifiers._multiple_choice import multiple_choice
+from rlprims.rewards.verifiers._numeric import numeric
 
 
 def _search(response: str, answer: Any) -> dict[str, float]:
@@ -70,7 +71,7 @@ def check_answer(
     """Check that the verifier can test the answer. Call it when data are read, before sampling starts.
 
     Raises:
-        ValueError: no verifier for the data source; cases or tests that cannot be run.
+        ValueError: no verifier for the data source; an answer that cannot be read; cases or tests that cannot be run.
     """
     options = options or {}
     if verifier is by_source:
@@ -79,6 +80,10 @@ def check_answer(
         read_cases(answer, options.get("max_cases"))
     elif verifier is code_asserts:
         read_tests(answer)
+    elif verifier is math:
+        check_expression(answer)
+    elif verifier in (gsm8k, numeric, multiple_choice):  # they read the answer before the response
+        verifier("", answer, **{name: value for name, value in options.items() if name in ("choices", "tag")})
 
 
 def _verifier_of(source: str, table: Mapping[str, Callable[..., Any] | str] | None) -> Callable[..., Any]:
