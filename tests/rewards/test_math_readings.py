@@ -60,9 +60,10 @@ RIGHT = {
         (r"\frac34", "¾"), (r"2\sqrt{5}", "2√5"), (r"5\times10^{14}", "5×10¹⁴"), ("2.5", "2½"), ("(3,4)", "（3，4）"),
         ("3,4", "3、4"), ("8", "８。"), ("x^3", "x³"), ("x_1", "x₁"), (r"\frac{\pi}{6}", "π/6"), (r"\emptyset", "∅"),
     ],
+    "where the answer is defined": [(r"2\ln x", r"\ln x^2"), (r"\sqrt{x}\sqrt{x}", "x")],
     "sets": [(r"\emptyset", r"\varnothing"), (r"\emptyset", r"\{\}"), ("6", r"\{6\}"), (r"\{1,2\}", "2, 1")],
     "separators": [("2.75", "2{,}75"), ("2750", "2{,}750"), ("2750", r"2\,750"), (r"32,\!348", "32348"),
-        ("2,750", "2750")],
+        ("2,750", "2750"), ("100, 250", "100,250")],
     "times of day": [(r"4\text{ p.m.}", "4:00 PM"), ("4:30 p.m.", r"4{:}30\text{ pm}".replace("{:}", ":"))],
     "exact values": [
         (r"\frac{\sqrt2}{2}", r"\sin 45^\circ"), (r"\frac{\sqrt6+\sqrt2}{4}", r"\cos\frac{\pi}{12}"),
@@ -207,7 +208,9 @@ def test_a_heading_in_a_sentence_marks_nothing() -> None:
     assert math("We answer 12", "12")["format"] == 0
 
 
-@pytest.mark.parametrize("gold", [r"\frac{", r"\frac{1}{2", "forty two", "three million", r"\sqrt", "2+", "x=", ""])
+@pytest.mark.parametrize(
+    "gold", [r"\frac{", r"\frac{1}{2", r"\frac{1}{2}}", "forty two", "three million", r"\sqrt", "2+", "x=", ""]
+)
 def test_an_answer_that_cannot_be_read_raises_when_the_data_is_read(gold: str) -> None:
     for source in ("math500", "numina_x"):
         with pytest.raises(ValueError, match="answer"):

@@ -20,6 +20,12 @@ def _search(response: str, answer: Any) -> dict[str, float]:
     return exact(response, golds, tag="answer", normalized=True)
 
 
+def _evalplus(response: str, answer: Any) -> dict[str, float]:
+    return code_asserts(response, answer, packages=_PACKAGES)
+
+
+_PACKAGES = ("numpy",)  # the tests of HumanEval+ and MBPP+ import it
+
 SOURCES: dict[str, Callable[..., Any] | str] = {
     **dict.fromkeys(("openai/gsm8k", "gsm8k"), gsm8k),
     **dict.fromkeys(("lighteval/MATH*", "DigitalLearningGmbH/MATH-lighteval", "EleutherAI/hendrycks_math"), math),
@@ -33,10 +39,9 @@ SOURCES: dict[str, Callable[..., Any] | str] = {
     **dict.fromkeys(("open-r1/DAPO-Math-17k-Processed", "AI-MO/NuminaMath-*", "numina_*"), math),
     **dict.fromkeys(("math*", "aime*", "AIME*", "hiyouga/geometry3k", "geometry3k"), math),
     **dict.fromkeys(("Idavidrein/gpqa", "gpqa", "gpqa_*", "fingertap/GPQA-Diamond"), multiple_choice),
-    **dict.fromkeys(
-        ("openai/openai_humaneval", "openai_humaneval", "humaneval", "evalplus/humanevalplus"), code_asserts
-    ),
-    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp", "evalplus/mbppplus", "mbppplus"), code_asserts),
+    **dict.fromkeys(("openai/openai_humaneval", "openai_humaneval", "humaneval"), code_asserts),
+    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp"), code_asserts),
+    **dict.fromkeys(("evalplus/humanevalplus", "humanevalplus", "evalplus/mbppplus", "mbppplus"), _evalplus),
     **dict.fromkeys(("codeparrot/apps", "apps", "BAAI/TACO", "taco", "likaixin/TACO-verified"), code_stdin),
     **dict.fromkeys(("deepmind/code_contests", "codecontests", "code_contests", "codeforces"), code_stdin),
     "livecodebench*": code_stdin,
@@ -78,8 +83,8 @@ def check_answer(
         check_answer(_verifier_of(data_source, options.get("table")), answer, data_source)
     elif verifier is code_stdin:
         read_cases(answer, options.get("max_cases"))
-    elif verifier is code_asserts:
-        read_tests(answer)
+    elif verifier in (code_asserts, _evalplus):
+        read_tests(answer, _PACKAGES if verifier is _evalplus else options.get("packages", ()))
     elif verifier is math:
         check_expression(answer)
     elif verifier in (gsm8k, numeric, multiple_choice):  # they read the answer before the response

@@ -25,9 +25,9 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
     (DAPO's form), else, with ``final_phrase``, the text after "The final answer is" (Minerva). Without any of these the
     score is 0. The answer is an expression, or a solution with a box.
 
-    Equal texts and equal numbers are compared directly, all other expressions by sympy, which has no limits: it would
+    Equal texts and equal numbers are compared directly, all other expressions by sympy. It has no limits and would
     compute ``10^{10^{10}}``. Therefore call the verifier in a :class:`rlprims.rewards.pool.Pool`, which limits its time
-    and memory. An expression of more than 1,000 characters or 8 nested brackets is wrong unless it is the answer's text.
+    and memory. Unless it is the answer's text, an expression with 1,000 characters or 8 nested brackets is wrong.
 
     The comparison is exact: a decimal is a rational number, and 1/3 is not 0.333. Values without an exact form are
     different if they differ in their first thousand digits. Text that is not understood is never left out: the response
