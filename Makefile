@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
-DEV = -e ".[train,rewards,track,lora,gguf]" --group dev
+DEV = -e ".[train,rewards,track,lora,gguf,data]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants test-triton lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -62,9 +62,6 @@ test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks a
 test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
 	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges
 
-test-triton: .venv-triton/.ready ## the Triton kernels beside their formulas, in Triton's interpreter, on a CPU
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -q -m triton tests/kernels/test_kernels.py
-
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation
 
@@ -107,14 +104,14 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 # Peers pin other versions, so they live apart.
 .venv-bench/.ready: pyproject.toml constraints/bench.txt
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt torch
-	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify
+	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt verl trl torchrl math-verify httpx2
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt --no-deps openrlhf liger-kernel triton
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt -e . matplotlib
 	@touch $@
 
 .venv-triton/.ready: pyproject.toml constraints/dev.txt
 	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt torch
-	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt -e ".[triton]" $(RUNNER)
+	.ci/install .venv-triton $(PYTHON) -c constraints/dev.txt -e . triton $(RUNNER)
 	@touch $@
 
 # The test runner in the versions of constraints/dev.txt, whose other lines the peers would not bear.
@@ -141,7 +138,7 @@ $(VENV)/.dev: pyproject.toml constraints/dev.txt
 	.ci/install .venv-docs $(PYTHON) -c constraints/docs.txt -e . --group docs
 	@touch $@
 
-# The CPU build; where there is a GPU: pip install '.[ray]' vllm
+# The CPU build; where there is a GPU: pip install '.[vllm]'
 install-ray: .venv-ray/.ready
 
 .venv-ray/.ready: pyproject.toml constraints/ray.txt

@@ -24,10 +24,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import _machine
-from rlprims.trainer.collect.rollout import prompt_rows
 from rlprims.trainer.config import load_config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
+from rlprims.trainer.sources.responses import prompt_rows
 
 RESULTS = Path("docs/benchmarks/execution.json")
 EXAMPLES = {
@@ -156,7 +156,7 @@ def _peak_beyond(worker: Any) -> int:
 
 
 def _layer_groups(worker: Any) -> list[int]:
-    from rlprims.execution.ray._source import Source
+    from rlprims.execution.ray._transfer import Source
 
     parts = Source(worker.training.policy.module, worker.shards).parts
     return [sum(info.bytes for info in part) for part in parts]

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from benchmarks import _machine, _stages
 from benchmarks._peers import peer
-from rlprims.execution._meter import _peak_memory
+from rlprims.execution._observed import _peak_memory
 from rlprims.rewards.verifiers import gsm8k
 
 ROOT = Path(__file__).parents[1]

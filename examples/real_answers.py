@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from einops import repeat
 
 from rlprims import advantage, filters, rewards
 from rlprims.rewards import verifiers
@@ -24,7 +25,7 @@ count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
 questions = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:count] if line]
 responses = [question[model]["solution"] for question in questions for model in MODELS]
 answers = [question["ground_truth"] for question in questions for _ in MODELS]
-group_ids = torch.arange(len(questions)).repeat_interleave(len(MODELS))
+group_ids = repeat(torch.arange(len(questions)), "question -> (question model)", model=len(MODELS))
 lengths = torch.tensor([len(response.split()) for response in responses])
 response_mask = torch.arange(int(lengths.max())) < lengths[:, None]
 

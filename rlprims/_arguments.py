@@ -20,8 +20,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_train, _add_fit, _add_resume, _add_evaluate, _add_export, _add_plan, _add_plot, _add_rollouts):
+    for add in (_add_train, _add_fit, _add_data, _add_resume, _add_evaluate, _add_export, _add_plan, _add_plot):
         add(commands)
+    _add_rollouts(commands)
     _add_algorithms(commands)
     _add_doctor(commands)
     return parser
@@ -58,6 +59,22 @@ def _add_fit(commands: _Commands) -> None:
     fit.add_argument(
         "--resume-if-exists", action="store_true", help="continue the run in run_dir; start it if there is none"
     )
+
+
+def _add_data(commands: _Commands) -> None:
+    data = commands.add_parser(
+        "data",
+        help="what a file of rows has, before a run",
+        description="Show the layout of a file, its columns, rows, lengths, duplicates, and rows that cannot be used; "
+        "with --to write the rows in the fields that a run reads by default.",
+    )
+    data.add_argument("file", type=Path, metavar="FILE", help="JSON lines, parquet, arrow, or a folder of datasets")
+    data.add_argument("--eval", type=Path, metavar="FILE", help="rows that FILE should not have: count them")
+    data.add_argument("--model", help="whose tokenizer and chat template make the tokens (default: no tokens)")
+    data.add_argument("--use", choices=("prompts", "demonstrations", "pairs"), help="default: by the first row")
+    data.add_argument("--layout", help="name of the layout (default: by the first row)")
+    data.add_argument("--template", default="chat", help="chat, the default, or text: prompts as they are")
+    data.add_argument("--to", type=Path, metavar="OUT.jsonl", help="write the rows there; it must not exist yet")
 
 
 def _add_config(parser: argparse.ArgumentParser, example: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``rlprims train | fit | resume | eval | export | plan | plot | rollouts | algorithms | doctor``."""
+"""The command line: ``rlprims train | fit | data | resume | eval | export | plan | plot | rollouts | ...``."""
 
 import argparse
 import inspect
@@ -16,6 +16,8 @@ from rlprims.reports.terminal import make_table, open_console
 
 _TRAIN_MODULES = {"transformers", "tokenizers", "safetensors", "matplotlib", "rich", "yaml"}
 """Modules of the extra ``train``, which only some commands import."""
+_DATA_MODULES = {"pyarrow", "datasets"}
+"""Modules of the extra ``data``, which only some files need."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), _notes(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _TRAIN_MODULES:
+        if package not in _TRAIN_MODULES | _DATA_MODULES:
             raise
-        return _failed(f"this command needs {package}, which is not installed: {hint('train')}")
+        extra = "data" if package in _DATA_MODULES else "train"
+        return _failed(f"this command needs {package}, which is not installed: {hint(extra)}")
     except KeyboardInterrupt:
         return 130
     return code
@@ -68,6 +71,31 @@ def _fit(options: argparse.Namespace, console: Any) -> int:
     return _begin(options, console, FitConfig, session.fit, session.resume_fit)
 
 
+def _data(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.doctor import rows
+    from rlprims.runs.disk_errors import writing
+
+    first = rows.first_row(options.file)
+    use = options.use or rows.use_of(first)
+    config = rows.config_for(options.file, use, options.layout, options.template)
+    if options.to is not None:
+        if options.to.exists():
+            raise ValueError(f"{options.to} exists: write another place")
+        with writing(options.to):
+            count, bad = rows.convert(options.file, options.to, config, use)
+        left_out = f"; {bad.count} rows were left out\n{bad.text()}" if bad.count else ""
+        console.print(f"{options.to}: {count} {use}{left_out}", highlight=False, soft_wrap=True)
+        return 0
+    tokenizer, tokens = rows.tokenizing(config, use, options.model, first) if options.model else (None, None)
+    found = rows.survey(options.file, config, use, tokens)
+    rows.show(found, options.file, console, tokenizer)
+    if options.eval is not None:
+        held_out = rows.survey(options.eval, config, use)
+        both = rows.overlap(found, held_out)
+        console.print(f"rows of {options.eval} that are also in {options.file}: {both}", soft_wrap=True)
+    return 0
+
+
 def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, resume: Any) -> int:
     """Start a run, or with ``--resume-if-exists`` continue it."""
     from rlprims.runs.config import load_as
@@ -86,7 +114,8 @@ def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, res
 
 def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
     """Print the settings that differ from those of the run, which the run does not take over."""
-    if changed := _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json")):
+    changed = _changed(recorded.model_dump(mode="json"), config.model_dump(mode="json"))
+    if changed := [name for name in changed if name != "data.time" or config.data.time is not None]:
         note = f"note: the run keeps its own {', '.join(changed)}; rlprims resume {path} key=value changes some"
         console.print(note, style="yellow", highlight=False, soft_wrap=True)
 
@@ -287,6 +316,7 @@ def _description(name: str, algorithm: Algorithm) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
     "train": _train,
     "fit": _fit,
+    "data": _data,
     "resume": _resume,
     "eval": _evaluate,
     "export": _export,

@@ -174,21 +174,30 @@ def group_mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None =
     >>> group_mean(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
     tensor([3.5000, 1.0000, 3.5000])
     """
-    offset, mean = _offset_and_mean(x, group_ids, valid_rows)
-    return offset + mean
+    return _mean(x, group_ids, valid_rows).to(upcast(x).dtype)
+
+
+def group_mean_of_others(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
+    """Mean of the other rows of each row's group, (n μ − x) / (n − 1); in a group of one the row's own value.
+
+    >>> group_mean_of_others(torch.tensor([3.0, 1.0, 4.0, 5.0]), torch.tensor([0, 1, 0, 0]))
+    tensor([4.5000, 1.0000, 4.0000, 3.5000])
+    """
+    others = (group_count(group_ids, valid_rows) - 1).clamp(min=1)
+    own = _valid(group_centred(x, group_ids, valid_rows), valid_rows)
+    return group_mean(x, group_ids, valid_rows) - own / others
 
 
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
     """``x`` minus the mean of each row's group.
 
-    The smallest value of the group is subtracted first. A large common offset then costs no digits: near 1e5 a float32
-    mean is rounded to 1/128.
+    The mean is computed in float64. A large common offset then costs no digits: near 1e5 a float32 mean is rounded to
+    1/128.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
     """
-    offset, mean = _offset_and_mean(x, group_ids, valid_rows)
-    return upcast(x) - offset - mean
+    return (x.double() - _mean(x, group_ids, valid_rows)).to(upcast(x).dtype)
 
 
 def group_variance(
@@ -199,7 +208,7 @@ def group_variance(
     >>> group_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return variance_of_centred(group_centred(x, group_ids, valid_rows), group_ids, valid_rows, ddof=ddof)
+    return _variance(x, group_ids, valid_rows, ddof).to(upcast(x).dtype)
 
 
 def variance_of_centred(
@@ -221,7 +230,7 @@ def group_std(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = 
     >>> group_std(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    return safe_sqrt(group_variance(x, group_ids, valid_rows, ddof=ddof))
+    return safe_sqrt(_variance(x, group_ids, valid_rows, ddof)).to(upcast(x).dtype)
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -234,13 +243,19 @@ def safe_sqrt(x: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, torch.where(x == 0, 1.0, x).sqrt())
 
 
-def _offset_and_mean(
-    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None
-) -> tuple[PerSequence, PerSequence]:
-    """The smallest value of each row's group, and the group's mean minus that value."""
-    offset, _ = group_bounds(x.detach(), group_ids, valid_rows)
+def _mean(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None) -> Tensor:
+    """The mean of each row's group, in float64; of equal values exactly that value."""
     count = group_count(group_ids, valid_rows).clamp(min=1)
-    return offset, group_sum(upcast(x) - offset, group_ids, valid_rows) / count
+    mean = group_sum(x.double(), group_ids, valid_rows) / count
+    if x.dtype is not torch.float64:
+        return mean
+    return mean + group_sum(x - mean, group_ids, valid_rows) / count  # corrects the rounding of the sum
+
+
+def _variance(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, ddof: int) -> Tensor:
+    """The variance in float64, where the square of any float32 is finite."""
+    centred = group_centred(x, group_ids, valid_rows).double()
+    return variance_of_centred(centred, group_ids, valid_rows, ddof=ddof)
 
 
 def _valid(x: PerSequence, valid_rows: RowMask | None) -> PerSequence:
@@ -248,7 +263,9 @@ def _valid(x: PerSequence, valid_rows: RowMask | None) -> PerSequence:
 
 
 def _sum_by_group(x: Tensor, group_ids: GroupIds) -> Tensor:
-    return torch.zeros_like(x).index_add(0, group_ids, x)[group_ids]
+    """The sum of each row's group. Floats are added in float64, because index_add adds one row at a time."""
+    terms = x.double() if x.is_floating_point() else x
+    return torch.zeros_like(terms).index_add(0, group_ids, terms)[group_ids].to(x.dtype)
 
 
 def _extreme_by_group(

@@ -41,7 +41,7 @@ def masked_mean(x: PerToken, mask: TokenMask) -> Tensor:
 
 
 class BatchMoments(NamedTuple):
-    """Mean and variance of the valid entries of a batch, and each valid entry minus the mean (0 elsewhere)."""
+    """Mean and variance of the valid entries, in float64, and each valid entry minus the mean (0 elsewhere)."""
 
     mean: Tensor
     variance: Tensor
@@ -49,23 +49,24 @@ class BatchMoments(NamedTuple):
 
 
 def batch_moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[Tensor], Tensor] | None) -> BatchMoments:
-    """The moments of ``x`` where the mask is True, in two passes; the variance has divisor n − ddof.
+    """The moments of ``x`` where the mask is True, in two passes; the variance has the divisor n − ddof.
 
-    ``all_reduce`` sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
+    Sums are in float64, where the square of any float32 is finite. ``all_reduce`` sums a tensor over the ranks, if the
+    batch is split over ranks; None: it is whole.
 
-    >>> batch_moments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), ddof=1, all_reduce=None)
-    BatchMoments(mean=tensor(2.), variance=tensor(2.), centred=tensor([-1.,  1.,  0.]))
+    >>> batch_moments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), ddof=1, all_reduce=None).centred
+    tensor([-1.,  1.,  0.])
     """
     x = zero_outside(x, mask)
-    size, total = _over_ranks(all_reduce, mask.sum().to(x.dtype), x.sum())
+    size, total = _over_ranks(all_reduce, mask.sum().double(), x.sum(dtype=torch.float64))
     n = size.clamp(min=1)
     mean = total / n
-    centred = zero_outside(x - mean, mask)
-    # The mean is rounded, so every difference has its error. If all entries are equal, that error would be divided by a
-    # σ near 0. Therefore the mean of the differences is subtracted too.
-    residual, squares = _over_ranks(all_reduce, centred.sum(), centred.square().sum())
-    variance = (squares - residual.square() / n).clamp(min=0) / (size - ddof).clamp(min=1)
-    return BatchMoments(mean, variance, zero_outside(centred - residual / n, mask))
+    if x.dtype is torch.float64:  # of equal entries the mean is then exactly their value, and the variance 0
+        (rest,) = _over_ranks(all_reduce, zero_outside(x - mean, mask).sum())
+        mean = mean + rest / n
+    centred = zero_outside(x.double() - mean, mask)
+    (squares,) = _over_ranks(all_reduce, centred.square().sum())
+    return BatchMoments(mean, squares / (size - ddof).clamp(min=1), centred.to(x.dtype))
 
 
 def _over_ranks(all_reduce: Callable[[Tensor], Tensor] | None, *sums: Tensor) -> tuple[Tensor, ...]:

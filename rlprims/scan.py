@@ -4,41 +4,68 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlprims.kernels import accelerated
+from rlprims.kernels import is_static
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
+_LONGEST = 2**24
+"""The longest recurrence of a graph whose length is dynamic."""
 
-@accelerated(cpu="scan_cpu", cuda="scan_triton")
+
 def reverse_scan(a: Tensor, b: Tensor) -> Tensor:
     """S[t] = a[t] S[t+1] + b[t] over the last dimension, with S = 0 beyond the end.
 
     If a[t] is 0, S[t] is b[t] for any S[t+1], even NaN, so that packed sequences can be separated by a = 0. The
     derivative with respect to a is 0 where a is 0.
 
-    The work is linear in the length (Blelloch 1990, Prefix sums and their applications): the maps of each two
-    neighbours are composed into one, the recurrence of half the length gives S at even positions, and one more step
-    gives S at odd positions.
-
     >>> reverse_scan(torch.full((3,), 0.5), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 4., 4.])
+    """
+    return _scan_by_fours(a, b) if is_static(b.shape[-1]) else _scan_by_doubling(a, b)
+
+
+def _scan_by_fours(a: Tensor, b: Tensor) -> Tensor:
+    """The scan in work linear in the length (Blelloch 1990, Prefix sums and their applications).
+
+    The maps of each four neighbours are composed into one, the recurrence of a quarter of the length gives S at the
+    first position of each four, and three more steps give S at the others.
     """
     length = b.shape[-1]
     if length <= 1:
         return b
-    if length % 2:
-        return reverse_scan.formula(pad(a, (0, 1)), pad(b, (0, 1)))[..., :length]
-    a_even, a_odd = a[..., 0::2], a[..., 1::2]
-    b_even, b_odd = b[..., 0::2], b[..., 1::2]
-    s_even = reverse_scan.formula(_times(a_even, a_odd), b_even + _times(a_even, b_odd))
-    s_odd = b_odd + _times(a_odd, pad(s_even[..., 1:], (0, 1)))
-    return torch.stack([s_even, s_odd], dim=-1).flatten(-2)
+    a, b = (torch.unflatten(pad(x, (0, -length % 4)), -1, (-1, 4)) for x in (a, b))
+    steps = list(zip(a.unbind(-1), b.unbind(-1), (a == 0).unbind(-1), strict=True))
+    slope, s, _ = steps[-1]
+    for a_t, b_t, is_cut in reversed(steps[:-1]):
+        s, slope = _step(a_t, s, b_t, is_cut), a_t * torch.where(is_cut, 0.0, slope)
+    solved = [_scan_by_fours(slope, s)]
+    s = pad(solved[0][..., 1:], (0, 1))
+    for a_t, b_t, is_cut in reversed(steps[1:]):
+        s = _step(a_t, s, b_t, is_cut)
+        solved.insert(1, s)
+    return torch.stack(solved, dim=-1).flatten(-2)[..., :length]
 
 
-def _times(a: Tensor, x: Tensor) -> Tensor:
-    """a · x, and exactly 0 where a is 0, even if x is NaN."""
-    return a * torch.where(a == 0, 0.0, x)
+def _scan_by_doubling(a: Tensor, b: Tensor) -> Tensor:
+    """The scan in a graph of dynamic length: the number of steps and the shapes do not depend on the length.
+
+    After step k the map at t composes those of the 2^k positions from t on (Hillis & Steele 1986).
+    """
+    torch._check(b.shape[-1] <= _LONGEST)  # type: ignore[no-untyped-call]
+    position = torch.arange(b.shape[-1], device=b.device)
+    for k in range(_LONGEST.bit_length() - 1):
+        following = position + 2**k
+        is_inside = following < b.shape[-1]
+        following = torch.where(is_inside, following, position)
+        is_cut = (a == 0) | ~is_inside
+        b, a = _step(a, b[..., following], b, is_cut), a * torch.where(is_cut, 0.0, a[..., following])
+    return b
+
+
+def _step(a: Tensor, s: Tensor, b: Tensor, is_cut: Tensor) -> Tensor:
+    """a · s + b, and exactly b at a cut, even if s is NaN."""
+    return torch.addcmul(b, a, torch.where(is_cut, 0.0, s))
 
 
 def discounted_sum(
@@ -51,6 +78,9 @@ def discounted_sum(
 ) -> PerToken:
     """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence; S_t = S_{t+1} on masked tokens.
 
+    The recurrence is computed in float64, because the error of a rounded discount grows with the length. A discount per
+    token is float64 too.
+
     If sequences are split over ranks, ``shard`` is this rank's part, and ``beyond`` (B,) is S after the last token of
     the whole sequence (None: 0).
 
@@ -59,12 +89,12 @@ def discounted_sum(
     tensor([[3., 4., 4.]])
     """
     x = zero_outside(x, mask)
-    a = torch.where(mask, discount, x.new_ones(()))
+    a = torch.where(mask, discount, x.new_ones((), dtype=torch.float64))
     if shard is not None:
-        return scan_of_parts(a, x, beyond, mask, cu_seqlens, shard)[0]
+        return scan_of_parts(a, x.double(), beyond, mask, cu_seqlens, shard)[0].to(x.dtype)
     if cu_seqlens is not None:
         a = torch.where(_last_position(mask, cu_seqlens), 0.0, a)
-    return reverse_scan(a, x)
+    return reverse_scan(a, x.double()).to(x.dtype)
 
 
 def sum_from_right(
@@ -135,8 +165,8 @@ def scan_of_parts(
     after = torch.zeros_like(maps[0]) if beyond is None else beyond.to(b.dtype)
     gathered = shard.all_gather(maps.detach().clone())
     for weight, value in gathered[shard.part + 1 :].flip(0).unbind():
-        after = _times(weight, after) + value
-    return own + _times(weights, expand_to_tokens(after, mask, cu_seqlens)), after
+        after = _step(weight, after, value, weight == 0)
+    return _step(weights, expand_to_tokens(after, mask, cu_seqlens), own, weights == 0), after
 
 
 def _first_position(mask: TokenMask, cu_seqlens: CuSeqlens | None) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ for package in ("advantage", "losses", "rewards", "filters"):
     loaded[package] = sorted(set(sys.modules) - before)
 print(json.dumps(loaded))
 """
-FORBIDDEN = {"pydantic", "tensordict", "transformers", "yaml", "rich", "matplotlib", "ray", "safetensors"}
+FORBIDDEN = {"pydantic", "tensordict", "transformers", "yaml", "rich", "matplotlib", "ray", "safetensors", "httpx2"}
 
 
 @pytest.mark.slow

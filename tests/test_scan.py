@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlprims.advantage import gae
-from rlprims.scan import discounted_sum, next_values, reverse_scan, sum_from_right
+from rlprims.advantage import discounted_returns, gae, reinforce_pp, td_lambda, vtrace
+from rlprims.scan import _scan_by_doubling, discounted_sum, next_values, reverse_scan, sum_from_right
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=4)
@@ -38,7 +38,7 @@ class TestReverseScan:
     def test_every_width_against_a_loop(self, width: int) -> None:
         a, b = normal(2, 3, width)
         want = torch.stack([loop(x, y) for x, y in zip(a, b, strict=True)])
-        for scan in (reverse_scan, reverse_scan.formula):
+        for scan in (reverse_scan, _scan_by_doubling):  # the second one is for graphs of dynamic length
             got = scan(a, b)
             assert got.shape == b.shape
             torch.testing.assert_close(got, want, **CLOSE)
@@ -48,15 +48,18 @@ class TestReverseScan:
         torch.testing.assert_close(reverse_scan(a, b)[1, 2], reverse_scan(a[1, 2], b[1, 2]), **CLOSE)
         assert reverse_scan(a[:0], b[:0]).shape == (0, 3, 5)
 
+    @pytest.mark.parametrize("scan", [reverse_scan, _scan_by_doubling])
     @pytest.mark.parametrize("number", [torch.nan, torch.inf, 1e300])
     @pytest.mark.parametrize("cut", range(9))
-    def test_a_coefficient_of_zero_stops_what_is_not_finite(self, number: float, cut: int) -> None:
+    def test_a_coefficient_of_zero_stops_what_is_not_finite(
+        self, number: float, cut: int, scan: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
         a, b = normal(2, 10)
         a[cut] = 0.0
-        clean = reverse_scan(a, b)
+        clean = scan(a, b)
         b[cut + 1] = number
         a[cut + 1 :: 2] = number
-        got = reverse_scan(a, b)
+        got = scan(a, b)
         assert torch.equal(got[: cut + 1], clean[: cut + 1]), "to the bit"
 
     def test_what_is_not_finite_moves_to_the_left_only(self) -> None:
@@ -108,6 +111,70 @@ class TestReverseScan:
                 assert torch.equal(reverse_scan(a, b), want)
         finally:
             torch.set_default_dtype(before)
+
+
+LONG = 200_000
+
+
+@pytest.mark.parametrize("discount", [0.9999, 0.999999, 1 - 1e-9, 1.0])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_discount_is_exact_over_200_000_tokens(discount: float, packed: bool) -> None:
+    """Float32 data against Python's float64, token by token. A discount rounded to float32 is 3e-3 off."""
+    x = torch.randn(LONG, generator=torch.Generator().manual_seed(0)) + 0.1
+    mask = torch.rand(LONG, generator=torch.Generator().manual_seed(1)) < 0.99
+    want, carry = [], 0.0
+    for value, valid in zip(reversed(x.tolist()), reversed(mask.tolist()), strict=True):
+        carry = value + discount * carry if valid else carry
+        want.append(carry)
+    wanted = torch.tensor(want[::-1], dtype=torch.float64)
+    got = (
+        discounted_sum(x, discount, mask, torch.tensor([0, LONG]))
+        if packed
+        else discounted_sum(x[None], discount, mask[None])
+    )
+    assert got.dtype is torch.float32
+    assert (got.flatten() - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_estimators_of_200_000_tokens_have_the_discount_that_they_were_given(turns: bool) -> None:
+    """γ = λ = 0.999999, against the same estimator of float64."""
+    g = 0.999999
+    x, v, p, q = torch.randn(4, 1, LONG, generator=torch.Generator().manual_seed(0))
+    m = torch.ones(1, LONG, dtype=torch.bool)
+    turn_ids = torch.arange(LONG)[None] // 2 if turns else None
+    estimators: list[Callable[..., Tensor]] = [
+        lambda x, v, p, q: gae(x, v, m, gamma=g, lam=g),
+        lambda x, v, p, q: td_lambda(x, v, m, gamma=g, lam=g),
+        lambda x, v, p, q: discounted_returns(x, m, turn_ids=turn_ids, gamma=g),
+        lambda x, v, p, q: vtrace(x, v, p, p, m, gamma=g, lam=g),
+    ]
+    for estimator in estimators:
+        want = estimator(*(y.double() for y in (x, v, p, q)))
+        assert (estimator(x, v, p, q) - want).abs().max() <= 2e-6 * want.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [gae, discounted_returns, reinforce_pp], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_graph_for_all_lengths(fn: Callable[..., Tensor], packed: bool) -> None:
+    """torch.compile gave up at the ninth length; the first length has a graph of its own, all others share one."""
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(fn, backend=count, fullgraph=True)
+    for width in (5, 7, 3, 17, 64, 100, 129, 1000, 1025, 4097, 6):
+        tokens = [normal(2, width, seed=width + i) for i in range(1 + (fn is gae))]
+        mask, cu = normal(2, width) > -1, None
+        if packed:
+            tokens, mask, cu = [x.flatten() for x in tokens], mask.flatten(), torch.tensor([0, width, 2 * width])
+        torch.testing.assert_close(compiled(*tokens, mask, cu), fn(*tokens, mask, cu), **CLOSE)
+    torch.compiler.reset()
+    assert len(graphs) == 2
 
 
 class TestDiscountedSum:

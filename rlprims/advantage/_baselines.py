@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.advantage._group import response_scores
 from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths, to_tokens
@@ -25,11 +26,9 @@ GatherRows: TypeAlias = Callable[[Rows], Iterable[Rows]]
 """A function from the rows of this rank to a list of the rows of each rank."""
 
 
+@described
 def remax(
-    rewards: PerToken,
-    baseline_scores: PerSequence,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    rewards: PerToken, baseline_scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
 
@@ -38,16 +37,10 @@ def remax(
     :class:`RoleBaseline`, :class:`ValueTracker`.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        baseline_scores: float (B,), the greedy response's score, or another baseline.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
+        baseline_scores: the greedy response's score, or another baseline.
 
     Returns:
-        float, like rewards; 0 outside the mask (verl leaves the return − 0 on tool tokens).
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask (verl leaves the return − 0 on tool tokens).
 
     >>> m = torch.tensor([[True, True, False]])
     >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
@@ -59,6 +52,7 @@ def remax(
     return zero_outside(returns - expand_to_tokens(baseline_scores, response_mask, cu_seqlens), response_mask)
 
 
+@described
 def spo(
     rewards: PerToken,
     baseline_scores: PerSequence,
@@ -76,20 +70,12 @@ def spo(
     A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response. μ and σ are of d over the responses of the batch.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        baseline_scores: float (B,), v.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows. Other rows, and rows without a token, are in no statistic. None: all rows.
-        ddof: σ's divisor is B − ddof.
+        baseline_scores: v.
+        valid_rows: valid rows. Other rows, and rows without a token, are in no statistic. None: all rows.
         eps: ε, in units of the squared reward.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like rewards; 0 outside the mask, and everywhere with fewer than two rows.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask, and everywhere with fewer than two rows.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> spo(torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([0.5, 0.75, 0.25]), m).T
@@ -103,10 +89,11 @@ def spo(
     moments = batch_moments(s - upcast(baseline_scores), valid, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
     is_defined = denominator != 0
-    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt().to(s.dtype)
     return to_tokens(zero_outside(moments.centred * scale, valid & is_defined), mask, cu_seqlens)
 
 
+@described
 def optimal_value(
     scores: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, beta: float = 0.5
 ) -> PerSequence:
@@ -117,16 +104,11 @@ def optimal_value(
     is s − V*: ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V* as ``baseline_scores``.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        valid_rows: bool (B,), rows that the reference sampled; other rows get their group's V* too. None: all rows.
-        beta: β, in units of the score; 1/2 in TRL.
+        valid_rows: rows that the reference sampled; other rows get their group's V* too. None: all rows.
+        beta: β > 0, in units of the score; 1/2 in TRL.
 
     Returns:
-        float (B,), each row its group's V*; 0 if no row of the group is valid.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        each row its group's V*; 0 if no row of the group is valid.
 
     >>> optimal_value(torch.tensor([1.0, 0.0, 0.3]), torch.tensor([0, 0, 1]))
     tensor([0.7169, 0.7169, 0.3000])
@@ -238,12 +220,7 @@ class ValueTracker:
         return torch.tensor([passed / (passed + failed) for passed, failed in counts], dtype=torch.float32)
 
     def update(
-        self,
-        prompts: Sequence[str],
-        scores: PerSequence,
-        kl: PerSequence,
-        *,
-        all_gather: GatherRows | None = None,
+        self, prompts: Sequence[str], scores: PerSequence, kl: PerSequence, *, all_gather: GatherRows | None = None
     ) -> None:
         """Update the counts with scores from 0 to 1 and D of each row.
 

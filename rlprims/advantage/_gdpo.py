@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import Singleton, standard_scores, tokens_of_valid_rows
+from rlprims._described import described
+from rlprims.advantage._group import Singleton, tokens_of_valid_rows, z_scores
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
 from rlprims.masking import batch_moments, check_choice, check_tokens, upcast, zero_outside
@@ -15,6 +16,7 @@ from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMas
 WhitenOver: TypeAlias = Literal["responses", "tokens", "none"]
 
 
+@described
 def gdpo(
     component_scores: ComponentScores,
     group_ids: GroupIds,
@@ -42,30 +44,15 @@ def gdpo(
     Where sources disagree: the last step is over responses in the paper, TRL, ms-swift and NeMo-RL, and over tokens in
     verl 0.9 (``whiten_over="tokens"``), where long responses have more weight. ε and ε' are 1e-4 in TRL, 1e-8 in
     ms-swift; NeMo-RL has no ε'. A filter on groups must test every component: a group whose sums are equal still has a
-    gradient.
+    gradient. Rewards per token are not used, so a KL in the reward has no effect.
 
     Args:
-        component_scores: float (B, K), one column for each reward. Rewards per token are not used, so a KL in the
-            reward has no effect.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        weights: w_k, one for each reward; None: all 1.
-        normalize_std: divide by σ_k + ε.
-        ddof: every σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        singleton: a group of one has no baseline: "zero" (z = 0) or "raw" (z = s, as verl).
         tolerance: reward k is constant in a group if max − min <= tolerance · max(1, |s|), and z_k is 0 there.
         whiten_over: whether μ and σ of the last step are over responses or tokens; "none": no last step.
-        whiten_eps: ε'.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
+        whiten_eps: ε', at least 0.
 
     Returns:
         float, like the mask; 0 outside it. A response without a token counts with scores of 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice; a number of weights other than K.
 
     >>> s = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]])
     >>> gdpo(s, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool), weights=(1.0, 0.5)).T
@@ -78,19 +65,10 @@ def gdpo(
     weights = _checked_weights(component_scores, group_ids, weights)
     is_present = sequence_lengths(mask, cu_seqlens) > 0
     scores = torch.where(is_present[:, None], upcast(component_scores), 0.0)
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "singleton": singleton, "tolerance": tolerance}
     x = scores.new_zeros(scores.shape[0])
     for weight, s in zip(weights, scores.unbind(1), strict=True):
-        z = standard_scores(
-            s,
-            group_ids,
-            valid_rows,
-            normalize_std=normalize_std,
-            ddof=ddof,
-            eps=eps,
-            singleton=singleton,
-            tolerance=tolerance,
-        )
-        x = x + weight * z
+        x = x + weight * z_scores(s, group_ids, valid_rows, **options)
     if whiten_over == "responses":
         rows = torch.ones_like(is_present) if valid_rows is None else valid_rows
         x = _whiten(x, rows, ddof=ddof, eps=whiten_eps, all_reduce=all_reduce)
@@ -101,7 +79,7 @@ def gdpo(
 def _whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
     """(x − μ) / (σ + ε). :func:`whiten` divides by sqrt(σ² + ε) instead."""
     moments = batch_moments(x, mask, ddof=ddof, all_reduce=all_reduce)
-    denominator = safe_sqrt(moments.variance) + eps
+    denominator = (safe_sqrt(moments.variance) + eps).to(x.dtype)
     is_defined = denominator != 0
     return zero_outside(moments.centred / torch.where(is_defined, denominator, 1.0), mask & is_defined)
 

@@ -1,16 +1,15 @@
 """GiGPO: the advantage of an episode in its group, plus the advantage of a step among steps from the same state."""
 
-from functools import partial
-
 from torch import Tensor
 
-from rlprims.advantage._group import response_scores, standard_scores
-from rlprims.advantage._turns import check_ids, pair_ids, turn_returns
+from rlprims._described import described
+from rlprims.advantage._group import response_scores, z_scores
+from rlprims.advantage._turns import check_ids, pair_ids, turn_returns, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
-from rlprims.masking import zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TurnIds
 
 
+@described
 def gigpo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -39,26 +38,10 @@ def gigpo(
     For more than two levels, such as GRPO per agent inside GRPO per episode, add :func:`grpo` with different ids.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the reward of a turn on any of its tokens.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to.
-        state_ids: int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a
-            hash. Equal numbers of different prompts are different states.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token: the reward of a turn on any of its tokens.
         omega: ω, the weight of A^S.
-        gamma: discount per turn.
+        gamma: discount per turn, in [0, 1].
         normalize_std: divide by σ + ε, on both levels.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        tolerance: a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
@@ -70,14 +53,12 @@ def gigpo(
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_ids(mask, cu_seqlens, state_ids=state_ids)
-    z_scores = partial(
-        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
-    )
-    episode_advantages = to_tokens(z_scores(s, group_ids, valid_rows), mask, cu_seqlens)
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "tolerance": tolerance}
+    episode_advantages = to_tokens(z_scores(s, group_ids, valid_rows, **options), mask, cu_seqlens)
 
     # Every token has its turn's return. The statistics count it once, on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
     returns = turn_returns(rewards, turn_ids, mask, cu_seqlens, gamma=gamma)
     visits = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), state_ids)
-    step_advantages = z_scores(returns.flatten(), visits.flatten(), last.flatten()).reshape(mask.shape)
-    return episode_advantages + omega * zero_outside(step_advantages, mask)
+    step_advantages = z_scores(returns.flatten(), visits.flatten(), last.flatten(), **options).reshape(mask.shape)
+    return episode_advantages + omega * turn_sums(step_advantages, turn_ids, mask, cu_seqlens)

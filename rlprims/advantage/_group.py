@@ -5,16 +5,17 @@ has this advantage.
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.grouping import (
     check_group_ids,
-    group_bounds,
     group_centred,
     group_count,
+    group_mean_of_others,
     group_ranks,
     group_std,
     group_sum,
@@ -71,6 +72,7 @@ def tokens_of_valid_rows(
     )
 
 
+@described
 def grpo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -104,87 +106,46 @@ def grpo(
     over the batch.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        normalize_std: divide by σ + ε.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
         singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error". "error" reads the
             sizes of the groups from the device and cannot be compiled.
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
         baseline: μ over the whole group, or over the other samples.
         std_over: σ of the group's rewards, of the batch's rewards, or of the batch's rewards minus their group means.
-        all_reduce: for σ of the batch, sums a tensor over the ranks if the batch is split over ranks; None: it is
-            whole.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice; a group of one under ``singleton="error"``.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
     """
-    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    a = standard_scores(
-        s,
-        group_ids,
-        valid_rows,
-        normalize_std=normalize_std,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
-        tolerance=tolerance,
-        baseline=baseline,
-        std_over=std_over,
-        all_reduce=all_reduce,
-    )
-    return to_tokens(a, mask, cu_seqlens)
-
-
-def standard_scores(
-    s: PerSequence,
-    group_ids: GroupIds,
-    valid_rows: RowMask | None,
-    *,
-    normalize_std: bool,
-    ddof: int,
-    eps: float,
-    singleton: SingletonOrError,
-    tolerance: float,
-    baseline: Baseline = "mean",
-    std_over: StdOver = "group",
-    all_reduce: Callable[[Tensor], Tensor] | None = None,
-) -> PerSequence:
-    """:func:`grpo` of one score per response: (s − μ) / (σ + ε), with its options."""
     check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
+    s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     n = group_count(group_ids, valid_rows)
     if singleton == "error" and bool((n == 1).any()):
         raise ValueError(
             "a group has one valid row, expected at least two for a baseline: sample more responses per prompt, or use "
             "singleton='zero' or 'raw'"
         )
-
-    centred = group_centred(s, group_ids, valid_rows)
-    a = centred * n / (n - 1).clamp(min=1) if baseline == "leave_one_out" else centred
+    a = centred = group_centred(s, group_ids, valid_rows)
+    if baseline == "leave_one_out":
+        a = centred - group_mean_of_others(centred, group_ids, valid_rows)
     constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
-    if normalize_std and std_over == "group":
-        std = safe_sqrt(variance_of_centred(centred, group_ids, valid_rows, ddof=ddof))
-        a = divide_by_std(a, std, eps, constant)
-    elif normalize_std:
-        rows = torch.ones_like(constant) if valid_rows is None else valid_rows
-        x = s if std_over == "batch" else centred
-        std = safe_sqrt(batch_moments(x, rows, ddof=ddof, all_reduce=all_reduce).variance)
-        a = divide_by_std(a, std, eps, constant)
+    if normalize_std:
+        if std_over == "group":
+            std = safe_sqrt(variance_of_centred(centred.double(), group_ids, valid_rows, ddof=ddof))
+        else:
+            rows = torch.ones_like(constant) if valid_rows is None else valid_rows
+            x = s if std_over == "batch" else centred
+            std = safe_sqrt(batch_moments(x, rows, ddof=ddof, all_reduce=all_reduce).variance)
+        a = divide_by_std(a, std.to(s.dtype), eps, constant)
     a = torch.where(constant, 0.0, a)
-    return torch.where(n <= 1, s, a) if singleton == "raw" else a
+    a = torch.where(n <= 1, s, a) if singleton == "raw" else a
+    return to_tokens(a, mask, cu_seqlens)
+
+
+def z_scores(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, **options: Any) -> PerSequence:
+    """:func:`grpo` of one score per row: (s − μ) / (σ + ε); 0 for rows that are not valid."""
+    mask = torch.ones_like(s, dtype=torch.bool)
+    return grpo(s[:, None], group_ids, mask[:, None], valid_rows=valid_rows, **options)[:, 0]
 
 
 def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) -> PerSequence:
@@ -196,6 +157,7 @@ def divide_by_std(a: PerSequence, std: Tensor, eps: float, constant: RowMask) ->
     return a / torch.where(constant, 1.0, std + eps)
 
 
+@described
 def rloo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -208,29 +170,16 @@ def rloo(
     A_i = s_i − mean of the other samples' s_j = n/(n−1) · (s_i − μ), with s_i = Σ_t r_it. A group of one has no
     baseline: 0 (as SkyRL, tunix and verl's vectorized form; verl's default form and rllm keep the raw reward).
 
-    Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
-
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> rloo(torch.tensor([[1.0], [0.0], [0.0]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    n = group_count(group_ids, valid_rows)
-    a = group_centred(s, group_ids, valid_rows) * n / (n - 1).clamp(min=1)
-    return to_tokens(a, mask, cu_seqlens)
+    s = group_centred(s, group_ids, valid_rows)  # a common offset of the rewards costs no digits
+    return to_tokens(s - group_mean_of_others(s, group_ids, valid_rows), mask, cu_seqlens)
 
 
+@described
 def gpg(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -253,21 +202,11 @@ def gpg(
     for the group's deviation see :func:`grpo`.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         informative: the responses that B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|).
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of equal rewards.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
+        0 outside the mask, and in groups of equal rewards.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -290,6 +229,7 @@ def gpg(
     return to_tokens(alpha * a, mask, cu_seqlens)
 
 
+@described
 def opo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -308,20 +248,6 @@ def opo(
 
     If only one response of a group has tokens, the group gets 0. If none has, it gets 0 too; verl 0.9 returns NaN.
 
-    Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = s, as verl).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
-
     >>> m = torch.tensor([[True, True, True], [True, False, False]])
     >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
     tensor([[ 0.2500,  0.2500,  0.2500],
@@ -330,15 +256,15 @@ def opo(
     check_choice("singleton", singleton, Singleton)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     lengths = sequence_lengths(mask, cu_seqlens).to(s.dtype)
-    # The group's minimum is subtracted first, so that equal rewards give exactly 0.
-    low, _ = group_bounds(s.detach(), group_ids, valid_rows)
-    shifted = s - low
-    weighted_sum = group_sum(zero_outside(lengths * shifted, lengths > 0), group_ids, valid_rows)
-    a = shifted - weighted_sum / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
+    # The group's mean is subtracted first, so that equal rewards give exactly 0.
+    centred = group_centred(s, group_ids, valid_rows)
+    weighted_sum = group_sum(zero_outside(lengths * centred, lengths > 0), group_ids, valid_rows)
+    a = centred - weighted_sum / group_sum(lengths, group_ids, valid_rows).clamp(min=1)
     is_singleton = group_count(group_ids, valid_rows) <= 1
     return to_tokens(torch.where(is_singleton, s if singleton == "raw" else 0.0, a), mask, cu_seqlens)
 
 
+@described
 def quantile(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -362,22 +288,10 @@ def quantile(
     Q is one of the rewards. The default interpolation of ``torch.quantile`` would give every response an advantage.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
         level: K of the paper, above 0 and up to 1.
-        normalize_std: divide by σ + ε.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|), and gets 0.
 
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a level outside (0, 1].
+        0 outside the mask, and in groups of one.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> quantile(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T

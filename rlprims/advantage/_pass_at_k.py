@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.advantage._group import divide_by_std, response_scores
 from rlprims.grouping import Ranks, group_bounds, group_count, group_ranks, group_std, is_constant
 from rlprims.layout import sequence_ids, to_tokens
@@ -14,6 +15,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 SubsetBaseline: TypeAlias = Literal["leave_one_out_minus_one", "leave_one_out", "none"]
 
 
+@described
 def pass_at_k(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -35,22 +37,8 @@ def pass_at_k(
 
     verl 0.9 (``grpo_passk``) divides by σ + ε of the group by default, and raises an error on a group of one.
 
-    Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        normalize_std: divide by σ + ε.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
-        tolerance: the group is constant if max − min <= tolerance · max(1, |s|), and gets 0.
-
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask, and in groups of one.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
@@ -67,6 +55,7 @@ def pass_at_k(
     return to_tokens(torch.where(constant, 0.0, a), mask, cu_seqlens)
 
 
+@described
 def pkpo(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -94,19 +83,8 @@ def pkpo(
     have a negative advantage. Both versions are unbiased. For k = 1 the first two baselines are that of :func:`rloo`.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        k: size of the subsets. A group of fewer than k responses, or of k with "leave_one_out", gets 0.
+        k: size of the subsets, at least 1. A group of fewer than k responses, or of k with "leave_one_out", gets 0.
         baseline: b.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice; k below 1.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> pkpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, k=2).T

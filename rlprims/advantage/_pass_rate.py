@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.advantage._group import response_scores
 from rlprims.grouping import first_rows, group_centred, group_mean
 from rlprims.layout import to_tokens
@@ -13,6 +14,7 @@ from rlprims.ratios import clamp_log_ratio
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
+@described
 def maxrl(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -33,18 +35,11 @@ def maxrl(
     group with negative rewards and μ > 0 there is no error, because that would read values: shift such rewards first.
 
     Args:
-        rewards: float (B, T) or (N,), per token; of a response, at least 0.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token; of a response, at least 0.
         eps: ε, in units of the reward; 0 in prime-rl.
 
     Returns:
-        float, like rewards; 0 outside the mask, in groups of one or of equal rewards, and where μ <= 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask, in groups of one or of equal rewards, and where μ <= 0.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> maxrl(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, eps=0.0).T
@@ -57,6 +52,7 @@ def maxrl(
     return to_tokens(torch.where(has_no_weight, 0.0, a), mask, cu_seqlens)
 
 
+@described
 def beta_normalized(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -79,20 +75,12 @@ def beta_normalized(
     results. log f is clamped to ±20. ``loss_type="bnpo"`` in TRL and ms-swift is a token mean and is not related.
 
     Args:
-        rewards: float (B, T) or (N,), per token; of a response, from 0 to 1.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token; of a response, from 0 to 1.
         tolerance: if the deviation of p is at most this (one prompt, or equal pass rates), α = β = 1: no Beta can be
             fitted.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like rewards; 0 outside the mask, and in groups of one or of equal rewards.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask, and in groups of one or of equal rewards.
 
     >>> m, ids = torch.ones(8, 1, dtype=torch.bool), torch.arange(8) // 4
     >>> beta_normalized(torch.tensor([[1.0], [0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [0.0]]), ids, m).T

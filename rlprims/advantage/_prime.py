@@ -1,13 +1,15 @@
 """PRIME: process rewards of tokens plus the outcome, each with a leave-one-out baseline."""
 
+from rlprims._described import described
 from rlprims.advantage._group import rloo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.grouping import group_centred, group_count
+from rlprims.grouping import group_count, group_mean_of_others
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
+@described
 def prime(
     rewards: PerToken,
     process_rewards: PerToken,
@@ -34,20 +36,10 @@ def prime(
     of E[s + w Σ_t (p_t − b)], where b is the policy's mean p̄, treated as a constant.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the outcome, on any token of the response.
-        process_rewards: float, like rewards: p, which must not be in ``rewards`` too.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token: the outcome, on any token of the response.
+        process_rewards: p, which must not be in ``rewards`` too.
         gamma: discount per valid token, of the process rewards.
         process_weight: w.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> m, outcomes = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[0.0, 1.0], [0.0, 0.0]])
@@ -57,11 +49,10 @@ def prime(
     """
     check_tokens(response_mask, cu_seqlens, process_rewards=process_rewards)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
-    p = zero_outside(process_rewards, mask)
+    p = upcast(process_rewards)
     mean = sequence_sum(p, mask, cu_seqlens) / sequence_lengths(mask, cu_seqlens).clamp(min=1)
-    n = group_count(group_ids, valid_rows)
-    mean_of_others = mean - group_centred(mean, group_ids, valid_rows) * n / (n - 1).clamp(min=1)
-    has_others = expand_to_tokens(n > 1, mask, cu_seqlens)
+    mean_of_others = group_mean_of_others(mean, group_ids, valid_rows)
+    has_others = expand_to_tokens(group_count(group_ids, valid_rows) > 1, mask, cu_seqlens)
     centred = zero_outside(p - expand_to_tokens(mean_of_others, mask, cu_seqlens), mask & has_others)
     process = discounted_returns(centred, mask, cu_seqlens, gamma=gamma)
     return process_weight * process + rloo(rewards, group_ids, response_mask, cu_seqlens, valid_rows)

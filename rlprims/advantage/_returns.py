@@ -7,11 +7,13 @@ skipped: t+1 is the next valid token, so the result equals that of the sequence 
 import torch
 
 from rlprims import scan
+from rlprims._described import described
 from rlprims.layout import expand_to_tokens, last_of_turn, last_token, sequence_lengths, to_tokens
 from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask, TurnIds
 
 
+@described
 def discounted_returns(
     rewards: PerToken,
     response_mask: TokenMask,
@@ -28,23 +30,10 @@ def discounted_returns(
     output) are skipped: they neither discount nor end the return.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), value of the state after the last token, for truncated responses; 0 for responses
-            that ended. None: every response ended.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. The return is then
-            discounted between turns and not inside a turn, so that the length of a turn has no effect. With each turn's
-            reward on its last token, every token of a turn has the turn's return: ROLL's step_reinforce. None: every
-            token is a turn.
-        gamma: discount per valid token, or per turn.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        turn_ids: the turn of the response that a valid token belongs to. The return is then discounted between turns
+            and not inside a turn, so that the length of a turn has no effect. With each turn's reward on its last
+            token, every token of a turn has the turn's return: ROLL's step_reinforce. None: every token is a turn.
+        gamma: discount per valid token, or per turn; in [0, 1].
 
     >>> m = torch.tensor([[True, True, False, True]])
     >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, gamma=0.5)
@@ -53,11 +42,11 @@ def discounted_returns(
     tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
     check_critic_data(response_mask, cu_seqlens, bootstrap_values, rewards=rewards)
-    rewards = zero_outside(rewards, response_mask)
+    rewards = upcast(rewards)
     discount: float | PerToken = gamma
     if turn_ids is not None:
         turn_ends = _last_of_turn(turn_ids, response_mask, cu_seqlens, shard)
-        discount = torch.where(turn_ends, gamma, torch.ones_like(rewards))
+        discount = torch.where(turn_ends, gamma, rewards.new_ones((), dtype=torch.float64))
     if shard is not None:
         returns = scan.discounted_sum(rewards, discount, response_mask, cu_seqlens, shard, bootstrap_values)
         return zero_outside(returns, response_mask)
@@ -79,6 +68,7 @@ def _last_of_turn(
     return mask & (scan.next_values(turn_ids.double(), mask, no_turn, cu_seqlens, shard) != turn_ids)
 
 
+@described
 def gae(
     rewards: PerToken,
     values: PerToken,
@@ -100,21 +90,11 @@ def gae(
     tokens.
 
     Args:
-        rewards, values: float (B, T) or (N,), per token.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token, for truncated responses; 0 for responses that
-            ended. None: every response ended, truncated ones too.
-        gamma: discount per valid token.
         lam: λ, from one-step errors (0) to Monte-Carlo returns (1). :func:`length_adaptive_gae` has a λ per response.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
-        float, like rewards; 0 outside the mask. The critic's target is ``advantages + values``, or :func:`td_lambda`,
-        which can have another λ.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask. The critic's target is ``advantages + values``, or :func:`td_lambda`, which can have another
+        λ.
 
     >>> m = torch.tensor([[True, True, False, True]])
     >>> v = torch.tensor([[0.1, 0.2, 9.0, 0.4]])
@@ -136,13 +116,14 @@ def _gae(
 ) -> PerToken:
     """:func:`gae` with one λ for all tokens, or one λ per token."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
-    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    rewards, values = upcast(rewards), upcast(values)
     next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
     advantages = scan.discounted_sum(td_errors, gamma * lam, mask, cu_seqlens, shard)
     return zero_outside(advantages, mask)
 
 
+@described
 def length_adaptive_gae(
     rewards: PerToken,
     values: PerToken,
@@ -164,19 +145,8 @@ def length_adaptive_gae(
     the length of the whole response, so the estimate can be biased even with the true values.
 
     Args:
-        rewards, values: float (B, T) or (N,), per token.
-        response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`, and are not counted in l.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma: discount per valid token.
-        alpha: α, per token.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; alpha <= 0.
+        response_mask: masked tokens are skipped, as in :func:`gae`, and are not counted in l.
+        alpha: α > 0, per token.
 
     >>> m = torch.tensor([[True, True, True, True], [True, True, False, False]])
     >>> r = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]])
@@ -189,11 +159,11 @@ def length_adaptive_gae(
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
-    lengths = lengths.to(upcast(rewards).dtype)
-    lam = to_tokens(1 - 1 / (alpha * lengths).clamp(min=1), response_mask, cu_seqlens)
+    lam = to_tokens(1 - 1 / (alpha * lengths.double()).clamp(min=1), response_mask, cu_seqlens)
     return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam, shard)
 
 
+@described
 def td_lambda(
     rewards: PerToken,
     values: PerToken,
@@ -213,19 +183,10 @@ def td_lambda(
     arXiv:2504.05118) has λ = 1 for the critic and :func:`length_adaptive_gae` for the policy.
 
     Args:
-        rewards, values: float (B, T) or (N,), per token.
-        response_mask: bool, like rewards. Masked tokens are skipped, as in :func:`gae`.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma: discount per valid token.
-        lam: λ.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
+        response_mask: masked tokens are skipped, as in :func:`gae`.
 
     Returns:
-        float, like rewards: returns, not advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        returns, not advantages; 0 outside the mask.
 
     >>> m = torch.tensor([[True, False, True]])
     >>> td_lambda(torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.3, 9.0, 0.5]]), m, lam=0.5)
@@ -236,10 +197,7 @@ def td_lambda(
 
 
 def check_critic_data(
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    bootstrap_values: PerSequence | None,
-    **per_token: PerToken,
+    response_mask: TokenMask, cu_seqlens: CuSeqlens | None, bootstrap_values: PerSequence | None, **per_token: PerToken
 ) -> None:
     """Raise ``ValueError`` unless the tensors have the shape of the mask and the bootstrap values are (B,)."""
     check_tokens(response_mask, cu_seqlens, **per_token)

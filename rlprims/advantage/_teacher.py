@@ -2,6 +2,7 @@
 
 import torch
 
+from rlprims._described import described
 from rlprims.layout import expand_to_tokens, sequence_sum
 from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
@@ -9,6 +10,7 @@ from rlprims.scan import discounted_sum
 from rlprims.types import CuSeqlens, PerToken, SequenceShard, TokenMask
 
 
+@described
 def teacher_gap(
     teacher_log_probs: PerToken,
     old_log_probs: PerToken,
@@ -29,18 +31,9 @@ def teacher_gap(
     gradient is 0. Use it as a loss term.
 
     Args:
-        teacher_log_probs: float (B, T) or (N,), of the sampled tokens, at the sampler's temperature.
-        old_log_probs: float, like teacher_log_probs: the student's.
-        response_mask: bool, like teacher_log_probs.
-        cu_seqlens: int (B+1,) if packed.
+        teacher_log_probs: of the sampled tokens, at the sampler's temperature.
+        old_log_probs: the student's.
         discount: in [0, 1]; at 0 a token has only its own gap.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like teacher_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; discount outside [0, 1].
 
     >>> teacher, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)
@@ -50,10 +43,11 @@ def teacher_gap(
     if not 0 <= discount <= 1:
         raise ValueError(f"discount={discount}, expected a number in [0, 1]")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, old_log_probs=old_log_probs)
-    gap = zero_outside((upcast(teacher_log_probs) - upcast(old_log_probs)).detach(), response_mask)
+    gap = (upcast(teacher_log_probs) - upcast(old_log_probs)).detach()
     return zero_outside(discounted_sum(gap, discount, response_mask, cu_seqlens, shard), response_mask)
 
 
+@described
 def iw_opd(
     teacher_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -69,18 +63,7 @@ def iw_opd(
     weight is 1 + γ at the first token and falls to 1 after the last gap. The formula is that of TRL's trainer.
 
     Args:
-        teacher_log_probs: float (B, T) or (N,), of the sampled tokens.
-        rollout_log_probs: float, like teacher_log_probs: the policy that sampled.
-        response_mask: bool, like teacher_log_probs.
-        cu_seqlens: int (B+1,) if packed.
         gamma: γ >= 0; 0 is :func:`teacher_gap`.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
-
-    Returns:
-        float, like teacher_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; gamma below 0.
 
     >>> teacher, rollout = torch.tensor([[-1.0, -4.0]]), torch.tensor([[-2.0, -1.0]])
     >>> iw_opd(teacher, rollout, torch.ones(1, 2, dtype=torch.bool))  # 1.5 · 1 and (1 + ½ · ¾) · −3
@@ -89,7 +72,7 @@ def iw_opd(
     if gamma < 0:
         raise ValueError(f"gamma={gamma}, expected a number of at least 0")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, rollout_log_probs=rollout_log_probs)
-    gap = zero_outside((upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach(), response_mask)
+    gap = (upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach()
     abs_gap = gap.abs()
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
     sums = sequence_sum(abs_gap, response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
@@ -99,6 +82,7 @@ def iw_opd(
     return zero_outside((1 + gamma * share) * gap, response_mask)
 
 
+@described
 def rlsd(
     advantages: PerToken,
     teacher_log_probs: PerToken,
@@ -117,19 +101,9 @@ def rlsd(
     λ.
 
     Args:
-        advantages: float (B, T) or (N,).
-        teacher_log_probs: float, like advantages: of the sampled tokens.
-        old_log_probs: float, like advantages: the student's.
-        response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not used.
+        old_log_probs: the student's.
         mix: λ in [0, 1]; at 0 nothing changes.
         clip: in [0, 1): the largest distance of a weight from 1.
-
-    Returns:
-        float, like advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; mix outside [0, 1] or clip outside [0, 1).
 
     >>> gap = torch.tensor([[1.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)

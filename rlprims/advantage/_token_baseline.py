@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
+from rlprims._described import described
 from rlprims.advantage._group import Singleton, tokens_of_valid_rows
-from rlprims.grouping import group_bounds, group_count, group_sum
+from rlprims.grouping import group_centred, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
@@ -16,6 +17,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 Align: TypeAlias = Literal["tokens", "columns"]
 
 
+@described
 def optimal_token_baseline(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -42,27 +44,16 @@ def optimal_token_baseline(
     equal returns is exactly that return, and if all energies are 0 the baseline is the plain mean.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        old_log_probs: float, like rewards: log π_t of the sampled token.
-        sum_pi_squared: float, like rewards: Σ_v π_v² over the vocabulary of the same policy, so at least π_t². From
-            logits z it is exp(lse(2z) − 2 lse(z)).
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        importance_weights: float, like rewards: ρ, the importance weights of the loss; None: 1.
+        old_log_probs: log π_t of the sampled token.
+        sum_pi_squared: Σ_v π_v² over the vocabulary of the same policy, so at least π_t². From logits z it is
+            exp(lse(2z) − 2 lse(z)).
+        importance_weights: ρ, the importance weights of the loss; None: 1.
         align: which tokens of two responses are compared: "tokens" compares the t-th valid tokens, without tool output
             (verl's tir_optimal_token_baseline); "columns" compares tokens in the same column (verl's
             optimal_token_baseline, for responses without gaps that begin in the same column).
         singleton: the advantage of a token t if no other response of the group has a token t: "zero" (it is its own
             baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
         eps: ε, in units of w.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m, lp = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), 0.5).log()
     >>> energy = torch.tensor([[0.5, 0.5], [0.25, 0.25]])
@@ -84,10 +75,10 @@ def optimal_token_baseline(
     # The tokens that are compared form a group, so that the statistics of groups of rows apply.
     ids = _ids_of_steps(group_ids, mask if align == "tokens" else torch.ones_like(mask), cu_seqlens).flatten()
     returns, weights, valid = returns.flatten(), weights.flatten(), mask.flatten()
-    # The smallest return is subtracted first, so that equal returns give exactly 0.
-    shifted = returns - group_bounds(returns.detach(), ids, valid)[0]
+    # The mean return is subtracted first, so that equal returns give exactly 0.
+    centred = group_centred(returns, ids, valid)
     total = group_sum(weights, ids, valid)
-    a = shifted - group_sum(weights * shifted, ids, valid) / torch.where(total == 0, 1.0, total)
+    a = centred - group_sum(weights * centred, ids, valid) / torch.where(total == 0, 1.0, total)
     if singleton == "raw":
         a = torch.where(group_count(ids, valid) > 1, a, returns)
     return zero_outside(a, valid).reshape(mask.shape)

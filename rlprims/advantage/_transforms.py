@@ -5,12 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.advantage._group import Singleton, grpo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
 from rlprims.masking import batch_moments, check_choice, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
+@described
 def whiten(
     advantages: PerToken,
     response_mask: TokenMask,
@@ -31,19 +33,10 @@ def whiten(
     token raises an error or gives NaN; here both get 0.
 
     Args:
-        advantages: float (B, T) or (N,).
-        response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not used.
-        ddof: σ's divisor is N − ddof.
         eps: ε, in units of A².
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like advantages: mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are
-        fewer than two valid tokens.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are fewer than two valid tokens.
 
     >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([[-0.8729, -0.2182,  1.0911]])
@@ -52,10 +45,11 @@ def whiten(
     moments = batch_moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
     is_defined = denominator != 0
-    scale = torch.where(is_defined, denominator, 1.0).rsqrt()
+    scale = torch.where(is_defined, denominator, 1.0).rsqrt().to(moments.centred.dtype)
     return zero_outside(moments.centred * scale, response_mask & is_defined)
 
 
+@described
 def reinforce_pp(
     rewards: PerToken,
     response_mask: TokenMask,
@@ -78,19 +72,10 @@ def reinforce_pp(
     NeMo-RL.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        gamma: discount per valid token.
-        ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
-        float, like rewards; 0 outside the mask; all 0 if there are fewer than two valid tokens.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask; all 0 if there are fewer than two valid tokens.
 
     >>> m = torch.tensor([[True, False, True], [True, True, False]])
     >>> reinforce_pp(torch.tensor([[0.0, 9.0, 1.0], [0.0, -1.0, 9.0]]), m)
@@ -101,6 +86,7 @@ def reinforce_pp(
     return whiten(returns, response_mask, cu_seqlens, ddof=ddof, eps=eps, all_reduce=all_reduce)
 
 
+@described
 def reinforce_pp_baseline(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -123,21 +109,7 @@ def reinforce_pp_baseline(
     the batch's responses and do not centre again: that is ``grpo(std_over="batch_centred")``.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        singleton: a group of one has no baseline: "zero" (x = 0) or "raw" (x = s, as verl).
-        ddof: σ's divisor is N − ddof, N the valid tokens.
         eps: ε, in units of the reward squared.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown choice.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> reinforce_pp_baseline(torch.tensor([[1.0], [0.0], [5.0], [2.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -150,13 +122,9 @@ def reinforce_pp_baseline(
     return whiten(centred, response_mask, cu_seqlens, ddof=ddof, eps=eps, all_reduce=all_reduce)
 
 
+@described
 def clip(
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    *,
-    low: float,
-    high: float,
+    advantages: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, low: float, high: float
 ) -> PerToken:
     """Advantages clipped to [low, high]. Used after a normalization, it limits the influence of one response.
 
@@ -164,16 +132,10 @@ def clip(
     biases the gradient, and bounds that are not symmetric also shift the mean.
 
     Args:
-        advantages: float (B, T) or (N,).
-        response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not used.
-        low, high: bounds, in units of the advantage; ``-inf`` or ``inf`` for none.
+        low, high: bounds, in units of the advantage, low <= high; ``-inf`` or ``inf`` for none.
 
     Returns:
-        float, like advantages; 0 outside the mask, for any bounds.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; low above high.
+        0 outside the mask, for any bounds.
 
     >>> clip(torch.tensor([[-9.0, 0.5, 9.0]]), torch.ones(1, 3, dtype=torch.bool), low=-5.0, high=2.0)
     tensor([[-5.0000,  0.5000,  2.0000]])
@@ -184,6 +146,7 @@ def clip(
     return zero_outside(zero_outside(advantages, response_mask).clamp(low, high), response_mask)
 
 
+@described
 def positive_negative(
     advantages: PerToken,
     response_mask: TokenMask,
@@ -200,16 +163,7 @@ def positive_negative(
     better than the baseline.
 
     Args:
-        advantages: float (B, T) or (N,).
-        response_mask: bool, like advantages.
-        cu_seqlens: int (B+1,) if packed; not used.
         positive, negative: the weights.
-
-    Returns:
-        float, like advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> positive_negative(torch.tensor([[2.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.2000, -2.0000]])

@@ -1,11 +1,10 @@
 """Estimators for samples with a common prefix: compared inside their tree, or by common states and actions."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from rlprims.advantage._group import response_scores, standard_scores
+from rlprims._described import described
+from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._turns import check_ids, first_of_each, pair_ids, turn_returns, turn_sums
 from rlprims.grouping import group_count, group_mean
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
@@ -13,6 +12,7 @@ from rlprims.masking import check_sequences
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask, TreeIds, TurnIds
 
 
+@described
 def tree(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -40,23 +40,10 @@ def tree(
     all but one.
 
     Args:
-        rewards: float (B, T) or (N,), per token; one row for each leaf.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        tree_ids: int (B,), the tree that a leaf belongs to. Any numbers. Equal numbers of different prompts are
-            different trees.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token; one row for each leaf.
+        tree_ids: the tree that a leaf belongs to. Any numbers. Equal numbers of different prompts are different trees.
         normalize_std: divide by σ + ε, in both terms.
-        ddof: σ's divisor is n − ddof.
-        eps: ε, in units of the reward.
         tolerance: scores are constant, and get 0, if max − min <= tolerance · max(1, |max|, |min|).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> scores, trees = torch.tensor([[4.0], [2.0], [0.0], [0.0]]), torch.tensor([0, 0, 1, 1])
@@ -67,13 +54,14 @@ def tree(
     check_sequences(mask, cu_seqlens, tree_ids=tree_ids)
     if tree_ids.is_floating_point() or tree_ids.dtype is torch.bool:
         raise ValueError(f"tree_ids has dtype {tree_ids.dtype}, expected integers: a number for each tree")
-    z_scores = partial(
-        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "tolerance": tolerance}
+    a = z_scores(s, group_ids, valid_rows, **options) + z_scores(
+        s, pair_ids(group_ids, tree_ids), valid_rows, **options
     )
-    a = z_scores(s, group_ids, valid_rows) + z_scores(s, pair_ids(group_ids, tree_ids), valid_rows)
     return to_tokens(a, mask, cu_seqlens)
 
 
+@described
 def rtmc(
     rewards: PerToken,
     group_ids: GroupIds,
@@ -104,23 +92,10 @@ def rtmc(
     group's deviation is not implemented.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the reward of a turn on any of its tokens.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to.
-        state_ids: int (B, T) or (N,), the state before the turn, on each of its tokens. Any numbers, for example a
-            hash. Equal numbers of different prompts are different states.
+        rewards: per token: the reward of a turn on any of its tokens.
         action_ids: int (B, T) or (N,), the action of the turn, such as its tool and target, on each of its tokens.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
-        gamma: discount per turn.
-        prior: n, the weight of the prompt's mean score, in visits.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a prior below 0.
+        gamma: discount per turn, in [0, 1].
+        prior: n, the weight of the prompt's mean score, in visits; at least 0.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> steps = torch.zeros(3, 1, dtype=torch.int64)

@@ -1,10 +1,9 @@
 """Estimators with credit per turn: turn rewards compared with those of other samples, and Monte-Carlo values."""
 
-from functools import partial
-
 import torch
 
-from rlprims.advantage._group import response_scores, standard_scores
+from rlprims._described import described
+from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._returns import check_critic_data, discounted_returns
 from rlprims.advantage._turns import check_ids, pair_ids, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
@@ -13,6 +12,7 @@ from rlprims.scan import next_values
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, TurnIds
 
 
+@described
 def turn_grpo(
     rewards: PerToken,
     turn_rewards: PerToken,
@@ -42,27 +42,13 @@ def turn_grpo(
     in its code ``turn_advantage_coef`` multiplies the turn, as here; both are 1.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the outcome, on any token of the response.
-        turn_rewards: float, like rewards: the reward of a turn on any of its tokens, which must not be in ``rewards``
-            too.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. Turns with the same number
-            are compared.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        valid_rows: bool (B,), valid rows; other rows are in no statistic and get 0. None: all rows.
+        rewards: per token: the outcome, on any token of the response.
+        turn_rewards: the reward of a turn on any of its tokens, which must not be in ``rewards`` too.
+        turn_ids: the turn of the response that a valid token belongs to. Turns with the same number are compared.
         turn_weight: w.
         gamma: discount per turn, of the advantages of later turns.
         normalize_std: divide by σ + ε, for outcomes and turns.
-        ddof: σ's divisor is n − ddof.
         eps: ε, in units of the reward; TRL's value, because the authors' code is based on TRL.
-        tolerance: a group is constant, and gets 0, if max − min <= tolerance · max(1, |max|, |min|).
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> m, turns = torch.ones(2, 3, dtype=torch.bool), torch.tensor([[0, 0, 1], [0, 1, 1]])
     >>> outcomes = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
@@ -73,21 +59,19 @@ def turn_grpo(
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_tokens(mask, cu_seqlens, turn_rewards=turn_rewards)
-    z_scores = partial(
-        standard_scores, normalize_std=normalize_std, ddof=ddof, eps=eps, singleton="zero", tolerance=tolerance
-    )
-    outcome_advantages = to_tokens(z_scores(s, group_ids, valid_rows), mask, cu_seqlens)
+    options = {"normalize_std": normalize_std, "ddof": ddof, "eps": eps, "tolerance": tolerance}
+    outcome_advantages = to_tokens(z_scores(s, group_ids, valid_rows, **options), mask, cu_seqlens)
 
     # Every token has its turn's reward. The statistics count it once, on the last token of the turn.
     last = last_of_turn(turn_ids, mask, cu_seqlens)
     x = turn_sums(turn_rewards, turn_ids, mask, cu_seqlens)
     ids = pair_ids(expand_to_tokens(group_ids, mask, cu_seqlens), turn_ids)
-    turn_advantages = z_scores(x.flatten(), ids.flatten(), last.flatten()).reshape(mask.shape)
-    turn_advantages = zero_outside(turn_advantages, last)
+    turn_advantages = z_scores(x.flatten(), ids.flatten(), last.flatten(), **options).reshape(mask.shape)
     to_go = discounted_returns(turn_advantages, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
     return outcome_advantages + turn_weight * to_go
 
 
+@described
 def vine(
     rewards: PerToken,
     continuation_values: PerToken,
@@ -108,21 +92,11 @@ def vine(
     If r has rewards per token, such as a KL penalty, the scores of the continuations must have them too.
 
     Args:
-        rewards: float (B, T) or (N,), per token: the reward of a step on any of its tokens.
-        continuation_values: float, like rewards: V̂ of the state before the step, on each of its valid tokens. Use the
-            mean over the continuations of that state; K may differ between states.
-        turn_ids: int, like rewards: the step of the response that a valid token belongs to.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V̂ of the state after the last token, for truncated responses; 0 for responses that
-            ended. None: every response ended.
+        rewards: per token: the reward of a step on any of its tokens.
+        continuation_values: V̂ of the state before the step, on each of its valid tokens. Use the mean over the
+            continuations of that state; K may differ between states.
+        turn_ids: the step of the response that a valid token belongs to.
         gamma: discount per step.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> m, steps = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 2]])
     >>> values = torch.tensor([[0.5, 0.5, 0.75, 0.25]])  # 2 of 4 continuations are correct, then 3, then 1

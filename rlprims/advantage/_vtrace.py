@@ -1,12 +1,14 @@
 """V-trace: advantages and critic targets with importance weights per token, for samples of another policy."""
 
 from rlprims import scan
+from rlprims._described import described
 from rlprims.advantage._returns import check_critic_data
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
 
+@described
 def vtrace(
     rewards: PerToken,
     values: PerToken,
@@ -33,24 +35,12 @@ def vtrace(
     The advantage already has the ratio: do not use a loss that multiplies by the same ratio again.
 
     Args:
-        rewards, values: float (B, T) or (N,), per token.
-        old_log_probs: float, like rewards: the policy that is trained; it gets no gradient here.
-        rollout_log_probs: float, like rewards: the policy that sampled.
-        response_mask: bool, like rewards. Masked tokens are skipped: t+1 is the next valid token.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma: discount per valid token.
-        lam: λ.
-        clip_rho: ρ̄, the largest ratio in the TD errors. It determines the policy whose values are estimated.
-        clip_c: c̄, the largest ratio in the recurrence. It determines how far errors reach back.
+        old_log_probs: the policy that is trained; it gets no gradient here.
+        response_mask: masked tokens are skipped: t+1 is the next valid token.
         clip_pg_rho: ρ̄_pg, the largest ratio in the advantage.
-        shard: this rank's part, if sequences are split over ranks; see :class:`rlprims.types.SequenceShard`.
 
     Returns:
-        float, like rewards; 0 outside the mask. The critic's target is :func:`vtrace_returns`, not advantages + values.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        0 outside the mask. The critic's target is :func:`vtrace_returns`, not advantages + values.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
@@ -63,6 +53,7 @@ def vtrace(
     return zero_outside(rho.clamp(max=clip_pg_rho) * (td_errors + gamma * lam * next_errors), response_mask)
 
 
+@described
 def vtrace_returns(
     rewards: PerToken,
     values: PerToken,
@@ -86,17 +77,10 @@ def vtrace_returns(
     rlax returns E_t and calls it errors; torchrl returns V_t + E_t as the value target.
 
     Args:
-        rewards, values, old_log_probs, rollout_log_probs: float (B, T) or (N,), per token: see :func:`vtrace`.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed.
-        bootstrap_values: float (B,), V of the state after the last token; None: 0, every response ended.
-        gamma, lam, clip_rho, clip_c, shard: see :func:`vtrace`.
+        old_log_probs: the policy that is trained; it gets no gradient here.
 
     Returns:
-        float, like rewards: returns, not advantages; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        returns, not advantages; 0 outside the mask.
 
     >>> import torch
     >>> r, v, mu = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0, -1.0]])
@@ -126,10 +110,10 @@ def _errors(
     """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without the ratio, and the errors E_t."""
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     check_tokens(mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
-    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    rewards, values = upcast(rewards), upcast(values)
     rho = log_ratio(old_log_probs, rollout_log_probs, mask).detach().exp()
     c = rho.clamp(max=clip_c)
     next_values = scan.next_values(values, mask, bootstrap_values, cu_seqlens, shard)
     td_errors = rewards + gamma * next_values - values
-    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c, mask, cu_seqlens, shard)
+    errors = scan.discounted_sum(rho.clamp(max=clip_rho) * td_errors, gamma * lam * c.double(), mask, cu_seqlens, shard)
     return rho, td_errors, errors

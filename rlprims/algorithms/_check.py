@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from inspect import signature
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from rlprims import advantage, corrections, filters, losses, rewards
@@ -73,47 +74,54 @@ def check(algorithm: Algorithm) -> list[Finding]:
     >>> check(algorithms.grpo(kl_coef=0.0).replace(group_size=1))[0].message
     'advantage.grpo compares the samples of a prompt, and group_size is 1: every advantage would be 0'
     """
-    return sorted([*_errors(algorithm), *_warnings(algorithm)], key=lambda finding: finding.severity)
+    errors = chain(_misplaced(algorithm), _refused(algorithm), _errors_of_stages(algorithm), _errors_of_data(algorithm))
+    warnings = chain(_warnings_of_losses(algorithm), _warnings_of_scales(algorithm), _warnings_of_ratios(algorithm))
+    return [*(Finding("error", message) for message in errors), *(Finding("warning", message) for message in warnings)]
 
 
-def _errors(a: Algorithm) -> Iterator[Finding]:
-    def error(message: str) -> Finding:
-        return Finding("error", message)
-
-    yield from map(error, _misplaced(a))
+def _refused(a: Algorithm) -> Iterator[str]:
+    """Hyperparameters that a primitive does not accept."""
     for stage, filled in a.uses():
         if reason := impossible(filled):
-            yield error(f"{stage}: {_short(filled.path)} refuses {reason}")
+            yield f"{stage}: {_short(filled.path)} refuses {reason}"
+
+
+def _errors_of_stages(a: Algorithm) -> Iterator[str]:
+    """Stages that need another stage, or that are not used by any."""
     compares = "group_ids" in a.advantage.needs
     if compares and a.group_size == 1:
-        yield error(
+        yield (
             f"{_short(a.advantage.path)} compares the samples of a prompt, and group_size is 1: "
             "every advantage would be 0"
         )
     if a.filter and a.group_size == 1:
-        yield error("filter compares the responses of a group, and group_size is 1: every group would be dropped")
+        yield "filter compares the responses of a group, and group_size is 1: every group would be dropped"
     if a.baseline is not None and "baseline_scores" not in a.advantage.needs:
-        yield error(
+        yield (
             f"baseline computes baseline_scores, which {_short(a.advantage.path)} does not use: use advantage.remax or "
             "advantage.spo"
         )
     if "values" in a.advantage.needs and a.value_loss is None:
-        yield error(f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic")
+        yield f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic"
     if a.value_loss is not None and "values" not in a.advantage.needs:
-        yield error(f"value_loss trains a critic that {_short(a.advantage.path)} does not read: remove it")
+        yield f"value_loss trains a critic that {_short(a.advantage.path)} does not read: remove it"
     if a.filter and a.filter.keep.fn in _OF_ROWS:
-        yield error(f"filter drops whole groups, and {_short(a.filter.keep.path)} chooses rows within them")
+        yield f"filter drops whole groups, and {_short(a.filter.keep.path)} chooses rows within them"
     if not a.components and any("component_scores" in part.needs for _, part in a.uses()):
-        yield error("component_scores are read and components is empty: name the verifier's columns there")
+        yield "component_scores are read and components is empty: name the verifier's columns there"
     for i, term in enumerate(a.loss_terms):
         if term.mask != "response_mask" and "advantages" in term.loss.needs:
-            yield error(
+            yield (
                 f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 "
                 "outside of response_mask"
             )
+
+
+def _errors_of_data(a: Algorithm) -> Iterator[str]:
+    """Functions whose data make the result wrong, or are accounted for twice."""
     distribution_data = sorted(a.advantage.needs & _OF_SEVERAL_TOKENS)
     if distribution_data and not getattr(a.advantage.fn, "of_later_tokens", False):
-        yield error(
+        yield (
             f"{_short(a.advantage.path)} reads {', '.join(distribution_data)}: a divergence over several tokens does "
             "not depend on the sampled token, so that its expected gradient as an advantage is 0. Use it as a loss, "
             "such as losses.topk_kl, or use advantage.teacher_gap, which reads the sampled token only; if it is a sum "
@@ -122,21 +130,21 @@ def _errors(a: Algorithm) -> Iterator[Finding]:
     weights = [part for part in a.corrections if part.fn in _IMPORTANCE]
     if len(weights) > 1:
         names = " and ".join(_short(part.path) for part in weights)
-        yield error(f"corrections: {names} account for the same gap: keep one of them, and multiply by gates only")
+        yield f"corrections: {names} account for the same gap: keep one of them, and multiply by gates only"
     if weights and "rollout_log_probs" in a.policy_loss.needs:
-        yield error(
+        yield (
             f"{_short(a.policy_loss.path)} has its ratio to the policy that sampled, and {_short(weights[0].path)} "
             "corrects for the same gap again: remove the correction, or use clipped_surrogate"
         )
     if a.ended.reasons("leave_out"):
         for part in (a.advantage, a.normalization):
             if part is not None and "valid_rows" not in signature(part.fn).parameters:
-                yield error(
+                yield (
                     f"ended leaves responses out, and {_short(part.path)} does not take valid_rows: use mask_turn or "
                     "drop_group"
                 )
     if a.token_selection and a.token_selection.fn is filters.kl_cov:
-        yield error(
+        yield (
             "filters.kl_cov selects the tokens to penalize, and token_selection those to train on: use it for the "
             "tokens of a loss term, as in algorithms.kl_cov()"
         )
@@ -156,69 +164,73 @@ def _misplaced(a: Algorithm) -> Iterator[str]:
             yield f"{stage} is {_short(part.path)}, expected {expected}"
 
 
-def _warnings(a: Algorithm) -> Iterator[Finding]:
-    def warning(message: str) -> Finding:
-        return Finding("warning", message)
-
+def _warnings_of_losses(a: Algorithm) -> Iterator[str]:
+    """Losses and loss terms that probably do something else than is meant."""
     if a.kl_in_reward and any("ref_log_probs" in term.loss.needs for term in a.loss_terms):
-        yield warning("the KL is in the reward and in the loss: it is counted twice")
+        yield "the KL is in the reward and in the loss: it is counted twice"
     for i, term in enumerate(a.loss_terms):
         hyperparameters = term.loss.hyperparameters
         if term.loss.fn is losses.kl and (hyperparameters["gradient"] or hyperparameters["value"]) == "k1":
-            yield warning("k1 as a loss has an expected gradient of 0 and has no effect: use gradient='k2'")
+            yield "k1 as a loss has an expected gradient of 0 and has no effect: use gradient='k2'"
         if term.mask != "response_mask" and term.over == "policy":
-            yield warning(
+            yield (
                 f"loss_terms.{i} is on {term.mask} and divided by the count of response_mask: over='term' divides by "
                 "the count of its own tokens"
             )
         if term.tokens and term.tokens.fn is filters.clip_cov:
-            yield warning(f"loss_terms.{i} is on the tokens that filters.clip_cov keeps: it is a token_selection")
+            yield f"loss_terms.{i} is on the tokens that filters.clip_cov keeps: it is a token_selection"
         if term.loss.fn is kl_to_old and a.updates_per_batch == 1:
-            yield warning(
+            yield (
                 f"loss_terms.{i} is the KL to the old policy, and a batch has a single update, in which the policy is "
                 "the old policy: the term has no effect"
             )
     if a.updates_per_batch == 1 and any(part.fn is corrections.fipo for part in a.corrections):
-        yield warning(
+        yield (
             "corrections.fipo computes weights from the change of the policy since the batch was sampled, and a batch "
             "has a single update: every weight is 1"
         )
+
+
+def _warnings_of_scales(a: Algorithm) -> Iterator[str]:
+    """Scores and advantages that are scaled, or filtered, in a way that is probably not meant."""
     scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
     if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
-        yield warning("the advantages are divided by a std and normalized over the batch again")
+        yield "the advantages are divided by a std and normalized over the batch again"
     overlong = any(part.fn is rewards.overlong_penalty for part in a.score_shaping)
     if overlong and scales and a.filter is None:
-        yield warning(
+        yield (
             "overlong_penalty without a group filter: in groups of wrong responses only the length differs, the "
             "division by the std scales that to ±1, and the policy learns to be short"
         )
     if overlong and a.filter and a.filter.metric in ("shaped_scores", "rewards"):
-        yield warning(
+        yield (
             f"the filter uses {a.filter.metric}, which includes the overlong penalty, so groups of wrong responses "
             "pass because of their lengths: filter on acc or scores"
         )
     if a.advantage.fn is advantage.gdpo and a.filter and "scores" in a.filter.keep.needs:
-        yield warning(
+        yield (
             f"advantage.gdpo uses every component, and the filter uses {a.filter.metric} only, so it drops groups that "
             "differ in another component: use keep=filters.varied_components"
         )
     lowered = "score_shaping" if a.score_shaping else "kl_in_reward" if a.kl_in_reward else None
     if a.advantage.fn in _RATES and lowered:
-        yield warning(
+        yield (
             f"{_short(a.advantage.path)} uses the group's mean reward as the share of correct responses, and {lowered} "
             "changes the rewards, which may become negative"
         )
+
+
+def _warnings_of_ratios(a: Algorithm) -> Iterator[str]:
+    """Policy losses with a mean, a clip or a number of updates that their ratio is not made for."""
     name = _short(a.policy_loss.path)
     if a.policy_loss.fn in (*_SEQUENCE_RATIO, losses.gmpo) and a.aggregation.fn is losses.token_mean:
-        yield warning(f"{name} with token_mean weights a response by its length: use seq_mean_token_mean")
+        yield f"{name} with token_mean weights a response by its length: use seq_mean_token_mean"
     averaged = a.policy_loss.fn in _SEQUENCE_RATIO and a.policy_loss.hyperparameters.get("mean") != "product"
     for side in ("clip_low", "clip_high"):
         if averaged and a.policy_loss.hyperparameters[side] >= 0.1:
-            yield warning(
-                f"{name} clips a mean over the response, which {side} >= 0.1 almost never clips: the paper has 4e-4"
-            )
+            yield (f"{name} clips a mean over the response, which {side} >= 0.1 almost never clips: the paper has 4e-4")
     if a.policy_loss.fn is losses.reinforce and a.updates_per_batch > 1:
-        yield warning("losses.reinforce has no ratio for later updates of a batch: use clipped_surrogate")
+        yield "losses.reinforce has no ratio for later updates of a batch: use clipped_surrogate"
 
 
 def _short(path: str) -> str:

@@ -3,6 +3,7 @@
 import math
 from typing import Literal, TypeAlias
 
+from rlprims._described import described
 from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
 from rlprims.masking import check_choice, check_tokens, zero_outside
@@ -13,6 +14,7 @@ Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 Statistic: TypeAlias = Literal["mean", "sum", "max"]
 
 
+@described
 def rejection(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -42,25 +44,16 @@ def rejection(
     verl's range pass ``low=1/5.0, high=1/0.5``. For two criteria multiply two gates. A NaN is rejected.
 
     Args:
-        old_log_probs: float (B, T) or (N,): the trainer's log-probs of the policy that sampled.
-        rollout_log_probs: float, like old_log_probs: the sampler's own.
-        response_mask: bool, like old_log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        turn_ids: int, like old_log_probs: the turn that a valid token belongs to, for "segment". None: one turn.
+        old_log_probs: the trainer's log-probs of the policy that sampled.
+        turn_ids: the turn that a valid token belongs to, for "segment". None: one turn.
         estimator: "k1", "k2" or "k3".
-        level: "token", "segment" (a turn) or "sequence": the unit that is kept or rejected.
+        level: the unit that is kept or rejected: "token", "segment" (a turn of a sequence that is whole) or "sequence".
         statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown option; bounds that reject policies that agree;
-            segments of sequences that are split over ranks.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
@@ -98,6 +91,7 @@ def rejection(
     return Weights((response_mask & keep).to(x.dtype))
 
 
+@described
 def opsm(
     log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -117,20 +111,11 @@ def opsm(
     only, pass ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; it gets no gradient here.
-        rollout_log_probs: float, like log_probs: the policy that sampled.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
+        log_probs: current policy; it gets no gradient here.
         delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a negative delta.
 
     >>> import torch
     >>> current, sampler, advantages = torch.tensor([[-2.0, -1.0], [-1.0, -1.0], [1.0, -1.0]])[:, :, None]

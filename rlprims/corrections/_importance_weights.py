@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
@@ -17,6 +18,7 @@ Action: TypeAlias = Literal["truncate", "mask"]
 Per: TypeAlias = Literal["token", "sequence"]
 
 
+@described
 def importance_weights(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -51,25 +53,15 @@ def importance_weights(
     geometric means. A NaN from the sampler propagates; TRL replaces it by a weight of 1.
 
     Args:
-        old_log_probs: float (B, T) or (N,): the trainer's log-probs of the policy that sampled.
-        rollout_log_probs: float, like old_log_probs: the sampler's own.
-        response_mask: bool, like old_log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        turn_ids: int, like old_log_probs: the turn of the response that a valid token belongs to, for "segment". None:
-            the response is one turn.
-        level: "token", "segment" (a turn) or "sequence".
+        old_log_probs: the trainer's log-probs of the policy that sampled.
+        turn_ids: the turn of the response that a valid token belongs to, for "segment". None: the response is one turn.
+        level: "token", "segment" (a turn of a sequence that is whole) or "sequence".
         mean: the "product" or the "geometric" mean of the ratios of a segment or sequence.
         action: "truncate" or "mask".
         low, high: bounds of the weight, 0 <= low <= 1 <= high; low = 0 is no lower bound.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
         Weights with ``corrected={"rollout->old"}``: like old_log_probs, without a gradient, 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown option; "geometric" for single tokens; bounds that do
-            not enclose 1; segments of sequences that are split over ranks.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> trainer, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
@@ -102,6 +94,7 @@ def importance_weights(
     return Weights(torch.where(response_mask, bounded, 0.0), frozenset({"rollout->old"}))
 
 
+@described
 def batch_normalized(
     weights: Weights,
     response_mask: TokenMask,
@@ -119,16 +112,11 @@ def batch_normalized(
 
     Args:
         weights: the result of :func:`importance_weights` or a similar function, or a product of such results.
-        response_mask: bool (B, T) or (N,), like weights.values.
-        cu_seqlens: int (B+1,) if packed.
+        response_mask: like weights.values.
         per: "token" or "sequence": whether the mean is over tokens or over responses.
-        all_reduce: sums a tensor over the ranks, if the batch is split over ranks; None: it is whole.
 
     Returns:
         Weights with mean 1 and the same ``corrected``; all 0 if all were 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown option.
 
     >>> batch_normalized(Weights(torch.tensor([[2.0, 1.0]])), torch.ones(1, 2, dtype=torch.bool)).values
     tensor([[1.3333, 0.6667]])
@@ -148,27 +136,16 @@ def batch_normalized(
     return Weights(values / mean, weights.corrected)
 
 
+@described
 def replace_nonfinite(
-    rollout_log_probs: PerToken,
-    old_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    rollout_log_probs: PerToken, old_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """Replace log-probs of the sampler that are NaN or infinite by the trainer's: their weight is 1, as in TRL.
 
     To drop such tokens instead, use ``filters.finite_tokens``.
 
     Args:
-        rollout_log_probs: float (B, T) or (N,): the sampler's own.
-        old_log_probs: float, like rollout_log_probs: the trainer's log-probs of the policy that sampled.
-        response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like rollout_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        old_log_probs: the trainer's log-probs of the policy that sampled.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> replace_nonfinite(torch.tensor([[-1.0, torch.nan]]), torch.tensor([[-1.1, -2.0]]), m)

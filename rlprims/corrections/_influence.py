@@ -1,12 +1,14 @@
 """FIPO: weights from how much the policy has changed on the later tokens."""
 
 from rlprims import scan
+from rlprims._described import described
 from rlprims.corrections._weights import Weights
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import clamp_log_ratio, log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask
 
 
+@described
 def fipo(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -35,22 +37,15 @@ def fipo(
     ``max_ratio=10`` are from the authors' script for 32B; ``w_min=0.8`` is the symmetric form.
 
     Args:
-        log_probs: float (B, T) or (N,), of the policy before this update; it gets no gradient here.
-        old_log_probs: float, like log_probs: the policy at the start of the step.
-        advantages: float, like log_probs; only the sign is used.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        half_life: τ, in valid tokens: the weight of d_k halves every τ tokens.
+        log_probs: of the policy before this update; it gets no gradient here.
+        advantages: only the sign is used.
+        half_life: τ, in valid tokens: the weight of d_k halves every τ tokens; above 0.
         w_min, w_max: bounds of a weight; 0 <= w_min <= 1 <= w_max.
-        max_ratio: δ: tokens with a larger ratio are left out of F.
-        safe_ratio: the largest ratio at which a token with a negative advantage may have a weight above 1.
+        max_ratio: δ > 0: tokens with a larger ratio are left out of F.
+        safe_ratio: the largest ratio at which a token with a negative advantage may have a weight above 1; above 0.
 
     Returns:
         Weights between w_min and w_max, 0 outside the mask; ``corrected`` is empty.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; bounds that do not enclose 1; a half-life or ratio that is not
-            positive.
 
     >>> import torch
     >>> m, old = torch.tensor([[True, False, True]]), torch.zeros(1, 3)

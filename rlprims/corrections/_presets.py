@@ -6,12 +6,14 @@ corrections, multiply them: verl's ``decoupled_geo_rs_seq_tis`` is
 ``importance_weights(..., level="sequence") * geometric(...)``.
 """
 
+from rlprims._described import described
 from rlprims.corrections._gates import rejection
 from rlprims.corrections._importance_weights import importance_weights
 from rlprims.corrections._weights import Weights
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
+@described
 def tis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -30,6 +32,7 @@ def tis(
     return importance_weights(old_log_probs, rollout_log_probs, response_mask, cu_seqlens, high=high)
 
 
+@described
 def icepop(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -51,6 +54,7 @@ def icepop(
     )
 
 
+@described
 def mis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -83,6 +87,7 @@ def mis(
     )
 
 
+@described
 def geometric(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -107,6 +112,7 @@ def geometric(
     return rejection(*data, estimator="k1", low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
+@described
 def seq_mask_tis(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -132,6 +138,7 @@ def seq_mask_tis(
     return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
+@described
 def veto(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,

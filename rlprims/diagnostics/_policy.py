@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, token_share, weights
 from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths, sequence_sum
@@ -11,6 +12,7 @@ from rlprims.ratios import clamp_log_ratio, estimate_kl, log_ratio
 from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask, Versions
 
 
+@described
 def policy_update(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -27,6 +29,9 @@ def policy_update(
     ``clip_fraction_low`` (below, A < 0) and ``clip_fraction_high`` (above, A > 0) get no gradient;
     ``outside_fraction_low`` (below, A > 0) and ``outside_fraction_high`` (above, A < 0) keep their gradient: it moves
     the ratio back into the bounds. Log-ratios are clamped to ±20, as in the losses.
+
+    Args:
+        clip_low, clip_high: bounds of the loss, as distances of the ratio from 1; None: no shares.
 
     >>> import torch
     >>> m = torch.tensor([[True, True]])
@@ -54,6 +59,7 @@ def policy_update(
     }
 
 
+@described
 def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
     """KL(π ‖ π_ref) per token from samples of π: ``kl_k1`` (unbiased, noisy), ``kl_k2``, ``kl_k3`` (unbiased, >= 0).
 
@@ -73,11 +79,9 @@ def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: Tok
     }
 
 
+@described
 def sampler_mismatch(
-    old_log_probs: PerToken,
-    rollout_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    old_log_probs: PerToken, rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> Metrics:
     """The difference between trainer and sampler on the same tokens; at the first step of a run it should be rounding.
 
@@ -108,6 +112,7 @@ def sampler_mismatch(
     }
 
 
+@described
 def staleness(versions: Versions, current_version: int | Tensor, response_mask: TokenMask) -> Metrics:
     """The age of the weights that drew each valid token, in updates: current_version − version.
 
@@ -116,12 +121,8 @@ def staleness(versions: Versions, current_version: int | Tensor, response_mask: 
     several versions, and a mean over responses would give short and long ones the same weight.
 
     Args:
-        versions: int (B, T) or (N,): the version of the weights that drew the token.
-        current_version: int, the version of the weights that are trained.
-        response_mask: bool, like versions.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; on a CPU a version that is newer than ``current_version``.
+        versions: the version of the weights that drew the token.
+        current_version: int, the version of the weights that are trained; no valid token has a newer one.
 
     >>> m = torch.tensor([[True, True, True, False]])
     >>> metrics = staleness(torch.tensor([[4, 4, 5, 0]]), 5, m)
@@ -144,18 +145,18 @@ def staleness(versions: Versions, current_version: int | Tensor, response_mask: 
     }
 
 
+@described
 def kept_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
     """The probability mass of the kept sets under the policy: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
 
     ``kept_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept.
     ``outside_kept``: share of tokens that are not in their own set, which must be 0; they are not in the mean.
 
-    Args:
-        log_probs: float (B, T) or (N,), within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
-        whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
-        response_mask: bool, like log_probs.
-
     Source: S is the bias of a trainer that does not use the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+
+    Args:
+        log_probs: within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
+        whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
 
     >>> import torch
     >>> metrics = kept_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))

@@ -2,6 +2,7 @@
 
 import torch
 
+from rlprims._described import described
 from rlprims.diagnostics._tokens import moments
 from rlprims.filters import nonzero_range
 from rlprims.grouping import check_group_ids, group_ranks
@@ -10,6 +11,7 @@ from rlprims.masking import check_sequences, check_tokens, upcast
 from rlprims.types import Correlation, CuSeqlens, GroupIds, Mean, Metrics, PerSequence, PerToken, RowMask, TokenMask
 
 
+@described
 def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
     """``score``: mean raw score; ``length``: mean response length in tokens; ``length_score_correlation``.
 
@@ -28,6 +30,7 @@ def responses(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqle
     }
 
 
+@described
 def length_correlation(x: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Correlation:
     """Pearson's correlation of the responses' lengths with their scores or advantages: above 0 if longer is better.
 
@@ -41,6 +44,7 @@ def length_correlation(x: PerSequence, response_mask: TokenMask, cu_seqlens: CuS
     return moments(Correlation, torch.ones_like(x, dtype=torch.bool), lengths, x)
 
 
+@described
 def log_perplexity(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Mean:
     """Mean over responses of −mean over tokens of log π, in nats; ``exp`` of it is the geometric mean perplexity.
 
@@ -55,8 +59,12 @@ def log_perplexity(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: Cu
     return Mean((-sums / lengths.clamp(min=1)).sum(), (lengths > 0).sum())
 
 
+@described
 def share(rows: RowMask) -> Mean:
     """The share of rows that are True.
+
+    Args:
+        rows: any property of rows.
 
     >>> share(torch.tensor([True, False])).value()
     tensor(0.5000)
@@ -66,10 +74,14 @@ def share(rows: RowMask) -> Mean:
     return Mean(rows.sum(), torch.ones_like(rows).sum())
 
 
+@described
 def dead_groups(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 1e-6) -> Mean:
     """The share of groups without a signal: those that ``filters.nonzero_range`` would drop.
 
     The parts of a batch merge to the whole if each group is in one part.
+
+    Args:
+        tolerance: as in ``filters.nonzero_range``.
 
     >>> dead_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).value()
     tensor(0.5000)
@@ -80,6 +92,7 @@ def dead_groups(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 
     return Mean(dead.sum(), present.sum())
 
 
+@described
 def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
     """The expected score of the best of k samples, as a mean over prompts: unbiased, from n >= k samples of each.
 
@@ -88,15 +101,11 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
     one success in 32 is a best@32 of 0.62 there, and 1 here. A group of fewer than k is not counted.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. If metrics are merged, each group must be in one part.
-        k: the number of samples of which the best is taken.
+        group_ids: if metrics are merged, each group must be in one part.
+        k: the number of samples of which the best is taken; at least 1.
 
     Returns:
         Mean, in float64.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; k below 1.
 
     >>> best_at_k(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), k=2).value()  # (3 + 3 + 2) / 3
     tensor(2.6667, dtype=torch.float64)
@@ -118,10 +127,15 @@ def best_at_k(scores: PerSequence, group_ids: GroupIds, *, k: int) -> Mean:
     return Mean(terms.sum(), ((n >= k) & (rank == 0)).sum())
 
 
+@described
 def pass_at_k(correct: RowMask, group_ids: GroupIds, *, k: int) -> Mean:
     """The probability that one of k samples is correct, mean over prompts: Chen et al. 2021 (arXiv:2107.03374), eq. 1.
 
     With c of n correct it is 1 − C(n − c, k) / C(n, k), unbiased; 1 − (1 − c/n)^k is too low. See :func:`best_at_k`.
+
+    Args:
+        correct: the correct responses.
+        k: as in :func:`best_at_k`.
 
     >>> pass_at_k(torch.tensor([True, False, False, False]), torch.tensor([0, 0, 0, 0]), k=2).value()
     tensor(0.5000, dtype=torch.float64)

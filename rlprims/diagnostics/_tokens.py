@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlprims._described import described
 from rlprims.layout import sequence_lengths
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import (
@@ -24,6 +25,7 @@ from rlprims.types import (
 Kind = TypeVar("Kind", bound=Moments)
 
 
+@described
 def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
     """Mean over the valid tokens, as a metric: for example of entropies or values.
 
@@ -39,6 +41,7 @@ def token_share(tokens: TokenMask, response_mask: TokenMask) -> Mean:
     return Mean((response_mask & tokens).count_nonzero(), response_mask.count_nonzero())
 
 
+@described
 def token_max(x: PerToken, response_mask: TokenMask) -> Max:
     """The largest number of the valid tokens; numbers must be at least 0. It is 0 if no token is valid.
 
@@ -50,6 +53,7 @@ def token_max(x: PerToken, response_mask: TokenMask) -> Max:
     return Max(valid.amax() if valid.numel() else valid.sum())  # amax of an empty batch raises, its sum is 0
 
 
+@described
 def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
     """The share of valid tokens whose number is NaN or infinite. The primitives do not remove such numbers.
 
@@ -60,12 +64,15 @@ def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
     return token_share(~x.isfinite(), response_mask)
 
 
+@described
 def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
     """The share of valid tokens that each cause rejects, and the share that any cause rejects.
 
-    ``kept`` has a mask for each cause, False where the cause rejects a token: for a correction ``weights.values > 0``.
     ``rejected_<cause>``: the share that this cause rejects; a token may have several causes. ``rejected``: the share
     that any cause rejects. ``rejected_sequences``: the share of responses without a token left.
+
+    Args:
+        kept: a mask for each cause, False where the cause rejects a token: for a correction ``weights.values > 0``.
 
     >>> m = torch.tensor([[True, True], [True, True]])
     >>> veto, bounds = torch.tensor([[[False, False], [True, True]], [[False, True], [True, True]]])
@@ -88,11 +95,16 @@ def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqle
     }
 
 
+@described
 def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
     """The effective size of a batch under importance weights: per token with its mask, or per sequence with a row mask.
 
     ``weight_mean``, 1 in expectation if they are a plain ratio; ``weight_max``; ``weight_ess``: (Σw)² / (n Σw²), the
     effective sample size as a share of n; ``weight_chi2``: E[w²] − 1, the χ² divergence of the two policies.
+
+    Args:
+        importance_weights: float, like the mask.
+        mask: bool (B, T) or (N,) of tokens, or (B,) of sequences.
 
     >>> w = torch.tensor([[2.0, 0.0, 9.0]])
     >>> {name: float(m.value()) for name, m in weights(w, torch.tensor([[True, True, False]])).items()}
@@ -108,6 +120,7 @@ def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
     }
 
 
+@described
 def explained_variance(values: PerToken, returns: PerToken, response_mask: TokenMask) -> ExplainedVariance:
     """1 − Var(R − V) / Var(R) over the valid tokens: 1 for a perfect critic, 0 if it is no better than a constant.
 

@@ -13,9 +13,9 @@ from rlprims.data_proto import DataProto
 from rlprims.doctor.installation import Finding
 from rlprims.execution import ExecutionError, WorkerReport
 from rlprims.plan.memory import shape_of
-from rlprims.trainer.collect.rollout import prompt_rows
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import Parts, build
+from rlprims.trainer.sources.responses import prompt_rows
 
 _ALL_REDUCE = 64 << 20
 """The bytes that the ranks sum."""

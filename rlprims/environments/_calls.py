@@ -1,9 +1,9 @@
 """Tool calls in a model's text. The text is parsed, never evaluated, in time linear in its length."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from rlprims import _json
 from rlprims.environments._tools import schemas_of
 from rlprims.masking import check_choice
 
@@ -88,14 +88,11 @@ def _elements(text: str, tags: Sequence[str]) -> Iterator[tuple[str | None, str 
 
 
 def _json_call(text: str) -> Call:
-    def no_constant(name: str) -> None:
-        raise ValueError(f"{name} is not JSON: expected a number")
-
-    value = json.loads(text, parse_constant=no_constant)
+    value = _json.loads(text, constants=False)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('expected an object with a name, {"name": ..., "arguments": {...}}')
-    arguments = value.get("arguments", {})
-    arguments = json.loads(arguments, parse_constant=no_constant) if isinstance(arguments, str) else arguments
+    arguments = value.get("arguments", value.get("parameters", {}))  # Llama 3.1 writes parameters
+    arguments = _json.loads(arguments, constants=False) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments of {value['name']!r}: expected an object, got {type(arguments).__name__}")
     return Call(value["name"], arguments)

@@ -7,6 +7,7 @@ from rlprims.environments._calls import CallStyle, parse_calls
 from rlprims.environments._protocol import Message
 from rlprims.environments._tools import schemas_of
 from rlprims.turns import delta_ids
+from rlprims.turns.tokens import Chat, encode_after, text_ids
 
 
 class TextRenderer:
@@ -23,13 +24,14 @@ class TextRenderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of the joined contents, with the special tokens that the tokenizer adds at the start of a text."""
-        return list(self.tokenizer.encode(_text(messages), verbose=False))
+        return text_ids(self.tokenizer, _text(messages), verbose=False)
 
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
         """The ids of the appended contents; it never asks for a new rendering."""
-        return list(self.tokenizer.encode(_text(appended), add_special_tokens=False, verbose=False))
+        end = getattr(self.tokenizer, "eos_token", None) if ended else None
+        return encode_after(self.tokenizer, end or messages[-1]["content"], _text(appended))
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
         """The message of the sampled tokens, without special tokens."""
@@ -52,14 +54,7 @@ class ChatRenderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of the conversation with the generation prompt."""
-        text = self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=schemas_of(tools) or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **self.template_arguments,
-        )
-        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        return Chat(self.tokenizer, self.template_arguments).prompt(messages, schemas_of(tools), verbose=False)
 
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool

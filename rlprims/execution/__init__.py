@@ -3,11 +3,11 @@
 ``rlprims.execution.local`` is imported by name only, as it loads transformers.
 """
 
-from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, RayConfig, Sampling
-from rlprims.execution._kept import kept_columns, kept_of
-from rlprims.execution._meter import Work, WorkerReport
-from rlprims.execution._profile import Profile, Profiler
+from rlprims.execution._columns import Kind, kept_columns, kept_of, kind_of, reads_means, reads_reference
+from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, Sampling
+from rlprims.execution._observed import Profile, Profiler, Work, WorkerReport
 from rlprims.execution._protocol import (
+    BatchStream,
     Critic,
     Execution,
     ExecutionError,
@@ -15,11 +15,12 @@ from rlprims.execution._protocol import (
     Models,
     Observable,
     RewardScorer,
+    RunNeeds,
+    Stream,
     Teacher,
     UpdateReport,
 )
-from rlprims.execution._stored import Kind, kind_of, reads_means, reads_reference
-from rlprims.execution._stream import BatchStream, Stream
+from rlprims.execution._ray_config import RayConfig
 
 __all__ = [
     "BatchStream",
@@ -38,6 +39,7 @@ __all__ = [
     "Profiler",
     "RayConfig",
     "RewardScorer",
+    "RunNeeds",
     "Sampling",
     "Stream",
     "Teacher",

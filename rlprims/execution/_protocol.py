@@ -1,18 +1,19 @@
 """The protocols of an execution: one for the policy and one for each model beside it, and one for logs."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from itertools import accumulate, count
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, NotRequired, Protocol, Self, TypeAlias, TypedDict
 
+from einops import repeat
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ProfileConfig, Sampling
-from rlprims.execution._meter import WorkerReport
-from rlprims.execution._profile import Profile
-from rlprims.execution._stream import Stream
+from rlprims.execution._config import OptimizerConfig, ProfileConfig, Sampling
+from rlprims.execution._observed import Profile, WorkerReport
 from rlprims.types import Metrics
 
 
@@ -30,6 +31,21 @@ def finished() -> Mapping[str, str]:
     return {}
 
 
+class RunNeeds(TypedDict):
+    """What a run asks of an execution, beside the settings of its models."""
+
+    algorithm: Algorithm
+    """It decides which models are loaded."""
+    temperature: float
+    """The sampler's: log-probs and entropies are those of the distribution that it samples from."""
+    updates: int
+    """The optimizer steps of the policy in the whole run, for the schedule of its learning rate."""
+    critic_optimizer: NotRequired[OptimizerConfig | None]
+    """None: the policy's."""
+    critic_updates: NotRequired[int | None]
+    """None: those of the policy."""
+
+
 class UpdateReport(NamedTuple):
     """The result of one optimizer step."""
 
@@ -39,6 +55,38 @@ class UpdateReport(NamedTuple):
     skipped: bool
     """The gradient was not finite, so the weights did not change."""
     metrics: Metrics
+
+
+class Stream(Protocol):
+    """Parts of prompts that are sampled independently of each other; the responses of a part come when all have ended.
+
+    Use it in a ``with`` statement; its end stops the requests that still run. Until then ``sync_weights`` waits. With
+    ``over_updates`` it does not: the responses continue with the new weights, and ``versions`` (B, T) has the version
+    of the weights for each token::
+
+        with execution.stream(sampling, seed=0, prompt_width=64) as stream:
+            numbers = [stream.submit(group) for group in groups]
+            for number, rows in stream.take().items():
+                ...
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, prompts: DataProto) -> int:
+        """Begin the prompts' responses, and return the number of this part."""
+        ...
+
+    def take(self, timeout: float | None = None) -> dict[int, DataProto]:
+        """Wait until a part is complete; returns all complete parts by their numbers, in rows like ``generate``'s.
+
+        After ``timeout`` seconds it returns without a part. A sampler of whole batches ignores the timeout.
+
+        Raises:
+            ValueError: all parts that were submitted have been taken.
+        """
+        ...
 
 
 class Execution(Protocol):
@@ -185,3 +233,42 @@ def save_version(directory: Path, version: int) -> None:
 
 def load_version(directory: Path) -> int:
     return int(json.loads((directory / _VERSION_FILE).read_text()))
+
+
+def sha256(path: Path) -> str:
+    """Return the hash in hexadecimal, as ``sha256sum`` prints it. Hashing releases the GIL, so other threads run."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class BatchStream:
+    """:class:`Stream` for a sampler of whole batches: the next batch is all that was submitted."""
+
+    def __init__(self, generate: Callable[[DataProto], DataProto], *, versions: bool = False) -> None:
+        self.generate = generate
+        self.versions = versions
+        self._numbers = count()
+        self._submitted: dict[int, DataProto] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._submitted.clear()
+
+    def submit(self, prompts: DataProto) -> int:
+        number = next(self._numbers)
+        self._submitted[number] = prompts
+        return number
+
+    def take(self, timeout: float | None = None) -> dict[int, DataProto]:
+        if not self._submitted:
+            raise ValueError("expected a part that was submitted and not taken, got none")
+        submitted, self._submitted = self._submitted, {}
+        rows = self.generate(DataProto.concat(list(submitted.values())))
+        if self.versions:  # all tokens of a batch have the same version
+            rows["versions"] = repeat(rows["weights_version"], "b -> b t", t=rows["responses"].shape[1]).clone()
+        ends = accumulate(map(len, submitted.values()))
+        return {
+            number: rows[end - len(part) : end] for (number, part), end in zip(submitted.items(), ends, strict=True)
+        }

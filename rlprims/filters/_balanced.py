@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from rlprims._described import described
 from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
@@ -12,6 +13,7 @@ from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 FirstBound: TypeAlias = Literal["high", "low"]
 
 
+@described
 def bapo(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -49,22 +51,14 @@ def bapo(
     code adds the sums of one micro-batch of each rank, so that the bounds differ between micro-batches.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         target: the smallest share of P in P + N, in [0, 1].
-        low_start, low_end: the range of c_low, a ratio.
-        high_start, high_end, high_step: the range of c_high and its step.
+        low_start, low_end: the range of c_low, a ratio; 0 <= low_start <= low_end.
+        high_start, high_end, high_step: the range of c_high, 0 <= high_start <= high_end, and its step, above 0.
         first: the bound that is raised first: "high" or "low".
-        all_reduce: sums a tensor over the ranks, if the update is split over ranks; None: it is whole.
 
     Returns:
-        bool, like log_probs: True on kept tokens; False on clipped tokens and outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an empty range; high_step <= 0; an unknown ``first``.
+        True on kept tokens; False on clipped tokens and outside the mask.
 
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> ratio, advantages = torch.tensor([[1.45, 0.7, 1.0]]), torch.tensor([[1.0, -1.0, -1.0]])

@@ -36,13 +36,7 @@ class DynamicSampling(Generic[Group]):
     ['a', 'c']
     """
 
-    def __init__(
-        self,
-        *,
-        groups: int,
-        max_generation_batches: int | None = None,
-        at_limit: AtLimit = "error",
-    ) -> None:
+    def __init__(self, *, groups: int, max_generation_batches: int | None = None, at_limit: AtLimit = "error") -> None:
         check_choice("at_limit", at_limit, AtLimit)
         if groups < 1 or (max_generation_batches is not None and max_generation_batches < 1):
             raise ValueError(

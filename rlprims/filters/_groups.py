@@ -2,12 +2,22 @@
 
 import torch
 
+from rlprims._described import described
 from rlprims.ended import CUT_OFF, EndedName
-from rlprims.grouping import check_group_ids, group_centred, group_count, group_mean, group_ranks, is_varied
+from rlprims.grouping import (
+    check_group_ids,
+    group_bounds,
+    group_centred,
+    group_count,
+    group_ranks,
+    group_sum,
+    is_varied,
+)
 from rlprims.masking import check_tensors, ended_by, upcast
 from rlprims.types import ComponentScores, EndedCodes, GroupIds, PerSequence, RowMask
 
 
+@described
 def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float = 1e-6) -> RowMask:
     """Keep the groups whose scores differ: DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476), eq. 11.
 
@@ -16,15 +26,8 @@ def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float 
     group of one: neither has a signal.
 
     Args:
-        scores: float (B,), the metric: usually the accuracy, not the shaped score.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
+        scores: the metric: usually the accuracy, not the shaped score.
         tolerance: relative to scores above 1, absolute below.
-
-    Returns:
-        bool (B,), the same for all rows of a group.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> nonzero_range(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).tolist()
     [False, False, False, True, True]
@@ -33,6 +36,7 @@ def nonzero_range(scores: PerSequence, group_ids: GroupIds, *, tolerance: float 
     return is_varied(scores, group_ids, tolerance=tolerance)
 
 
+@described
 def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *, tolerance: float = 1e-6) -> RowMask:
     """Keep the groups in which any reward varies: :func:`nonzero_range` for ``advantage.gdpo`` (arXiv:2601.05242).
 
@@ -41,15 +45,7 @@ def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *,
     unknown score in any reward is dropped.
 
     Args:
-        component_scores: float (B, K), one column for each reward.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         tolerance: relative to scores above 1, absolute below.
-
-    Returns:
-        bool (B,), the same for all rows of a group.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     >>> varied_components(scores, torch.tensor([0, 0, 1, 1])).tolist()
@@ -66,20 +62,11 @@ def varied_components(component_scores: ComponentScores, group_ids: GroupIds, *,
     return varied.any(0) & known.all(0)
 
 
+@described
 def finite(scores: PerSequence, group_ids: GroupIds) -> RowMask:
     """Keep the groups in which every score is a finite number.
 
     A verifier returns NaN if it could not score a sample. One unknown score makes the group's mean unknown.
-
-    Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-
-    Returns:
-        bool (B,), the same for all rows of a group.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> finite(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([0, 0, 1])).tolist()
     [False, False, True]
@@ -88,6 +75,7 @@ def finite(scores: PerSequence, group_ids: GroupIds) -> RowMask:
     return group_count(group_ids, ~scores.isfinite()) == 0
 
 
+@described
 def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, high: float = 1.0) -> RowMask:
     """Keep the groups whose mean score lies in a band: prompts that are neither too hard nor too easy.
 
@@ -96,15 +84,11 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     scores of 0.1 pass, see :func:`nonzero_range`. A group with an unknown score is dropped.
 
     Args:
-        scores: float (B,), usually the accuracy.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        low, high: bounds of the group's mean, both excluded; compared in the precision of the scores.
+        scores: usually the accuracy.
+        low, high: bounds of the group's mean, low < high, both excluded; compared in the precision of the scores.
 
     Returns:
-        bool (B,), the same for all rows of a group; the order of the rows does not matter.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; low not below high.
+        the same for all rows of a group; the order of the rows does not matter.
 
     >>> solve_rate(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
@@ -113,32 +97,26 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     if not low < high:
         raise ValueError(f"low={low} and high={high}, expected low < high: no group would be kept")
     # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9.
-    mean = group_mean(scores.double(), group_ids).to(upcast(scores).dtype)
+    # Beyond the least score, so that equal scores have exactly that mean.
+    least, _ = group_bounds(scores.double(), group_ids)
+    mean = (least + group_sum(scores.double() - least, group_ids) / group_count(group_ids)).to(upcast(scores).dtype)
     return (low < mean) & (mean < high)
 
 
+@described
 def completed(
-    ended: EndedCodes,
-    group_ids: GroupIds,
-    *,
-    max_share: float = 0.0,
-    reasons: tuple[EndedName, ...] = CUT_OFF,
+    ended: EndedCodes, group_ids: GroupIds, *, max_share: float = 0.0, reasons: tuple[EndedName, ...] = CUT_OFF
 ) -> RowMask:
     """Keep the groups in which at most a share of the responses was cut off: truncated, aborted or failed.
 
     To drop only such responses and not their groups, use ``ended`` of an algorithm, which drops or masks them.
 
     Args:
-        ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         max_share: the largest share of the group's responses that may be cut off, in [0, 1).
         reasons: the reasons that count as cut off. Default: all except ``stop``.
 
     Returns:
-        bool (B,), the same for all rows of a group; the order of the rows does not matter.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; max_share outside [0, 1); an unknown reason.
+        the same for all rows of a group; the order of the rows does not matter.
 
     >>> from rlprims.ended import Ended
     >>> ended = torch.tensor([Ended.STOP, Ended.LENGTH, Ended.STOP, Ended.STOP])
@@ -157,6 +135,7 @@ def completed(
     return share <= max_share
 
 
+@described
 def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowMask:
     """Keep, in each group, the ``keep`` responses whose scores have the largest variance: PODS (arXiv:2504.13818).
 
@@ -169,15 +148,10 @@ def max_variance(scores: PerSequence, group_ids: GroupIds, *, keep: int) -> RowM
     handled: filter them out first.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         keep: at least 2, since one score has no variance.
 
     Returns:
-        bool (B,).
-
-    Raises:
-        ValueError: wrong shapes or dtypes; keep below 2.
+        True on kept rows.
 
     >>> max_variance(torch.tensor([0.0, 0.1, 0.2, 0.9, 1.0]), torch.zeros(5, dtype=torch.int64), keep=3).tolist()
     [True, False, False, True, True]

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.grouping import check_group_ids, group_bounds, group_sum
 from rlprims.kernels import are_readable
 from rlprims.masking import check_choice
@@ -18,6 +19,7 @@ _MIN_WEIGHT = 1e-8
 """Added to every known row's weight: if all weights are 0, every row is equally likely."""
 
 
+@described
 def policy_filtration(
     scores: PerSequence,
     group_ids: GroupIds,
@@ -41,19 +43,17 @@ def policy_filtration(
     row have no variance.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
         generator: on the device of the scores.
         weights: the weight of a score: "pow", "max_min" or "max_random".
         power: the exponent of "pow".
         over: "batch" or "group": rows are drawn from the batch or the group, and best and worst are those in it.
 
     Returns:
-        int64 (B,), row numbers; with ``over="group"`` drawn rows replace the rows of the same group.
+        row numbers; with ``over="group"`` drawn rows replace the rows of the same group.
 
     Raises:
-        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an
-            accelerator, where values are not read, any rows are returned then).
+        ValueError: wrong shapes or dtypes; an unknown option; no score of the batch is finite (on an accelerator, where
+            values are not read, any rows are returned then).
 
     >>> scores, ids = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])
     >>> policy_filtration(scores, ids, over="group", generator=torch.Generator().manual_seed(0))

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
+@described
 def clip_cov(
     log_probs: PerToken,
     advantages: PerToken,
@@ -39,22 +41,15 @@ def clip_cov(
     padded and packed tokens and on every device.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         fraction: the share of all tokens to drop, above 0 and at most 1.
-        low, high: the band of covariance to draw from, in units of the advantage.
+        low, high: the band of covariance to draw from, in units of the advantage; low < high.
         generator: the source of the random number; on any device, and in the same state on all ranks.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
         tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, so that a token's place
             is counted over the whole step.
 
     Returns:
-        bool, like log_probs: True on kept tokens; False on drawn tokens and outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1]; low >= high; no generator.
+        True on kept tokens; False on drawn tokens and outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
@@ -75,6 +70,7 @@ def clip_cov(
     return response_mask & ~drawn
 
 
+@described
 def kl_cov(
     log_probs: PerToken,
     advantages: PerToken,
@@ -98,19 +94,12 @@ def kl_cov(
     ``all_reduce``. verl and SkyRL compute them per micro-batch and select at least one token in each.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like log_probs: True on selected tokens, at least one if any token is valid, and on all that tie with the
-        last one; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
+        True on selected tokens, at least one if any token is valid, and on all that tie with the last one; False
+        outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
@@ -123,6 +112,7 @@ def kl_cov(
     return _largest(covariance, response_mask, count, all_reduce)
 
 
+@described
 def high_entropy(
     entropies: PerToken,
     response_mask: TokenMask,
@@ -140,17 +130,11 @@ def high_entropy(
     ms-swift compute it per micro-batch, so that their loss depends on the split.
 
     Args:
-        entropies: float (B, T) or (N,): of the policy at each token, in nats.
-        response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not used.
+        entropies: of the policy at each token, in nats.
         fraction: the share of the tokens to keep, above 0 and at most 1.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like entropies: True on kept tokens, at least one if any token is valid; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a fraction outside (0, 1].
+        True on kept tokens, at least one if any token is valid; False outside the mask.
 
     >>> m = torch.tensor([[True] * 5 + [False]])
     >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
@@ -163,6 +147,7 @@ def high_entropy(
     return _largest(zero_outside(entropies, response_mask), response_mask, count, all_reduce)
 
 
+@described
 def m2po(
     log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -182,18 +167,11 @@ def m2po(
     it per micro-batch and always keeps one token. Tokens that tie are kept or dropped together.
 
     Args:
-        log_probs: float (B, T) or (N,), the policy before the update; it gets no gradient here.
-        rollout_log_probs: float, like log_probs: the policy that sampled.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: the policy before the update; it gets no gradient here.
         tau: τ, the largest mean of d², in nats²; at least 0.
-        all_reduce: sums a tensor over the ranks, if the step is split over ranks; None: it is whole.
 
     Returns:
-        bool, like log_probs: True on kept tokens; False on the others and outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a negative tau.
+        True on kept tokens; False on the others and outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
@@ -215,6 +193,7 @@ def m2po(
     return response_mask & (keys <= _largest_true(mean_is_small, keys))
 
 
+@described
 def finite_tokens(
     rollout_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> TokenMask:
@@ -225,16 +204,8 @@ def finite_tokens(
     keeps the token with importance weight 1: for this use
     ``corrections.replace_nonfinite(rollout_log_probs, old_log_probs, response_mask)``.
 
-    Args:
-        rollout_log_probs: float (B, T) or (N,): the sampler's own.
-        response_mask: bool, like rollout_log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-
     Returns:
-        bool, like rollout_log_probs; False outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        False outside the mask.
 
     >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
     [[True, False, False]]

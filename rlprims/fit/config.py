@@ -1,7 +1,6 @@
 """The settings of a run on stored rows: demonstrations, or pairs of a chosen and a rejected response."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -14,43 +13,39 @@ from rlprims.execution import (
     reads_means,
     reads_reference,
 )
-from rlprims.runs.config import EvaluationSteps, RunConfig, Section, check_template
+from rlprims.runs.config import EvaluationSteps, RunConfig, check_template
+from rlprims.runs.rows import RowsConfig
 
 _OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
 """Settings of ``model`` that are only for runs on the policy's own samples."""
 
 
-class FitDataConfig(Section):
-    """JSON lines: demonstrations with a prompt and a response, or messages of a chat; or pairs."""
+class FitDataConfig(RowsConfig):
+    """Demonstrations with a prompt and a response, or messages of a chat; or pairs."""
 
-    train: Path
-    eval: Path | None = Field(default=None, description="held-out rows; null: none")
-    prompt: str = Field(default="prompt", description="field that holds the prompt")
+    prompt: str = Field(default="prompt", description="field that holds the prompt: a text or messages")
     response: str = Field(default="response", description="field that holds a demonstration's response")
     messages: str = Field(
         default="messages", description="field that holds a chat, instead of prompt and response: role and content"
     )
-    chosen: str = Field(default="chosen", description="field that holds a pair's better response")
+    chosen: str = Field(default="chosen", description="field that holds a pair's better response, or the whole chat")
     rejected: str = Field(default="rejected", description="field that holds a pair's worse response")
     margin: str | None = Field(
         default=None, description="field with a pair's margin, a number, for losses.bradley_terry; null: none"
     )
     template: str = Field(default="{prompt}", description="text with {prompt} in it, or chat: the tokenizer's template")
-    system: str | None = Field(
-        default=None, description="system message of the chat template, where a row has a prompt"
-    )
     turns: Literal["all", "last"] = Field(
         default="all", description="of a chat, the assistant's messages that are learned"
     )
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
     max_length: int | None = Field(
         default=None, ge=2, description="tokens of a prompt with its response; null: the window"
     )
-    overlong_prompts: Literal["filter", "error"] = Field(default="filter", description="filter leaves the row out")
+    overlong_prompts: Literal["filter", "truncate", "error"] = Field(
+        default="filter", description="filter leaves the row out, truncate cuts the prompt's beginning off"
+    )
     overlong_rows: Literal["truncate", "filter", "error"] = Field(
         default="truncate", description="truncate cuts a response, which then has no end token"
     )
-    shuffle: bool = Field(default=True, description="every epoch in another order")
 
     @field_validator("template")
     @classmethod

@@ -1,8 +1,8 @@
-"""Stored rows: JSON lines to token ids, and to batches."""
+"""Stored rows: the rows of a file to token ids, and to batches."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +10,12 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Kind
-from rlprims.execution._padding import left_padded, right_padded
+from rlprims.execution._columns import left_padded, right_padded
 from rlprims.fit.config import FitDataConfig
 from rlprims.runs.end_tokens import closing_tokens
-from rlprims.runs.rows import read_rows
+from rlprims.runs.layouts import MISSING, Use, as_messages, fields_of, is_chat, value_at
+from rlprims.runs.rows import BadRows, read_rows
+from rlprims.turns.tokens import Answered, checked_messages, checked_tools, encode_after, shown, text_ids
 
 
 class Response(NamedTuple):
@@ -41,6 +43,10 @@ class StoredRows(NamedTuple):
     equal: int
     """The number of pairs of two equal responses, which are left out because their gradient is 0."""
     truncated: int
+    bad: BadRows = BadRows(Path())
+    """Rows that cannot be used, which were left out."""
+    layout: str | None = None
+    """The layout that was recognized or set."""
 
     def digest(self) -> str:
         """A hash of all tokens. A resume must have the same one."""
@@ -62,6 +68,8 @@ class Reader:
             raise ValueError("nothing ends a response: set eos_token_id in the model's generation_config.json")
         own = tokenizer.eos_token_id
         self.end = own if own in self.end_ids else self.end_ids[0]
+        self.chat = config.chat(tokenizer)
+        self.answers = ["response"] if kind == "demonstrations" else ["chosen", "rejected"]
         closing = [token for token in closing_tokens(tokenizer) if token in self.end_ids]
         self.end_of_message = closing[0] if closing else self.end
 
@@ -69,148 +77,160 @@ class Reader:
         """Read, check and tokenize every row.
 
         Raises:
-            ValueError: no such file, an empty one, or a row that lacks a field, or is too long and the settings make
-                that an error. The message has file and line.
+            ValueError: no such file, an empty one, or a row that lacks a field or is refused by its template, or is too
+                long and the settings make that an error. The message has file and row.
         """
-        rows: list[StoredRow] = []
+        rows, bad = list[StoredRow](), BadRows(path, self.config.on_bad_row)
         filtered = equal = truncated = 0
-        for number, fields in read_rows(path):
-            place = f"{path}:{number}"
-            row = self._row(fields, place)
-            if len(row.prompt_ids) > self.max_prompt:
-                if self.config.overlong_prompts == "error":
-                    raise ValueError(
-                        f"{place}: expected a prompt of at most {self.max_prompt} tokens, got {len(row.prompt_ids)}"
-                    )
+        seen = False
+        for place, fields in read_rows(path, bad):
+            if not seen:
+                self.see(fields)
+                seen = True
+            try:
+                row = self.row(fields)
+            except ValueError as error:
+                bad.add(place, error)
+                continue
+            fitted, is_cut = self._fitted(row, place)
+            if fitted is None:
                 filtered += 1
-                continue
-            space = self.window - len(row.prompt_ids)
-            longest = max(len(response.ids) for response in row.responses)
-            if longest > space:
-                if self.config.overlong_rows == "error":
-                    got = len(row.prompt_ids) + longest
-                    raise ValueError(f"{place}: expected a row of at most {self.window} tokens, got {got}")
-                cut = tuple(Response(r.ids[:space], r.learned[:space]) for r in row.responses)
-                if self.config.overlong_rows == "filter" or not all(any(r.learned) for r in cut):
-                    filtered += 1
-                    continue
-                truncated += 1
-                row = row._replace(responses=cut)
-            if len(row.responses) == 2 and row.responses[0].ids == row.responses[1].ids:
+            elif len(fitted.responses) == 2 and fitted.responses[0].ids == fitted.responses[1].ids:
                 equal += 1
-                continue
-            rows.append(row)
+                truncated += is_cut
+            else:
+                rows.append(fitted)
+                truncated += is_cut
+        bad.check()
         if not rows:
             left_out = (
                 f"{filtered} rows are too long for {self.window} tokens, and {equal} are pairs of equal responses"
             )
-            raise ValueError(f"{path}: nothing to train on: {left_out if filtered or equal else 'it has no rows'}")
-        return StoredRows(rows, filtered, equal, truncated)
+            reason = bad.text() or (left_out if filtered or equal else "it has no rows")
+            raise ValueError(f"{path}: nothing to train on: {reason}")
+        return StoredRows(rows, filtered, equal, truncated, bad, self.fields.described)
 
-    def _row(self, fields: dict[str, Any], place: str) -> StoredRow:
-        config = self.config
-        if self.kind == "demonstrations" and config.messages in fields:
-            return self._conversation(_messages(fields[config.messages], config.messages, place), place)
-        names = [config.response] if self.kind == "demonstrations" else [config.chosen, config.rejected]
-        prompt, *answers = (_text(fields, name, place) for name in (config.prompt, *names))
-        if config.template == "chat":
-            first = [{"role": "system", "content": config.system}] if config.system else []
-            first.append({"role": "user", "content": prompt})
-            conversations = [
-                self._conversation([*first, {"role": "assistant", "content": answer}], place) for answer in answers
-            ]
-            prompt_ids, responses = conversations[0].prompt_ids, [row.responses[0] for row in conversations]
-        else:
-            prompt_ids = self._encode(config.template.replace("{prompt}", prompt), special=True)
-            ids = [[*self._encode(answer), self.end] for answer in answers]
-            responses = [Response(each, [True] * len(each)) for each in ids]
+    def _fitted(self, row: StoredRow, place: str) -> tuple[StoredRow | None, bool]:
+        """The row, cut to the limits, and whether its responses were cut; None if it is left out."""
+        config, length = self.config, len(row.prompt_ids)
+        if length > self.max_prompt:
+            if config.overlong_prompts == "error":
+                raise ValueError(f"{place}: expected a prompt of at most {self.max_prompt} tokens, got {length}")
+            if config.overlong_prompts == "filter":
+                return None, False
+            row = row._replace(prompt_ids=row.prompt_ids[-self.max_prompt :])
+        space = self.window - len(row.prompt_ids)
+        longest = max(len(response.ids) for response in row.responses)
+        if longest <= space:
+            return row, False
+        if config.overlong_rows == "error":
+            got = len(row.prompt_ids) + longest
+            raise ValueError(f"{place}: expected a row of at most {self.window} tokens, got {got}")
+        cut = tuple(Response(r.ids[:space], r.learned[:space]) for r in row.responses)
+        if config.overlong_rows == "filter" or not all(any(r.learned) for r in cut):
+            return None, False
+        return row._replace(responses=cut), True
+
+    def see(self, first: Mapping[str, Any]) -> None:
+        """Find the fields of a file in its first row."""
+        names = ["prompt", *self.answers]
+        has_chat = self.kind == "demonstrations" and value_at(first, self.config.messages) is not MISSING
+        use: Use = "demonstrations" if self.kind == "demonstrations" else "pairs"
+        needed = ["messages"] if has_chat else names
+        self.fields = fields_of(self.config, use, first, ["messages", *names, "tools"], needed)
+
+    def row(self, fields: dict[str, Any]) -> StoredRow:
+        """The tokens of a row of the file that was seen.
+
+        Raises:
+            ValueError: the row cannot be used.
+        """
+        config, paths = self.config, self.fields.paths
+        margin = _number(fields, config.margin) if config.margin is not None else 0.0
+        if self.kind == "demonstrations" and value_at(fields, paths["messages"]) is not MISSING:
+            messages = checked_messages(self._messages(fields, "messages"), paths["messages"])
+            system = value_at(fields, paths.get("system", ""))
+            return self._chats([messages], fields, first=0, system=None if system is MISSING else system)
+        prompt, *values = (self._messages(fields, name) for name in ("prompt", *self.answers))
+        if config.template != "chat" and not any(map(is_chat, (prompt, *values))):
+            return self._texts(*(_text(fields, paths[name]) for name in ("prompt", *self.answers)), margin=margin)
+        asked = prompt
+        if prompt is MISSING and all(map(is_chat, values)):
+            asked = []  # the answers are whole chats
+        elif not is_chat(prompt):
+            asked = [{"role": "user", "content": _text(fields, paths["prompt"])}]
+        asked = checked_messages(asked, paths["prompt"]) if asked else []
+        named = zip(self.answers, values, strict=True)
+        chats = [self._chat(asked, value, fields, paths[name]) for name, value in named]
+        first = _shared(chats) if len(chats) > 1 else len(asked)
+        return self._chats(chats, fields, first=first, system=config.system)._replace(margin=margin)
+
+    def _messages(self, fields: Mapping[str, Any], name: str) -> Any:
+        return as_messages(value_at(fields, self.fields.paths[name]), self.fields.layout)
+
+    def _texts(self, prompt: str, *answers: str, margin: float) -> StoredRow:
+        text = self.config.template.replace("{prompt}", prompt)
+        prompt_ids = text_ids(self.tokenizer, text)
         if not prompt_ids:
-            raise ValueError(f"{place}: the prompt is empty")
-        margin = _number(fields, config.margin, place) if config.margin is not None else 0.0
+            raise ValueError("the prompt is empty")
+        responses = []
+        for answer in answers:
+            ids = encode_after(self.tokenizer, text, answer)
+            if ids[-1:] != [self.end]:  # the text may have it
+                ids.append(self.end)
+            responses.append(Response(ids, [True] * len(ids)))
         return StoredRow(prompt_ids, tuple(responses), margin)
 
-    def _conversation(self, messages: list[dict[str, str]], place: str) -> StoredRow:
-        """A chat in the form of its template. The response begins with the first message of the assistant.
+    def _chat(self, asked: list[Any], answer: Any, fields: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        """The messages of a prompt and its answer; the answer may be the whole chat."""
+        if not is_chat(answer):
+            answer = [{"role": "assistant", "content": _text(fields, name)}]
+        answer = checked_messages(answer, name)
+        return [*asked, *answer] if answer[0]["role"] == "assistant" else answer
 
-        Each message of the assistant is learned up to the token that ends it. Text that the template adds after it, and
-        messages of others, are not learned.
-        """
+    def _chats(
+        self, chats: list[list[dict[str, Any]]], fields: dict[str, Any], *, first: int, system: str | None
+    ) -> StoredRow:
+        """Chats in the form of the tokenizer's template. A response begins with the first message that is learned."""
         if not self.tokenizer.chat_template:
-            raise ValueError(f"{place}: a chat, but the tokenizer has no chat template: use prompt and response")
-        assistant_messages = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not assistant_messages or assistant_messages[-1] != len(messages) - 1 or assistant_messages[0] == 0:
+            raise ValueError("a chat, but the tokenizer has no chat template: use prompt and response")
+        path = self.fields.paths["tools"]
+        tools = value_at(fields, path)
+        tools = None if tools is MISSING else checked_tools(tools, path)
+        found = list[Answered]()
+        for messages in chats:
             roles = [message["role"] for message in messages]
-            raise ValueError(f"{place}: expected a chat that begins with another and ends with assistant, got {roles}")
-        prompt_ids: list[int] = []
-        ids: list[int] = []
-        learned: list[bool] = []
-        written = ""
-        for i in assistant_messages if self.config.turns == "all" else assistant_messages[-1:]:
-            before = self._written(messages[:i], add_generation_prompt=True)
-            after = self._written(messages[: i + 1], add_generation_prompt=False)
-            if not (before.startswith(written) and after.startswith(before)):
-                raise ValueError(
-                    f"{place}: the chat template changes earlier messages when message {i} is added, so that no "
-                    "row can have all of them: set data.turns: last"
-                )
-            between = self._encode(before[len(written) :])
-            answer = self._encode(after[len(before) :])
-            end = next((at for at, token in enumerate(answer) if token in self.end_ids), None)
-            if end is None and i == assistant_messages[-1]:
-                answer, end = [*answer, self.end_of_message], len(answer)
-            own = len(answer) if end is None else end + 1
-            if i == assistant_messages[-1]:
-                answer = answer[:own]
-            if not prompt_ids:
-                prompt_ids = between
-            else:
-                ids += between
-                learned += [False] * len(between)
-            ids += answer
-            learned += [at < own for at in range(len(answer))]
-            written = after
-        return StoredRow(prompt_ids, (Response(ids, learned),))
-
-    def _written(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return text
-
-    def _encode(self, text: str, *, special: bool = False) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
-        return ids
+            if roles[-1] != "assistant" or roles[0] == "assistant":
+                raise ValueError(f"expected a chat that begins with another and ends with assistant, got {roles}")
+            before = [{"role": "system", "content": system}] if system and roles[0] != "system" else []
+            begin = len(messages) - 1 if self.config.turns == "last" else first
+            whole, begin = [*before, *messages], begin + len(before)
+            found.append(self.chat.answered(whole, tools, first=begin, end_ids=self.end_ids, end=self.end_of_message))
+        if found[0].prompt_ids != found[-1].prompt_ids:
+            raise ValueError("the two chats of a pair differ before an answer, in what others say: expected the same")
+        return StoredRow(found[0].prompt_ids, tuple(Response(each.ids, each.learned) for each in found))
 
 
-def _text(fields: dict[str, Any], name: str, place: str) -> str:
-    if name not in fields:
-        raise ValueError(f"{place}: expected a text in {name!r}, and the row has {sorted(fields)}: name the field")
-    value = fields[name]
+def _shared(chats: list[list[dict[str, Any]]]) -> int:
+    """The index of the first message that two chats do not share; of the last one, if they share all."""
+    same = [a == b for a, b in zip(*chats, strict=False)]
+    return min([same.index(False)] if False in same else [len(chat) - 1 for chat in chats])
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = value_at(fields, name)
+    if value is MISSING:
+        raise ValueError(f"expected a text in {name!r}, and the row has {sorted(fields)}: name the field")
     if not isinstance(value, str):
-        raise ValueError(f"{place}: expected a text in {name!r}, got {_json(value)}")
+        raise ValueError(f"expected a text in {name!r}, got {shown(value)}")
     return value
 
 
-def _number(fields: dict[str, Any], name: str, place: str) -> float:
-    value = fields.get(name)
+def _number(fields: dict[str, Any], name: str) -> float:
+    value = value_at(fields, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{place}: expected a number in {name!r}, got {_json(value)}")
+        raise ValueError(f"expected a number in {name!r}, got {shown(None if value is MISSING else value)}")
     return float(value)
-
-
-def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{place}: expected a list of messages in {name!r}, got {_json(value)}")
-    for i, message in enumerate(value):
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{place}: expected a text in role and content of {name}[{i}], got {_json(message)}")
-    return value
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def as_batch(rows: Sequence[StoredRow], pad_token_id: int) -> DataProto:

@@ -27,6 +27,7 @@ from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.runs.loggers import check_loggers
+from rlprims.runs.rows import report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 
 
@@ -70,6 +71,7 @@ def _build(config: FitConfig, console: Console) -> _Parts:
 
 def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
     rows = reader.read(path)
+    report(rows, path, console)
     notes = (
         (rows.filtered, f"rows were left out: a prompt has more than {reader.max_prompt} tokens, or a row than "
          f"{reader.window}"),
@@ -85,6 +87,7 @@ def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
 def fit(config: FitConfig, console: Console) -> int:
     """Start a new run; returns the exit code."""
     check_loggers(config)
+    config = with_time(config)
     with RunDirectory.claim(config.run_dir) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = _build(config, console)
@@ -151,6 +154,7 @@ class _FitRun(Run):
                 "rows_left_out": rows.filtered,
                 "pairs_of_equal_responses": rows.equal,
                 "rows_truncated": rows.truncated,
+                "bad_rows": rows.bad.count,
                 "skipped_updates": sum(line["skipped_updates"] for line in train),
                 "model": str(model),
                 "before": held_out[0] if held_out else None,

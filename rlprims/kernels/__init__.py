@@ -3,23 +3,22 @@
 A formula is plain torch, and every transform of torch applies to it. A few formulas name kernels that compute the same
 numbers faster or in less memory::
 
-    @accelerated(cpu="scan_cpu", cuda="scan_triton")
-    def reverse_scan(a, b): ...
+    @accelerated(differentiable=True, cpu="log_probs", cuda="log_probs")
+    def log_probs_and_entropies(logits, token_ids, temperature): ...
 
-The kernel is the function of the same name in ``rlprims.kernels.scan_cpu``. It runs for plain tensors on its device,
+The kernel is the function of the same name in ``rlprims.kernels.log_probs``. It runs for plain tensors on its device,
 outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes). All
-other calls compute the formula, ``reverse_scan.formula``.
+other calls compute the formula, ``log_probs_and_entropies.formula``.
 
-The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` (kernels that were measured on their device), ``0``
-(none), ``all``, or a list of module names such as ``scan_cpu,scan_triton``. ``README.md`` beside this file lists every
-kernel with its gain; ``rlprims doctor --kernels`` compares each with its formula on this machine and times both.
+The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` or ``all``, ``0`` (none), or a list of module names
+such as ``log_probs,linear_log_probs``. ``README.md`` beside this file lists every kernel with its gain;
+``rlprims doctor --kernels`` compares each with its formula on this machine and times both.
 """
 
 import os
 from collections.abc import Callable
 from functools import update_wrapper
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -28,9 +27,6 @@ from torch.autograd import forward_ad
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-UNPROVEN = frozenset({"scan_triton"})
-"""Kernels that have not run on a GPU yet. They are off unless ``RLPRIMS_KERNELS`` is ``all`` or names them."""
 
 ACCELERATED: dict[str, "Accelerated[..., Any]"] = {}
 """Every formula that has kernels, by name."""
@@ -66,7 +62,7 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
 
     Args:
         differentiable: whether the kernels compute gradients. Other kernels run only if no argument requires one.
-        modules: type of device to module name, such as ``cpu="scan_cpu"``.
+        modules: type of device to module name, such as ``cpu="log_probs"``.
     """
 
     def decorate(formula: Callable[P, R]) -> Accelerated[P, R]:
@@ -78,13 +74,9 @@ def accelerated(*, differentiable: bool = False, **modules: str) -> Callable[[Ca
 
 
 def is_enabled(module: str) -> bool:
-    """Whether ``RLPRIMS_KERNELS`` allows this kernel, and its packages are installed."""
+    """Whether ``RLPRIMS_KERNELS`` allows this kernel."""
     choice = os.environ.get("RLPRIMS_KERNELS", "default")
-    if module.endswith("_triton") and find_spec("triton") is None:
-        return False
-    if choice == "default":
-        return module not in UNPROVEN
-    return choice == "all" or module in choice.split(",")
+    return choice in ("default", "all") or module in choice.split(",")
 
 
 def are_plain(*tensors: Tensor) -> bool:
@@ -101,6 +93,15 @@ def are_plain(*tensors: Tensor) -> bool:
 def are_readable(*tensors: Tensor) -> bool:
     """Whether checks may read values: plain tensors on a CPU. Elsewhere that waits for the device or breaks a graph."""
     return tensors[0].device.type == "cpu" and are_plain(*tensors)
+
+
+def is_static(size: int) -> bool:
+    """Whether a size is one number: False in a graph that is traced for many sizes."""
+    if not torch.compiler.is_compiling():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(size)
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlprims._extras import hint
 from rlprims.kernels import ACCELERATED
 
 TOLERANCE = 1e-5
@@ -25,12 +23,6 @@ class Comparison(NamedTuple):
     difference: float
     formula_seconds: float
     kernel_seconds: float
-
-
-def _scan(device: torch.device) -> tuple[Any, ...]:
-    a, b = (torch.rand(256, 1024, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    a = torch.where(torch.arange(1024) % 100 == 0, 0.0, a)
-    return a.to(device), b.to(device)
 
 
 def _log_probs(device: torch.device) -> tuple[Any, ...]:
@@ -57,7 +49,6 @@ def _weighted_log_probs(log_probs: Tensor, weights: Tensor, mask: Tensor, /) -> 
 
 
 EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
-    "reverse_scan": _scan,
     "log_probs_and_entropies": _log_probs,
     "linear_log_probs": lambda device: (*_head(device), 1.0, None),
     "linear_token_loss": _token_loss,
@@ -67,8 +58,6 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
 
 def missing(module: str, device_type: str) -> str | None:
     """The reason why this kernel cannot run here; None if it can."""
-    if module.endswith("_triton") and find_spec("triton") is None:
-        return f"Triton is not installed: {hint('triton')}"
     if device_type == "cuda" and not torch.cuda.is_available():
         return "no CUDA device here"
     return None

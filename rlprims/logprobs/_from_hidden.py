@@ -5,6 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims._sharding import check_vocab, shared
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
@@ -37,6 +38,7 @@ def linear_log_probs(
     return torch.where(finite, log_probs[..., 0], torch.nan), torch.where(finite, entropies, torch.nan)
 
 
+@described
 def from_hidden(
     hidden: Annotated[Tensor, "float (..., H)"],
     head_weight: Annotated[Tensor, "float (V, H)"],
@@ -60,22 +62,14 @@ def from_hidden(
     state with NaN or Inf gives NaN; it adds nothing to its own gradient or to that of the head.
 
     Args:
-        hidden: float (..., H), the last hidden states at the positions that predict the tokens.
-        head_weight: float (V, H), the weight of the head, in the dtype of hidden.
         token_ids: int64 (...), in [0, V).
-        kept: the ids that each token was sampled from; both results are computed within them. None: the whole
-            vocabulary. See :func:`from_logits`. The kernel makes their mask for one tile at a time.
-        temperature: above 0.
-        soft_cap: c > 0 for logits c · tanh(z / c), as in Gemma 2 (arXiv:2408.00118); None for z.
+        kept: the ids that each token was sampled from, its own among them; None: from the whole vocabulary. See
+            :func:`from_logits`. The kernel makes their mask for one tile at a time.
         vocab: if head_weight is this rank's rows of the head; see :class:`rlprims.types.VocabShard`. The gradient of
             hidden is summed over the ranks in backward. No kernel is used: the logits of the shard are in memory.
 
     Returns:
         log_probs, entropies: float32 (or float64 if given) in nats, (...).
-
-    Raises:
-        ValueError: wrong shapes or dtypes; temperature or soft_cap <= 0; on a CPU, outside transforms, a
-            token that is not in its kept set.
 
     >>> hidden, head = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 1.0]])
     >>> from_hidden(hidden, head, torch.tensor([1]))

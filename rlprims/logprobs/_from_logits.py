@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims._sharding import check_vocab, columns_of, entries, max_over, sum_over
 from rlprims.kernels import accelerated, are_readable
 from rlprims.masking import check_logits, check_tensors, upcast
@@ -60,6 +61,7 @@ def log_probs_and_entropies(
     return log_probs, entropies[..., 0]
 
 
+@described
 def from_logits(
     logits: Tensor,
     token_ids: Tensor,
@@ -80,22 +82,16 @@ def from_logits(
     NaN and gradient 0.
 
     Args:
-        logits: float (..., V).
-        token_ids: int64 (...), in [0, V); or (..., K) for K tokens of each row, as ``losses.topk_kl`` needs.
         kept: the ids that each token was sampled from, for the N = B·T rows of logits; None: from the whole vocabulary.
-            A token outside its set has log-prob −inf.
-        temperature: above 0.
+            A token (...) outside its set is an error on a CPU outside transforms, elsewhere it has log-prob −inf.
         inplace_backward: if a kernel is used, the gradient overwrites the logits, and no second (..., V) is allocated.
-            The logits must not be read after backward. If the backward of another function reads them, torch raises.
-        vocab: if the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No
-            kernel is used.
+            They must be no leaf, and must not be read after backward. If the backward of another function reads them,
+            torch raises.
+        vocab: if the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No kernel
+            is used.
 
     Returns:
         float32 (or float64 if given) in nats, like token_ids.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
@@ -107,6 +103,7 @@ def from_logits(
     return log_probs.reshape(token_ids.shape)
 
 
+@described
 def entropy_from_logits(
     logits: Tensor, kept: Kept | None = None, *, temperature: float = 1.0, vocab: VocabShard | None = None
 ) -> PerToken:
@@ -117,17 +114,8 @@ def entropy_from_logits(
     Computed in float32 for any dtype of the logits. A row with NaN, or without a finite logit, gives NaN and
     gradient 0.
 
-    Args:
-        logits: float (..., V); −inf bans a token.
-        kept: the ids that each token was sampled from; None: from the whole vocabulary. See :func:`from_logits`.
-        temperature: above 0.
-        vocab: if the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
-
     Returns:
         float32 (or float64 if given) in nats, (...), between 0 and log V.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; temperature <= 0.
 
     >>> entropy_from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
@@ -142,6 +130,7 @@ def entropy_from_logits(
     return entropies
 
 
+@described
 def from_logits_with_entropy(
     logits: Tensor,
     token_ids: Tensor,
@@ -157,20 +146,10 @@ def from_logits_with_entropy(
     output without a gradient.
 
     Args:
-        logits: float (..., V); −inf bans a token.
-        token_ids: int64 (...), in [0, V); or (..., K) for K tokens of each row.
-        kept: the ids that each token was sampled from; both results are computed within them. None: the whole
-            vocabulary. See :func:`from_logits`.
-        temperature: above 0.
         inplace_backward: if a kernel is used, the gradient overwrites the logits; see :func:`from_logits`.
-        vocab: if the logits are this rank's columns of the vocabulary; see :func:`from_logits`.
 
     Returns:
         log_probs like token_ids, entropies (...): float32 (or float64 if given) in nats.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; temperature <= 0; inplace_backward of a leaf; on a CPU, outside
-            transforms, a token outside [0, V), or (...) that is not in its kept set.
 
     >>> from_logits_with_entropy(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
@@ -182,11 +161,7 @@ def from_logits_with_entropy(
 
 
 def check_kept(
-    kept: Kept,
-    leading: torch.Size,
-    vocabulary: int,
-    token_ids: Tensor | None = None,
-    mask: Tensor | None = None,
+    kept: Kept, leading: torch.Size, vocabulary: int, token_ids: Tensor | None = None, mask: Tensor | None = None
 ) -> None:
     """Raise ``ValueError`` unless each token (...) has a set, and each token where the mask is True is in its set.
 

@@ -8,6 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims._sharding import check_vocab
 from rlprims.kernels import accelerated
 from rlprims.logprobs._from_hidden import check_head, linear_log_probs
@@ -46,6 +47,7 @@ def linear_token_loss(
     return total, zero_outside(log_probs.detach(), mask), zero_outside(entropies.detach(), mask)
 
 
+@described
 def fused_loss(
     hidden: Annotated[Tensor, "float (B, T, H) or (N, H)"],
     head_weight: Annotated[Tensor, "float (V, H)"],
@@ -81,26 +83,15 @@ def fused_loss(
     under ``torch.no_grad`` no gradient is computed. The kernel reads the number of valid tokens on the host.
 
     Args:
-        hidden: float (B, T, H) or (N, H), the last hidden states at the positions that predict the tokens.
-        head_weight: float (V, H), the weight of the head, in the dtype of hidden.
-        token_ids: int64 (B, T) or (N,), in [0, V).
-        weights: float, like token_ids: the factor of each token's loss.
-        response_mask: bool, like token_ids.
+        token_ids: in [0, V).
+        weights: the factor of each token's loss.
         loss: see above; it returns one number per token, like log_probs.
         data: the other tensors that the loss needs, by name; each like token_ids. They get no gradient.
-        kept: the ids that each token was sampled from, for the B·T or N tokens; None: from the whole vocabulary. See
-            :func:`from_logits`.
-        temperature: above 0, of the logits.
-        soft_cap: c > 0 for logits c · tanh(z / c), or None.
         vocab: if head_weight is this rank's rows of the head; see :func:`from_hidden`.
 
     Returns:
         loss, float32 (or float64 if given) (), with a gradient to hidden and head_weight; log_probs and entropies in
         nats, without a gradient.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a loss that is not declared token-wise; temperature or
-            soft_cap <= 0; on a CPU, outside transforms, a token that is not in its kept set.
 
     >>> from rlprims.types import token_wise
     >>> hidden, head = torch.ones(1, 2, 1), torch.tensor([[0.0], [0.0]])

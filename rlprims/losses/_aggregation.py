@@ -4,21 +4,19 @@ Each mean divides by ``totals``, the counts of the whole step, if they are given
 **sum** to the scalar of the full batch, exactly, for any split over micro-batches and ranks. Without ``totals`` it
 counts the given batch. Sequences and groups without a valid token are ignored. If no token is valid, the result and its
 gradient are 0.
-
-All take ``losses`` float (B, T) or (N,), ``response_mask`` bool of the same shape, and ``cu_seqlens`` if packed. They
-return float ().
-They raise ``ValueError`` on wrong shapes or dtypes.
 """
 
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.grouping import check_group_ids
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.masking import check_sequences, check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerToken, RowCounts, Scalar, TokenMask, Totals, TrajectoryIds
 
 
+@described
 def count_totals(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
@@ -30,8 +28,11 @@ def count_totals(
     """The number of valid tokens, and of sequences, groups and rollouts with a valid token: the denominators of a step.
 
     ``groups`` is 0 without ``group_ids``, and ``trajectories`` is None without ``trajectory_ids``. If sequences are
-    split over ranks, ``all_reduce_rows`` sums a tensor (B,) over these ranks, which then all have the totals of the
-    whole sequences. In that case sum the totals only over ranks that have other sequences.
+    split over ranks, all these ranks get the totals of the whole sequences: sum the totals only over ranks that have
+    other sequences.
+
+    Returns:
+        the counts, each int64 ().
 
     >>> count_totals(torch.tensor([[True, True], [False, False]]), group_ids=torch.tensor([0, 1]))
     Totals(tokens=tensor(2), sequences=tensor(1), groups=tensor(1), trajectories=None)
@@ -69,6 +70,7 @@ def _at_least_one(count: Tensor | int) -> Tensor | int:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
+@described
 def token_sum(losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Scalar:
     """Σ over all valid tokens.
 
@@ -79,11 +81,9 @@ def token_sum(losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens 
     return zero_outside(losses, response_mask).sum()
 
 
+@described
 def token_mean(
-    losses: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    totals: Totals | None = None,
+    losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, totals: Totals | None = None
 ) -> Scalar:
     """Mean over all valid tokens of the step: Σ / totals.tokens.
 
@@ -96,11 +96,9 @@ def token_mean(
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(tokens)
 
 
+@described
 def seq_mean_token_sum(
-    losses: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    totals: Totals | None = None,
+    losses: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, totals: Totals | None = None
 ) -> Scalar:
     """Σ over each sequence's tokens, mean over sequences.
 
@@ -111,6 +109,7 @@ def seq_mean_token_sum(
     return token_sum(losses, response_mask, cu_seqlens) / _at_least_one(sequences)
 
 
+@described
 def seq_mean_token_sum_norm(
     losses: PerToken,
     response_mask: TokenMask,
@@ -121,8 +120,9 @@ def seq_mean_token_sum_norm(
 ) -> Scalar:
     """:func:`seq_mean_token_sum` divided by a constant length: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), listing 1.
 
-    ``length`` is the maximum number of response tokens, the same for every batch. verl's default is the padded width,
-    which differs between batches.
+    Args:
+        length: the maximum number of response tokens, the same for every batch, above 0. verl's default is the padded
+            width, which differs between batches.
 
     >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
     tensor(0.5000)
@@ -132,6 +132,7 @@ def seq_mean_token_sum_norm(
     return seq_mean_token_sum(losses, response_mask, cu_seqlens, totals) / length
 
 
+@described
 def seq_mean_token_mean(
     losses: PerToken,
     response_mask: TokenMask,
@@ -141,9 +142,10 @@ def seq_mean_token_mean(
 ) -> Scalar:
     """Mean over each sequence's tokens, mean over sequences: GRPO (arXiv:2402.03300), eq. 3.
 
-    ``row_tokens`` (int (B,)) is, for each row, the number of valid tokens of its sequence in the whole step. Give it
-    with ``totals`` if a row is a part of a sequence: ``layout.sequence_lengths(..., all_reduce_rows=...)``, and
-    :func:`count_totals` with the same ``all_reduce_rows``. None: sequences are whole.
+    Args:
+        row_tokens: for each row, the number of valid tokens of its sequence in the whole step. Give it with ``totals``
+            if a row is a part of a sequence: ``layout.sequence_lengths(..., all_reduce_rows=...)``, and
+            :func:`count_totals` with the same ``all_reduce_rows``. None: sequences are whole.
 
     >>> seq_mean_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.5000)
@@ -154,6 +156,7 @@ def seq_mean_token_mean(
     return _mean_of_means(losses, response_mask, cu_seqlens, lengths if row_tokens is None else row_tokens, sequences)
 
 
+@described
 def prompt_token_mean(
     losses: PerToken,
     group_ids: GroupIds,
@@ -164,8 +167,9 @@ def prompt_token_mean(
 ) -> Scalar:
     """Mean over the tokens of each prompt's group, mean over prompts: the DAPO paper (arXiv:2503.14476), eq. 8.
 
-    ``group_tokens`` (int (B,)) is, for each row, the number of valid tokens of its group in the whole step. Give it
-    with ``totals`` if groups are split over micro-batches; ``group_ids`` are then not used. None: groups are whole.
+    Args:
+        group_tokens: for each row, the number of valid tokens of its group in the whole step. Give it with ``totals``
+            if groups are split over micro-batches; ``group_ids`` are then not used. None: groups are whole.
 
     >>> m = torch.tensor([[True, True], [True, False], [True, True]])
     >>> prompt_token_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)
@@ -179,6 +183,7 @@ def prompt_token_mean(
     return _mean_of_means(losses, response_mask, cu_seqlens, group_tokens, groups)
 
 
+@described
 def trajectory_mean(
     losses: PerToken,
     trajectory_ids: TrajectoryIds,
@@ -193,9 +198,10 @@ def trajectory_mean(
     inner divisor in its ``sample_denoms``. If each rollout is one row, it equals :func:`seq_mean_token_mean`; an
     :class:`~rlprims.algorithms.Algorithm` with that aggregation uses this function for rollouts of several rows.
 
-    ``trajectory_tokens`` (int (B,)) is, for each row, the number of valid tokens of its rollout in the whole step. Give
-    it with ``totals`` that count trajectories if the rows of a rollout are split over micro-batches;
-    ``trajectory_ids`` are then not used. None: rollouts are whole.
+    Args:
+        trajectory_tokens: for each row, the number of valid tokens of its rollout in the whole step. Give it with
+            ``totals`` that count trajectories if the rows of a rollout are split over micro-batches;
+            ``trajectory_ids`` are then not used. None: rollouts are whole.
 
     >>> m = torch.tensor([[True, True], [True, False], [True, True]])
     >>> trajectory_mean(torch.tensor([[1.0, 3.0], [5.0, 9.0], [2.0, 2.0]]), torch.tensor([0, 0, 1]), m)

@@ -7,6 +7,7 @@ log-ratio is clamped to ±20 before ``exp``; outside of this range the gradient 
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
@@ -31,6 +32,7 @@ def truncate(weights: Tensor, w_max: float | None) -> Tensor:
     return weights if w_max is None else weights.clamp(max=w_max)
 
 
+@described
 @token_wise
 def clipped_surrogate(
     log_probs: PerToken,
@@ -52,19 +54,7 @@ def clipped_surrogate(
     Exactly on a bound the gradient is that of the unclipped term.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        clip_low, clip_high: ε below and above 1, of the ratio.
         dual_clip: c > 1, or None for no dual clip.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or dual_clip <= 1.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> clipped_surrogate(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
@@ -84,6 +74,7 @@ def clipped_surrogate(
     return losses
 
 
+@described
 @token_wise
 def decoupled_ppo(
     log_probs: PerToken,
@@ -109,20 +100,9 @@ def decoupled_ppo(
     If the proximal policy is the sampler's policy with the trainer's numerics, this is truncated importance sampling.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: the proximal policy, the centre of the clip.
-        rollout_log_probs: float, like log_probs: the behaviour policy, which sampled the tokens.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        clip_low, clip_high: ε below and above 1, of the ratio.
+        old_log_probs: the proximal policy, the centre of the clip.
+        rollout_log_probs: the behaviour policy, which sampled the tokens.
         w_max: largest weight, at least 1; None: no bound except the ±20 of every log-ratio.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
     >>> zero = torch.zeros(1, 1)
@@ -138,6 +118,7 @@ def decoupled_ppo(
     )
 
 
+@described
 @token_wise
 def gppo(
     log_probs: PerToken,
@@ -165,19 +146,7 @@ def gppo(
     equations.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        clip_low, clip_high: ε below and above 1, of the ratio.
         beta_low, beta_high: factors of the gradient of clipped tokens, at least 0.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or a beta below 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gppo(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), m)
@@ -197,6 +166,7 @@ def gppo(
     return -surrogate * advantages
 
 
+@described
 @token_wise
 def aspo(
     log_probs: PerToken,
@@ -221,21 +191,6 @@ def aspo(
     ``w_max=c`` bounds w by c and keeps the gradient, for both signs of A: the paper's soft dual clip. The paper gives
     no threshold, so there is none by default.
 
-    Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        clip_low, clip_high: ε below and above 1, of ρ.
-        w_max: largest weight, at least 1; None: no bound.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1], clip_high < 0, or w_max < 1.
-
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> p, old_p = torch.tensor([[0.3, 0.4, 0.4]]), torch.tensor([[0.4, 0.3, 0.3]])
     >>> aspo(p.log(), old_p.log(), torch.tensor([[1.0, 1.0, -1.0]]), m)
@@ -255,6 +210,7 @@ def aspo(
     return -weights * advantages * (ratio / ratio.detach())
 
 
+@described
 @token_wise
 def sapo(
     log_probs: PerToken,
@@ -275,18 +231,8 @@ def sapo(
     Aggregate with ``seq_mean_token_mean``, as the paper does; verl always does, AReaL uses the token mean.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        tau_pos, tau_neg: steepness of the gate for A > 0, and for A <= 0; a larger one reduces the gradient faster.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; tau_pos <= 0 or tau_neg <= 0.
+        tau_pos, tau_neg: steepness of the gate for A > 0, and for A <= 0; above 0. A larger one reduces the gradient
+            faster.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> sapo(torch.tensor([[0.0, 0.5]]), torch.zeros(1, 2), torch.ones(1, 2), m)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims._sharding import check_vocab, max_over, normalizer, sum_over
 from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
@@ -18,6 +19,7 @@ from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabS
 Direction: TypeAlias = Literal["reverse", "forward"]
 
 
+@described
 @token_wise
 def full_kl(
     logits: PerTokenLogits,
@@ -29,7 +31,7 @@ def full_kl(
     temperature: float = 1.0,
     vocab: VocabShard | None = None,
 ) -> PerToken:
-    """The exact KL between two next-token distributions: a sum over the whole vocabulary.
+    """The exact KL between two next-token distributions, in nats: a sum over the whole vocabulary.
 
     With π = softmax(logits / temperature) and q = softmax(ref_logits / temperature), where q is a reference policy or a
     teacher: "reverse" is KL(π ‖ q) = Σ_j π_j log(π_j / q_j), the mode-seeking one, which :func:`kl` estimates.
@@ -39,19 +41,10 @@ def full_kl(
     some distillation papers, multiply the result by it.
 
     Args:
-        logits: float (B, T, V) or (N, V), current policy; only it gets a gradient.
-        ref_logits: float, like logits: frozen reference or teacher, of the same vocabulary.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
+        logits: current policy; only it gets a gradient.
+        ref_logits: frozen reference or teacher, of the same vocabulary.
         direction: "reverse" or "forward".
         temperature: above 0, of both softmaxes.
-        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
-
-    Returns:
-        float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown direction; temperature <= 0.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
     >>> full_kl(p, q, torch.tensor([[True]]))
@@ -69,6 +62,7 @@ def full_kl(
     return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
+@described
 @token_wise
 def jsd(
     logits: PerTokenLogits,
@@ -82,36 +76,24 @@ def jsd(
 ) -> PerToken:
     """Generalized Jensen-Shannon divergence, Agarwal et al. 2023 (arXiv:2306.13649), eq. 1, over the whole vocabulary.
 
-    With the teacher q, the student π and m = β q + (1 − β) π: D = β KL(q ‖ m) + (1 − β) KL(π ‖ m). It is at most log 2,
-    and symmetric for β = ½.
+    With the teacher q, the student π and m = β q + (1 − β) π: D = β KL(q ‖ m) + (1 − β) KL(π ‖ m), in nats. It is at
+    most log 2, and symmetric for β = ½.
 
     For β → 0, D / β is the forward KL(q ‖ π); for β → 1, D / (1 − β) is the reverse KL(π ‖ q). D itself is 0 for β = 0
     and β = 1, so these values are an error. TRL uses the forward KL for β = 0 and the reverse KL for β = 1: use
     :func:`full_kl`.
 
     Args:
-        logits: float (B, T, V) or (N, V), student; only it gets a gradient.
-        teacher_logits: float, like logits, of the same vocabulary.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
+        logits: student; only it gets a gradient.
+        teacher_logits: of the same vocabulary.
         beta: between 0 and 1: the teacher's share of m.
         temperature: above 0, of both softmaxes.
-        vocab: this rank's columns, if the vocabulary is split; see :class:`rlprims.types.VocabShard`.
-
-    Returns:
-        float32 (or float64 if given) in nats, (B, T) or (N,); 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta not between 0 and 1; temperature <= 0.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
     >>> jsd(p, q, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
-    if not 0 < beta < 1:
-        raise ValueError(
-            f"beta={beta}, expected a number between 0 and 1; use full_kl, forward for beta=0 or reverse for beta=1"
-        )
+    _check_share(beta, "full_kl")
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "V", logits=logits, teacher_logits=teacher_logits)
     check_temperature(temperature)
@@ -119,11 +101,11 @@ def jsd(
 
     p, log_p = _probabilities(logits, response_mask, temperature, vocab)
     q, log_q = _probabilities(teacher_logits.detach(), response_mask, temperature, vocab)
-    log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    terms = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    terms = _terms_of_jsd(p, log_p, q, log_q, beta)
     return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
 
 
+@described
 @token_wise
 def topk_kl(
     topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
@@ -143,21 +125,11 @@ def topk_kl(
     The K tokens may be any tokens, usually the teacher's most likely ones. Their log-probs are those of the whole
     softmax, ``logits.log_softmax(-1).gather(-1, ids)``, not renormalized over the K tokens. verl omits the rest; the
     result is not a divergence, because it can be negative and p = q is not its minimum. TRL renormalizes and omits the
-    rest, unless its option for the tail is set.
+    rest, unless its option for the tail is set. The result is in nats, and finite, because the probability of the rest
+    is at least the rounding error of 1 (1.2e-7 in float32).
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
-        teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
         direction: "forward", from the teacher; or "reverse", from the student.
-
-    Returns:
-        float in nats, (B, T) or (N,); 0 outside the mask. The probability of the rest is at least the rounding
-        error of 1 (1.2e-7 in float32), so that the result is finite.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown direction.
 
     >>> student, teacher = torch.tensor([[[0.2]]]).log(), torch.tensor([[[0.6]]]).log()
     >>> topk_kl(student, teacher, torch.tensor([[True]]))  # 0.6 log 3 + 0.4 log ½
@@ -173,6 +145,7 @@ def topk_kl(
     return zero_outside(terms.sum(-1), response_mask)
 
 
+@described
 @token_wise
 def topk_jsd(
     topk_log_probs: Annotated[Tensor, "float (B, T, K) or (N, K)"],
@@ -188,40 +161,38 @@ def topk_jsd(
     m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. It is at least 0, 0 only if
     all K probabilities agree, at most the divergence over the whole vocabulary, and equal to it for K = V.
 
-    The K tokens and their log-probs are as in :func:`topk_kl`. For TRL's α = 0 (forward) and α = 1 (reverse) use
-    :func:`topk_kl`; other values of its α are β here. TRL renormalizes over the K tokens, unless its option for the
+    The K tokens, their log-probs and the rest are as in :func:`topk_kl`. For TRL's α = 0 (forward) and α = 1 (reverse)
+    use :func:`topk_kl`; other values of its α are β here. TRL renormalizes over the K tokens, unless its option for the
     tail is set; its loss then does not depend on the total probability of the K tokens.
 
     Args:
-        topk_log_probs: float (B, T, K) or (N, K), student; only it gets a gradient.
-        teacher_topk_log_probs: float, like topk_log_probs: of the same tokens.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed; not used.
         beta: between 0 and 1: the teacher's share of m.
-
-    Returns:
-        float in nats, (B, T) or (N,), at most log 2; 0 outside the mask. The probability of the rest is at least the
-        rounding error of 1 (1.2e-7 in float32), so that the result is finite.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta not between 0 and 1.
 
     >>> student, teacher = torch.tensor([[[0.75]]]).log(), torch.tensor([[[0.25]]]).log()
     >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
-    if not 0 < beta < 1:
-        raise ValueError(
-            f"beta={beta}, expected a number between 0 and 1; use topk_kl, forward for beta=0 or reverse for beta=1"
-        )
+    _check_share(beta, "topk_kl")
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "K", topk_log_probs=topk_log_probs, teacher_topk_log_probs=teacher_topk_log_probs)
 
     log_p = _with_rest(topk_log_probs, response_mask)
     log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
+    return zero_outside(_terms_of_jsd(log_p.exp(), log_p, log_q.exp(), log_q, beta).sum(-1), response_mask)
+
+
+def _terms_of_jsd(p: Tensor, log_p: Tensor, q: Tensor, log_q: Tensor, beta: float) -> Tensor:
+    """β q log(q / m) + (1 − β) p log(p / m) with m = β q + (1 − β) p."""
     log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    terms = beta * log_q.exp() * (log_q - log_m) + (1 - beta) * log_p.exp() * (log_p - log_m)
-    return zero_outside(terms.sum(-1), response_mask)
+    return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+
+
+def _check_share(beta: float, kl: str) -> None:
+    """Raise ``ValueError`` unless 0 < β < 1; ``kl`` is the function of the limits."""
+    if not 0 < beta < 1:
+        raise ValueError(
+            f"beta={beta}, expected a number between 0 and 1; use {kl}, forward for beta=0 or reverse for beta=1"
+        )
 
 
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:

@@ -6,6 +6,7 @@ ranks. An :class:`~rlprims.algorithms.Algorithm` keeps groups whole for every lo
 
 import torch
 
+from rlprims._described import described
 from rlprims.grouping import first_rows, group_bounds, group_centred, group_count, group_sum
 from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses._preference import dpo
@@ -14,6 +15,7 @@ from rlprims.ratios import clamp_log_ratio
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
+@described
 def gvpo(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -38,21 +40,13 @@ def gvpo(
     group is whole.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: the reference of the KL; in the paper the policy at the start of the step.
-        advantages: float, like log_probs.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
-        response_mask: bool, like log_probs. A row without tokens is in no group.
-        cu_seqlens: int (B+1,) if packed.
+        old_log_probs: the reference of the KL; in the paper the policy at the start of the step.
+        group_ids: each group must be whole.
+        response_mask: a row without tokens is in no group.
         beta: β > 0, the coefficient of the KL in the objective whose optimum is fitted.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
-        float, like log_probs; 0 outside the mask, and in a group of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        0 outside the mask, and in a group of one.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> log_probs, advantages = torch.tensor([[-1.0], [-2.0]]), torch.tensor([[0.5], [-0.5]])
@@ -76,6 +70,7 @@ def gvpo(
     return to_tokens(losses, response_mask, cu_seqlens)
 
 
+@described
 def real(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -99,21 +94,10 @@ def real(
     divides by the number of all groups, including those of loss 0, and uses G adjacent rows as a group.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs; the sign of a response's mean is its label.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
-        response_mask: bool, like log_probs. A row without tokens is in no group.
-        cu_seqlens: int (B+1,) if packed.
+        advantages: the sign of a response's mean is its label.
+        group_ids: each group must be whole.
+        response_mask: a row without tokens is in no group.
         tau: τ > 0, in nats per token.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; tau <= 0.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> z, advantages = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
@@ -136,6 +120,7 @@ def real(
     return to_tokens(zero_outside(losses, has_both), response_mask, cu_seqlens)
 
 
+@described
 def flowrl(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -164,24 +149,15 @@ def flowrl(
     log-ratio to the reference is a mean. The sum is clamped to ±20.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        ref_log_probs: float, like log_probs: frozen reference.
-        advantages: float, like log_probs; the mean over a response is its reward.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
-        response_mask: bool, like log_probs. A row without tokens is in no group.
-        cu_seqlens: int (B+1,) if packed.
-        beta: β, the inverse temperature of the target, in nats per token and unit of advantage; 15 in the authors'
+        advantages: the mean over a response is its reward.
+        group_ids: each group must be whole.
+        response_mask: a row without tokens is in no group.
+        beta: β > 0, the inverse temperature of the target, in nats per token and unit of advantage; 15 in the authors'
             code.
         w_max: largest importance weight, above 0.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
 
     Returns:
-        float, like log_probs; 0 outside the mask, and in a group of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta or w_max not above 0.
+        0 outside the mask, and in a group of one.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> x, z, advantages = torch.tensor([[-1.0], [-2.0]]), torch.full((2, 1), -2.0), torch.tensor([[1.0], [-1.0]])
@@ -213,6 +189,7 @@ def flowrl(
     return to_tokens(w * (log_z + x).square(), response_mask, cu_seqlens)
 
 
+@described
 def online_dpo(
     log_probs: PerToken,
     ref_log_probs: PerToken,
@@ -236,21 +213,11 @@ def online_dpo(
     rewards can be given instead. TRL's OnlineDPOTrainer has groups of two and also trains on pairs with equal scores.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        ref_log_probs: float, like log_probs: frozen reference.
-        advantages: float, like log_probs.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``. Each group must be whole.
-        response_mask: bool, like log_probs. A row without tokens is in no group.
-        cu_seqlens: int (B+1,) if packed.
-        beta: β > 0, the strength of the KL to the reference.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
+        group_ids: each group must be whole.
+        response_mask: a row without tokens is in no group.
 
     Returns:
-        float, like log_probs; 0 outside the mask, and in a group of one.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        0 outside the mask, and in a group of one.
 
     >>> m, one_group = torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
     >>> x, advantages = torch.tensor([[-1.0], [-2.0], [-3.0]]), torch.tensor([[0.0], [1.0], [-1.0]])

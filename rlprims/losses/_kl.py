@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.losses._weighted import reinforce
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import Estimator, estimate_kl, log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@described
 @token_wise
 def kl(
     log_probs: PerToken,
@@ -21,7 +23,7 @@ def kl(
 ) -> PerToken:
     """Per-token estimate of KL(π ‖ π_ref) from the sampled token, Schulman 2020 (joschu.net/blog/kl-approx.html).
 
-    With d = log_probs − ref_log_probs: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
+    With d = log_probs − ref_log_probs in nats: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
     :func:`rlprims.ratios.estimate_kl`.
 
     Value and gradient can have different estimators. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref).
@@ -30,18 +32,8 @@ def kl(
     older policy see :func:`weighted_kl`.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        ref_log_probs: float, like log_probs: frozen reference.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
         value: estimator of the value.
         gradient: estimator of the gradient; None: the same as ``value``.
-
-    Returns:
-        float in nats, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]]), value="k3")
     tensor([[0.3679]])
@@ -63,6 +55,7 @@ def _straight_through(x: Tensor, y: Tensor) -> Tensor:
     return x.detach() + (y - y.detach())
 
 
+@described
 @token_wise
 def weighted_kl(
     log_probs: PerToken,
@@ -85,18 +78,8 @@ def weighted_kl(
     log-ratios are clamped to ±20 before ``exp``.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: the policy that sampled, or the proximal policy.
-        ref_log_probs: float, like log_probs: frozen reference.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        old_log_probs: the policy that sampled, or the proximal policy.
         value: estimator of the KL.
-
-    Returns:
-        float in nats, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> p, old, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
     >>> weighted_kl(p[:, None], old[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
@@ -107,12 +90,10 @@ def weighted_kl(
     return ratio * kl(log_probs, ref_log_probs, response_mask, cu_seqlens, value=value)
 
 
+@described
 @token_wise
 def sampled_reverse_kl(
-    log_probs: PerToken,
-    teacher_log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    log_probs: PerToken, teacher_log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """On-policy distillation, Agarwal et al. 2023 (arXiv:2306.13649), from the log-prob of the sampled token.
 
@@ -126,18 +107,6 @@ def sampled_reverse_kl(
     teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``. Both log-probs must be
     computed at the sampler's temperature.
 
-    Args:
-        log_probs: float (B, T) or (N,), student; only it gets a gradient.
-        teacher_log_probs: float, like log_probs: of the same tokens.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
-
     >>> x = torch.tensor([[-2.0]], requires_grad=True)
     >>> sampled_reverse_kl(x, torch.tensor([[-1.5]]), torch.tensor([[True]])).sum().backward()
     >>> x.grad  # a step against it raises the log-prob
@@ -148,6 +117,7 @@ def sampled_reverse_kl(
     return reinforce(log_probs, advantages, response_mask, cu_seqlens)
 
 
+@described
 @token_wise
 def sdar(
     log_probs: PerToken,
@@ -165,17 +135,8 @@ def sdar(
     makes every token more likely.
 
     Args:
-        log_probs: float (B, T) or (N,), student; only it gets a gradient.
-        teacher_log_probs: float, like log_probs: of the same tokens.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        log_probs: student; only it gets a gradient.
         beta: β > 0, the steepness of the gate, per nat.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
 
     >>> x = torch.tensor([[-2.0, -1.0]], requires_grad=True)
     >>> sdar(x, torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)).sum().backward()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlprims._described import described
 from rlprims.masking import upcast
 from rlprims.types import PerPair, PerSequence, RowMask
 
@@ -15,6 +16,7 @@ _MIN_REST = 1e-6
 """The smallest 1 − p in the odds p / (1 − p) of a response."""
 
 
+@described
 def dpo(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -34,16 +36,7 @@ def dpo(
     uses sums. If you divide them by ``layout.sequence_lengths``, β is per token.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0; the strength of the KL to the reference.
         label_smoothing: at least 0, below ½.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; label_smoothing outside [0, ½).
 
     >>> z = torch.zeros(1)
     >>> dpo(z, z, z, z)  # log 2: the policy is still the reference
@@ -57,6 +50,7 @@ def dpo(
     return -(1 - label_smoothing) * logsigmoid(beta * margins) - label_smoothing * logsigmoid(-beta * margins)
 
 
+@described
 def ipo(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -76,15 +70,8 @@ def ipo(
     prime-rl's "IPO" is another loss: :func:`tv_symmetric`.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
+        chosen_log_probs, rejected_log_probs: current policy, sums or means over the tokens; only they get gradients.
         tau: above 0; the strength of the regularization, TRL's β.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; tau <= 0.
 
     >>> z = torch.zeros(1)
     >>> ipo(z, z - 3.0, z, z, tau=0.25)  # Δ = 3, the target is 2
@@ -97,6 +84,7 @@ def ipo(
     return (margins - 1 / (2 * tau)).square()
 
 
+@described
 def kto(
     sequence_log_probs: PerSequence,
     ref_sequence_log_probs: PerSequence,
@@ -118,19 +106,15 @@ def kto(
     apo_zero_unpaired.
 
     Args:
-        sequence_log_probs: float (B,), current policy, ``layout.sequence_sum``; only it gets a gradient.
-        ref_sequence_log_probs: float (B,), frozen reference.
-        baseline_kl: float (B,), z in nats.
-        desirable: bool (B,).
-        beta: above 0.
+        sequence_log_probs: current policy, ``layout.sequence_sum``; only it gets a gradient.
+        ref_sequence_log_probs: frozen reference.
+        baseline_kl: z in nats.
+        desirable: True for good responses.
         desirable_weight, undesirable_weight: λ_D and λ_U, at least 0. The paper advises λ_D n_D / (λ_U n_U) from 1 to
             4/3, with n_D desirable and n_U undesirable responses.
 
     Returns:
-        float (B,), one loss for each response; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; a weight below 0.
+        one loss for each response; take the mean, as the paper does.
 
     >>> z = torch.zeros(2)
     >>> kto(torch.tensor([10.0, 10.0]), z, z, torch.tensor([True, False]))  # 1 − σ(1), 1 − σ(−1)
@@ -154,12 +138,9 @@ def kto(
     return torch.where(desirable, desirable_loss, undesirable_loss)
 
 
+@described
 def implicit_reward(
-    sequence_log_probs: PerSequence,
-    ref_sequence_log_probs: PerSequence,
-    desirable: RowMask,
-    *,
-    beta: float = 0.05,
+    sequence_log_probs: PerSequence, ref_sequence_log_probs: PerSequence, desirable: RowMask, *, beta: float = 0.05
 ) -> PerSequence:
     """Cross-entropy of an implicit reward model, Yuan et al. 2024 (arXiv:2412.01981), for correct and wrong responses.
 
@@ -168,17 +149,14 @@ def implicit_reward(
     (:func:`rlprims.rewards.implicit_process`), as PRIME (arXiv:2502.01456) uses it.
 
     Args:
-        sequence_log_probs: float (B,), sums over each response's tokens (``layout.sequence_sum``) under the model that
-            is trained; only they get gradients.
-        ref_sequence_log_probs: float (B,), the same under the frozen reference.
-        desirable: bool (B,), correct responses.
+        sequence_log_probs: sums over each response's tokens (``layout.sequence_sum``) under the model that is trained;
+            only they get gradients.
+        ref_sequence_log_probs: the same under the frozen reference.
+        desirable: correct responses.
         beta: β > 0.
 
     Returns:
-        float (B,), one loss for each response; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        one loss for each response; take the mean, as the paper does.
 
     >>> implicit_reward(torch.tensor([20.0, 20.0]), torch.zeros(2), torch.tensor([True, False]))  # r is 1
     tensor([0.3133, 1.3133])
@@ -190,12 +168,8 @@ def implicit_reward(
     return -logsigmoid(torch.where(desirable, rewards, -rewards))
 
 
-def orpo(
-    chosen_log_probs: PerPair,
-    rejected_log_probs: PerPair,
-    *,
-    odds_coef: float = 0.1,
-) -> PerPair:
+@described
+def orpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, odds_coef: float = 0.1) -> PerPair:
     """Odds ratio preference optimization, Hong et al. 2024 (arXiv:2403.07691), eq. 6 and 7: fine-tuning and preference.
 
     With ℓ each response's log-prob divided by its length and the log-odds o = ℓ − log(1 − exp ℓ):
@@ -205,15 +179,9 @@ def orpo(
     only the odds term, subtract the first one.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), means over each response's tokens under the current policy
+        chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
             (``layout.sequence_sum`` / ``layout.sequence_lengths``), at most 0; only they get gradients.
         odds_coef: λ > 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; odds_coef <= 0.
 
     >>> half = torch.tensor([0.5]).log()
     >>> orpo(half, half, odds_coef=1.0)  # log 2 + log 2
@@ -231,29 +199,18 @@ def _log_odds(log_probs: Tensor) -> Tensor:
     return log_probs - (-torch.expm1(log_probs)).clamp(min=_MIN_REST).log()
 
 
-def simpo(
-    chosen_log_probs: PerPair,
-    rejected_log_probs: PerPair,
-    *,
-    beta: float = 2.0,
-    margin: float = 1.0,
-) -> PerPair:
+@described
+def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> PerPair:
     """Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6: means over tokens, no reference.
 
     With each response's log-prob divided by its length: loss = −log σ(β (chosen − rejected) − γ), where γ is
     ``margin``. The paper tunes β from 2 to 2.5 and γ from 0.3 to 1.6; its code takes γ/β, and TRL's default is γ = 0.5.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), means over each response's tokens under the current policy
+        chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
             (``layout.sequence_sum`` / ``layout.sequence_lengths``); only they get gradients.
         beta: above 0.
         margin: at least 0, the target of β (chosen − rejected).
-
-    Returns:
-        float (P,), one loss for each pair; take the mean, as the paper does.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; margin < 0.
 
     >>> simpo(torch.tensor([-0.5]), torch.tensor([-1.0]))  # β (chosen − rejected) is 1, the target: log 2
     tensor([0.6931])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlprims._described import described
 from rlprims.losses._preference import check_label_smoothing, check_positive, check_responses, log_ratios
 from rlprims.masking import check_choice, upcast
 from rlprims.ratios import LOG_RATIO_LIMIT
@@ -20,6 +21,7 @@ from rlprims.types import PerPair
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 
 
+@described
 def hinge(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -32,17 +34,6 @@ def hinge(
 
     A pair with β Δ > 1 has no gradient. TRL's ``hinge``.
 
-    Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
-
     >>> z = torch.zeros(1)
     >>> hinge(z, z - 5.0, z, z, beta=0.1)  # Δ = 5
     tensor([0.5000])
@@ -52,6 +43,7 @@ def hinge(
     return (1 - beta * (c - r)).clamp(min=0)
 
 
+@described
 def robust_dpo(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -68,16 +60,10 @@ def robust_dpo(
     in the second term; it is biased, but bounded below. TRL's ``robust``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
         label_smoothing: ε, at least 0 and below ½.
 
     Returns:
-        float (P,), one loss for each pair; take the mean. It may be negative.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; label_smoothing outside [0, ½).
+        one loss for each pair; take the mean. It may be negative.
 
     >>> z = torch.zeros(1)
     >>> robust_dpo(z, z, z, z)  # (0.9 − 0.1) log 2 / 0.8
@@ -92,6 +78,7 @@ def robust_dpo(
     return -(as_labelled - flipped) / (1 - 2 * label_smoothing)
 
 
+@described
 def exo(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -107,16 +94,10 @@ def exo(
     It is 0 if q = p. TRL's ``exo_pair``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
         label_smoothing: ε, above 0 and below 1; the paper advises 1e-3.
 
     Returns:
-        float (P,), one loss for each pair, at least 0; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; label_smoothing outside (0, 1).
+        one loss for each pair, at least 0; take the mean.
 
     >>> z = torch.zeros(1)
     >>> exo(z, z, z, z, label_smoothing=0.5)
@@ -132,6 +113,7 @@ def exo(
     return chosen + rejected
 
 
+@described
 def nca(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -145,17 +127,6 @@ def nca(
     −log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Unlike DPO, which depends on the margin only, it also keeps the
     probability of the chosen response from falling. TRL's ``nca_pair``.
 
-    Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
-
     >>> z = torch.zeros(1)
     >>> nca(z, z, z, z)  # 2 log 2
     tensor([1.3863])
@@ -165,6 +136,7 @@ def nca(
     return -logsigmoid(beta * c) - 0.5 * logsigmoid(-beta * c) - 0.5 * logsigmoid(-beta * r)
 
 
+@described
 def bco(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -180,16 +152,7 @@ def bco(
     is a tight upper bound of DPO's loss. TRL's ``bco_pair`` has δ = 0, which is None here.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        reward_shift: float (P,), δ; for one δ for all pairs use ``delta.expand(P)``. None: 0.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        reward_shift: δ; for one δ for all pairs use ``delta.expand(P)``. None: 0.
 
     >>> z = torch.zeros(1)
     >>> bco(z, z, z, z)  # 2 log 2
@@ -204,6 +167,7 @@ def bco(
     return -logsigmoid(beta * c - delta) - logsigmoid(delta - beta * r)
 
 
+@described
 def sppo_hard(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -217,17 +181,6 @@ def sppo_hard(
     (c − 1/(2β))² + (r + 1/(2β))²: each log-ratio has its own target. In the paper a preference model gives the
     probability that a response wins; here the chosen response wins with probability 1. TRL's ``sppo_hard``.
 
-    Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
-
     >>> z = torch.zeros(1)
     >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # the targets are 5 and −5
     tensor([1.])
@@ -237,6 +190,7 @@ def sppo_hard(
     return (c - 0.5 / beta).square() + (r + 0.5 / beta).square()
 
 
+@described
 def apo_zero(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -250,17 +204,6 @@ def apo_zero(
     For data whose chosen responses are better than the policy's own: they become more likely, the rejected ones less
     likely. TRL's ``apo_zero``.
 
-    Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
-
     >>> z = torch.zeros(1)
     >>> apo_zero(z, z, z, z)
     tensor([1.])
@@ -270,6 +213,7 @@ def apo_zero(
     return (-beta * c).sigmoid() + (beta * r).sigmoid()  # 1 − σ(x) = σ(−x)
 
 
+@described
 def apo_down(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -283,17 +227,6 @@ def apo_down(
     For data whose chosen responses are worse than the policy's own: both become less likely, the rejected ones more so.
     TRL's ``apo_down``.
 
-    Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
-
     >>> z = torch.zeros(1)
     >>> apo_down(z, z, z, z)
     tensor([1.])
@@ -303,6 +236,7 @@ def apo_down(
     return (beta * c).sigmoid() + (-beta * (c - r)).sigmoid()
 
 
+@described
 def discopop(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -319,16 +253,7 @@ def discopop(
     exponent is clamped to ±20. TRL's ``discopop``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
         tau: τ above 0; a smaller one makes the transition between the two losses steeper.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; tau <= 0.
 
     >>> z = torch.zeros(1)
     >>> discopop(z, z, z, z)  # ½ log 2 + ½
@@ -343,6 +268,7 @@ def discopop(
     return (1 - modulation) * -logsigmoid(margins) + modulation * exponential
 
 
+@described
 def f_dpo(
     chosen_log_probs: PerPair,
     rejected_log_probs: PerPair,
@@ -360,17 +286,8 @@ def f_dpo(
     α → 1 of ``alpha`` is log t, and α = 0 is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
 
     Args:
-        chosen_log_probs, rejected_log_probs: float (P,), current policy, sums over the tokens; only they get gradients.
-        ref_chosen_log_probs, ref_rejected_log_probs: float (P,), frozen reference.
-        beta: above 0.
         divergence: of the policy from the reference.
         alpha: α of the divergence ``alpha``; any number except 1.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0; an unknown divergence; alpha of 1.
 
     >>> z = torch.zeros(1)
     >>> f_dpo(z + 1.0, z, z, z, beta=1.0)  # −log σ(1 − 1/e)
@@ -394,12 +311,9 @@ def _f_prime(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor
     return torch.expm1((power * log_ratios).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / power
 
 
+@described
 def bradley_terry(
-    chosen_scores: PerPair,
-    rejected_scores: PerPair,
-    score_margins: PerPair | None = None,
-    *,
-    centering: float = 0.0,
+    chosen_scores: PerPair, rejected_scores: PerPair, score_margins: PerPair | None = None, *, centering: float = 0.0
 ) -> PerPair:
     """The loss of a reward model: −log σ(s_c − s_r − m) + κ (s_c + s_r)², Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
 
@@ -408,15 +322,9 @@ def bradley_terry(
     arXiv:2312.09244). TRL's ``RewardTrainer``.
 
     Args:
-        chosen_scores, rejected_scores: float (P,), scores of the reward model; only they get gradients.
-        score_margins: float (P,), m; None: 0.
+        chosen_scores, rejected_scores: scores of the reward model; only they get gradients.
+        score_margins: m; None: 0.
         centering: κ, at least 0.
-
-    Returns:
-        float (P,), one loss for each pair; take the mean.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; centering < 0.
 
     >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0]), centering=0.1)  # log 2 + 0.9
     tensor([1.5931])

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from rlprims._described import described
 from rlprims.layout import expand_to_tokens, lengths_of_tokens, sequence_lengths, sequence_sum
 from rlprims.losses._clipped import check_clip
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
@@ -14,6 +15,7 @@ RatioMean: TypeAlias = Literal["geometric", "product"]
 Level: TypeAlias = Literal["sequence", "token"]
 
 
+@described
 def gspo(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -41,21 +43,8 @@ def gspo(
     only, at 10: above it the loss of a response with A < 0 is constant and has no gradient.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs; in the paper equal on all tokens of a response.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        clip_low, clip_high: ε below and above 1, of the sequence ratio.
+        advantages: in the paper equal on all tokens of a response.
         mean: "geometric" or "product" of the tokens' ratios.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1] or clip_high < 0; an unknown mean.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
@@ -73,6 +62,7 @@ def gspo(
     return -torch.minimum(advantages * s, advantages * clipped_s)
 
 
+@described
 def gspo_token(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -92,22 +82,6 @@ def gspo_token(
     here A may differ between tokens. verl, SkyRL and tunix implement this form and call it gspo. verl and SkyRL clamp
     the mean log-ratio from above only, at 10; here it is clamped to ±20.
 
-    Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        clip_low, clip_high: ε below and above 1, of the sequence ratio.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low outside [0, 1] or clip_high < 0.
-
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo_token(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
     tensor([[-1.1052, -1.1052]])
@@ -125,6 +99,7 @@ def gspo_token(
     return -torch.minimum(advantages * s_t, advantages * clipped_s_t)
 
 
+@described
 def gmpo(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -147,20 +122,8 @@ def gmpo(
     token that is not clipped. verl ignores its aggregation option here and averages over all rows, empty ones too.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs; in the paper equal on all tokens of a response.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
-        clip_low, clip_high: bounds below and above 0, of the log-ratio.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip_low or clip_high below 0.
+        advantages: in the paper equal on all tokens of a response.
+        clip_low, clip_high: bounds below and above 0, of the log-ratio; at least 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
@@ -182,6 +145,7 @@ def gmpo(
     return -advantages * expand_to_tokens(ratio, response_mask, cu_seqlens)
 
 
+@described
 def opmd(
     log_probs: PerToken,
     old_log_probs: PerToken,
@@ -204,21 +168,9 @@ def opmd(
     per token too. The Kimi paper gives no τ; ROLL's default is 0.1.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: the policy to stay near; in the paper that at the start of the iteration.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
+        old_log_probs: the policy to stay near; in the paper that at the start of the iteration.
         tau: τ > 0, in units of the advantage per nat.
         level: square the log-ratio of the "sequence", or of each "token".
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown level; tau <= 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> opmd(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -3.0]]), torch.ones(1, 2), m, tau=1.0)

@@ -1,37 +1,30 @@
-"""Losses on demonstrations: the negative log-likelihood, its weighted variants, and LUFFY; and the entropy bonus."""
+"""Losses on demonstrations: the negative log-likelihood, its weighted variants, and LUFFY; and the entropy bonus.
+
+The mask is True on the tokens to imitate.
+"""
 
 import math
 
 import torch
 
+from rlprims._described import described
 from rlprims.losses._clipped import clipped_surrogate
 from rlprims.losses._weighted import reinforce
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@described
 @token_wise
-def nll(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
-    """Negative log-likelihood, the loss of supervised fine-tuning: loss = −log π.
+def nll(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
+    """Negative log-likelihood, the loss of supervised fine-tuning: loss = −log π, in nats.
 
     It is :func:`reinforce` with A = 1. On the correct responses only it is the imitation term of VAPO (Yue et al. 2025,
     arXiv:2504.05118): give the loss and the aggregation a mask that is True on those responses only, so that the mean
     is over their tokens. A :class:`~rlprims.algorithms.LossTerm` with ``over="term"`` does so.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float in nats, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        response_mask: the tokens to imitate.
 
     >>> import torch
     >>> nll(torch.tensor([[-0.5, -9.0]]), torch.tensor([[True, False]]))
@@ -41,27 +34,13 @@ def nll(
     return -zero_outside(log_probs, response_mask)
 
 
+@described
 @token_wise
-def dft(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def dft(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629): loss = −p log π with p = π as a constant.
 
     The gradient of :func:`nll` is that of −π with the weight 1/π, which is largest for unlikely tokens. The factor p
     cancels this weight: the gradient is that of −π.
-
-    Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> dft(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -72,27 +51,13 @@ def dft(
     return reinforce(log_probs, p, response_mask, cu_seqlens)
 
 
+@described
 @token_wise
-def chord_phi(
-    log_probs: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def chord_phi(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """CHORD-φ, Zhang et al. 2025 (arXiv:2508.11408): loss = −p (1 − p) log π with p = π as a constant.
 
     The weight is largest, 1/4, at p = 1/2. It is small for tokens that are likely already, which preserves the entropy,
     and for tokens that are very unlikely, whose gradients would disturb the policy.
-
-    Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        response_mask: bool, like log_probs: the tokens to imitate.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> chord_phi(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
@@ -103,6 +68,7 @@ def chord_phi(
     return reinforce(log_probs, p * (1 - p), response_mask, cu_seqlens)
 
 
+@described
 @token_wise
 def luffy(
     log_probs: PerToken,
@@ -123,20 +89,12 @@ def luffy(
     policy's own tokens the loss is :func:`clipped_surrogate`. The aggregation is one mean over both kinds of tokens.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step; not used on the expert's tokens.
-        advantages: float, like log_probs: computed from groups that include the expert's responses.
-        expert_mask: bool, like log_probs: True on tokens that an expert wrote.
-        response_mask: bool, like log_probs: True on tokens of the policy and of the expert.
-        cu_seqlens: int (B+1,) if packed; not used.
+        old_log_probs: policy at the start of the step; not used on the expert's tokens.
+        advantages: computed from groups that include the expert's responses.
+        expert_mask: True on tokens that an expert wrote.
+        response_mask: True on tokens of the policy and of the expert.
         gamma: γ > 0, the probability at which f is 1/2.
-        clip_low, clip_high: ε below and above 1, of the policy's own tokens.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; gamma <= 0; clip_low outside [0, 1] or clip_high < 0.
+        clip_low, clip_high: as in :func:`clipped_surrogate`, for the policy's own tokens.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> log_probs, expert = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[True, False]])
@@ -155,24 +113,13 @@ def luffy(
     return torch.where(expert, -zero_outside(advantages, expert).detach() * f, surrogate)
 
 
+@described
 @token_wise
-def entropy(
-    entropies: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-) -> PerToken:
+def entropy(entropies: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Entropy bonus as a loss, Williams & Peng 1991: loss = −H(π(· | s_t)). Minimizing it increases exploration.
 
     Args:
-        entropies: float (B, T) or (N,), in nats; only they get a gradient. See ``logprobs.entropy_from_logits``.
-        response_mask: bool, like entropies.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like entropies; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
+        entropies: in nats; only they get a gradient. See ``logprobs.entropy_from_logits``.
 
     >>> import torch
     >>> entropy(torch.tensor([[0.7, 0.3]]), torch.tensor([[True, False]]))

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.losses._clipped import check_max_weight, truncate
 from rlprims.masking import check_choice, check_tokens, zero_outside
 from rlprims.ratios import log_ratio
@@ -20,6 +21,7 @@ _MIN_REST = 1e-8
 """The smallest probability of all other tokens, so that its logarithm is finite."""
 
 
+@described
 @token_wise
 def dppo(
     log_probs: PerToken,
@@ -49,20 +51,8 @@ def dppo(
     same gradient; prime-rl's default adds a term in log(ρ)².
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        rollout_log_probs: float, like log_probs: the sampler's own.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
         divergence: "tv", total variation; or "kl".
-        threshold_low, threshold_high: for tokens with p < q, and with p > q; in probability or in nats.
-        w_max: largest weight, at least 1; None: no bound.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown divergence; a threshold below 0; w_max < 1.
+        threshold_low, threshold_high: for tokens with p < q, and with p > q; in probability or in nats, at least 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> p, q = torch.tensor([[0.9, 0.01]]), torch.tensor([[0.6, 0.001]])
@@ -99,6 +89,7 @@ def _binary_kl(log_p: Tensor, log_q: Tensor, log_rho: Tensor) -> Tensor:
     return rest_q * (rest_q / rest_p).log() - log_q.exp() * log_rho
 
 
+@described
 @token_wise
 def tv_symmetric(
     log_probs: PerToken,
@@ -119,18 +110,7 @@ def tv_symmetric(
     not even towards the region. It filters out the tokens on which sampler and trainer disagree.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        rollout_log_probs: float, like log_probs: the sampler's own.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
         threshold: at least 0, a difference of probabilities.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; threshold < 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.2]])

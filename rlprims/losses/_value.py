@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.masking import check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
+@described
 @token_wise
 def value(
     new_values: PerToken,
@@ -26,19 +28,11 @@ def value(
     gradient is at most δ; AReaL has it as an option, with δ = 10.
 
     Args:
-        new_values: float (B, T) or (N,), critic now; only it gets a gradient.
-        values: float, like new_values: critic at sampling time, V_old; used only with ``clip``.
-        returns: float, like new_values: the target, ``advantages + values`` before whitening.
-        response_mask: bool, like new_values.
-        cu_seqlens: int (B+1,) if packed; not used.
+        new_values: critic now; only it gets a gradient.
+        values: critic at sampling time, V_old; used only with ``clip``.
+        returns: the target, ``advantages + values`` before whitening.
         clip: c > 0 in units of the value (verl: 0.5), or None.
         huber_delta: δ > 0 in units of the value, or None for the squared error.
-
-    Returns:
-        float, like new_values; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; clip <= 0; huber_delta <= 0.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
     >>> value(torch.tensor([[3.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), m, clip=0.5)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio, sequence_log_ratio
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, token_wise
@@ -15,29 +16,15 @@ from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, token_wise
 Level: TypeAlias = Literal["sequence", "token"]
 
 
+@described
 @token_wise
 def reinforce(
-    log_probs: PerToken,
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
+    log_probs: PerToken, advantages: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
 ) -> PerToken:
     """REINFORCE, Williams 1992, eq. 4: loss = −A log π, whose gradient is the policy gradient.
 
     With A = 1 it is the negative log-likelihood of supervised fine-tuning. GPG (Chu et al. 2025, arXiv:2504.02546) is
     this loss with the advantages of :func:`rlprims.advantage.gpg`.
-
-    Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> reinforce(torch.tensor([[-0.5, -9.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([[True, False]]))
     tensor([[1., 0.]])
@@ -47,6 +34,7 @@ def reinforce(
     return zero_outside(-advantages * log_probs, response_mask)
 
 
+@described
 @token_wise
 def cispo(
     log_probs: PerToken,
@@ -68,18 +56,7 @@ def cispo(
     stopped gradient and without log_probs, so a clipped token gets no gradient there.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        old_log_probs: float, like log_probs: policy at the start of the step.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        w_min, w_max: smallest and largest weight, with w_min <= 1 <= w_max, so that the weight on policy is 1.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; w_min outside [0, 1] or w_max < 1.
+        w_min, w_max: smallest and largest weight, with 0 <= w_min <= 1 <= w_max, so that the weight on policy is 1.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> cispo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -9.0]]), torch.ones(1, 2), m)
@@ -95,6 +72,7 @@ def cispo(
     return reinforce(log_probs, weights * advantages, response_mask, cu_seqlens)
 
 
+@described
 def topr(
     log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -117,21 +95,9 @@ def topr(
     the same sign. ROLL splits by the raw score and has a ratio per token, which is ``level="token"``.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        rollout_log_probs: float, like log_probs: the policy that sampled; it may be old.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
+        rollout_log_probs: the policy that sampled; it may be old.
         level: "sequence", the product of the response's ratios; or "token", each token's own.
         w_max: largest weight of a bad token, at least 1.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown level; w_max < 1.
 
     >>> m = torch.ones(2, 1, dtype=torch.bool)
     >>> log_probs, rollout = torch.tensor([[-2.0], [-2.0]]), torch.tensor([[-1.0], [-1.0]])
@@ -155,6 +121,7 @@ def topr(
     return reinforce(log_probs, weights * advantages, response_mask, cu_seqlens)
 
 
+@described
 def vespo(
     log_probs: PerToken,
     rollout_log_probs: PerToken,
@@ -180,21 +147,8 @@ def vespo(
     masked; without bounds the product is the ratio to the sampler. TRL aggregates with the token mean.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        rollout_log_probs: float, like log_probs: the policy that sampled.
-        advantages: float, like log_probs.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed.
         k_pos, k_neg: power of w, at least 0.
         lambda_pos, lambda_neg: rate of the decay in w, at least 0.
-        all_reduce_rows: sums a tensor (B,) over the ranks, if sequences are split over ranks; see
-            :func:`rlprims.layout.sequence_sum`. None: sequences are whole.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a hyperparameter below 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> vespo(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2), m)
@@ -217,6 +171,7 @@ def _phi(log_w: Tensor, k: float, rate: float) -> Tensor:
     return (k * log_w - rate * torch.expm1(log_w)).exp()
 
 
+@described
 @token_wise
 def asymre(
     log_probs: PerToken,
@@ -235,17 +190,8 @@ def asymre(
     Use advantages that are not divided by a standard deviation: the shift is in units of the reward.
 
     Args:
-        log_probs: float (B, T) or (N,), current policy; only it gets a gradient.
-        advantages: float, like log_probs: reward minus the mean of its group.
-        response_mask: bool, like log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
+        advantages: reward minus the mean of its group.
         shift: added to the baseline, the paper's δV.
-
-    Returns:
-        float, like log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> asymre(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.6000, -0.4000]])

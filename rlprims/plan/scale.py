@@ -12,7 +12,7 @@ the sum of the squared lengths of rows, N the parameters, L the layers, d the wi
 import math
 from typing import Any, NamedTuple
 
-from rlprims.execution._config import backend_of
+from rlprims.execution._ray_config import backend_of
 from rlprims.plan.memory import (
     Prompts,
     Shape,

@@ -1,27 +1,29 @@
 """POST requests of JSON with retries and a deadline. Redirects are not followed."""
 
-import http.client
-import io
+import asyncio
 import json
 import math
 import random
 import re
-import socket
 import ssl
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
-from typing import Any, cast
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TYPE_CHECKING, Any
+
+from rlprims._extras import hint
+from rlprims.rewards._waiting import wait_for
+
+if TYPE_CHECKING:
+    import httpx2
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 60.0
 _JITTER = random.SystemRandom()  # not a generator that a seed controls
-_PIECE = 1 << 16
 _LONGEST_REASON = 300  # bytes
 
 
@@ -33,9 +35,43 @@ class RemoteError(RuntimeError):
         self.cause, self.detail = cause, detail
 
 
-def post(
+def post(url: str, data: Mapping[str, Any], **settings: Any) -> Any:
+    """Send one request. The settings, the result and the errors are those of :func:`send`."""
+
+    async def send_one() -> Any:
+        async with client() as connections:
+            return await send(connections, url, json.dumps(data).encode(), **settings)
+
+    return wait_for(send_one())
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator["httpx2.AsyncClient"]:
+    """Connections to servers, by the proxies of the environment. They have no limits of their own and keep no cookies.
+
+    Raises:
+        ImportError: httpx2 is not installed.
+    """
+    try:
+        import anyio
+        import httpx2
+    except ImportError as error:
+        raise ImportError(f"rewards by HTTP need httpx2 ({error}): {hint('rewards')}") from None
+    await anyio.sleep(0)  # loads the rest of anyio, so that the first request does not delay the turns of the others
+    async with httpx2.AsyncClient(
+        verify=_trusted(),
+        follow_redirects=False,
+        timeout=None,
+        limits=httpx2.Limits(max_connections=None),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+    ) as connections:
+        yield connections
+
+
+async def send(
+    connections: "httpx2.AsyncClient",
     url: str,
-    data: Mapping[str, Any] | bytes,
+    body: bytes,
     *,
     timeout: float,
     retries: int,
@@ -43,7 +79,7 @@ def post(
     headers: Mapping[str, str] | None = None,
     deadline: float = math.inf,
     largest_answer: int = 64 * 2**20,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Any:
     """Send a request and return the decoded JSON answer.
 
@@ -57,84 +93,91 @@ def post(
     Raises:
         RemoteError: after the last attempt, or at a permanent error (400, 404, a certificate, no JSON).
     """
-    body = data if isinstance(data, bytes) else json.dumps(data).encode()
     if not url.startswith(("http://", "https://")):
         raise RemoteError("wrong request", f"expected an address with http:// or https://, got {url!r}")
+    # Without an encoding an answer in memory is not larger than the bytes that are read.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})}
     error = RemoteError("no answer in time", f"{url}: the deadline was over before the first attempt")
     for attempt in range(retries + 1):
         left = min(timeout, deadline - time.monotonic())
         if left <= 0:
             break
         try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
-            with _opener().open(request, timeout=left) as response:
-                return _decoded(response, largest_answer)
+            async with asyncio.timeout(left), connections.stream("POST", url, content=body, headers=headers) as answer:
+                return await _decoded(answer, largest_answer)
         except Exception as problem:
             cause, passing = _cause(problem)
-            error = RemoteError(cause, f"{url}: {_described(problem)}, after {attempt + 1} attempts")
+            detail = str(problem) or type(problem).__name__
+            error = RemoteError(cause, f"{url}: {detail}, after {attempt + 1} attempts")
             if not passing:
                 break
-            retry_after = problem.headers.get("Retry-After", "") if isinstance(problem, urllib.error.HTTPError) else ""
-            wait = _seconds(retry_after)
+            wait = problem.retry_after if isinstance(problem, _Refused) else None
             if wait is None:
                 wait = backoff * 2**attempt * _JITTER.uniform(0.5, 1.5)  # so that clients do not retry at the same time
         if attempt < retries:
-            sleep(max(0.0, min(wait, _LONGEST_WAIT, deadline - time.monotonic())))
+            await sleep(max(0.0, min(wait, _LONGEST_WAIT, deadline - time.monotonic())))
     raise error
 
 
-class _WrongAnswer(Exception):
-    """The answer does not have the expected form."""
+class _Refused(Exception):
+    """The answer cannot be used: by its status, or its content."""
+
+    def __init__(self, cause: str, detail: str, passing: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.cause, self.passing, self.retry_after = cause, passing, retry_after
 
 
-def _decoded(response: Any, largest: int) -> Any:
-    parts, size = [], 0
-    while part := response.read(_PIECE):
-        size += len(part)
-        if size > largest:
-            raise _WrongAnswer(f"the answer is longer than {largest} bytes")
-        parts.append(part)
-    if getattr(response, "length", None):  # the answer is shorter than its Content-Length
-        raise http.client.IncompleteRead(b"", response.length)
+async def _decoded(answer: "httpx2.Response", largest: int) -> Any:
+    if not answer.is_success:
+        status, reason = answer.status_code, "redirects are not followed"
+        if not 300 <= status < 400:
+            reason = (await anext(answer.aiter_raw(_LONGEST_REASON), b"")).decode(errors="replace")
+        retry_after = _seconds(answer.headers.get("Retry-After", ""))
+        raise _Refused(f"HTTP {status}", f"HTTP {status}: {reason}", status in _PASSING, retry_after)
+    body = bytearray()
+    async for part in answer.aiter_raw():
+        body += part
+        if len(body) > largest:
+            raise _Refused("wrong answer", f"the answer is longer than {largest} bytes")
     try:
-        return json.loads(b"".join(parts))
+        return json.loads(body)
     except RecursionError:
-        raise _WrongAnswer("no JSON: nested too deeply") from None
+        raise _Refused("wrong answer", "no JSON: nested too deeply") from None
     except ValueError as error:
-        raise _WrongAnswer(f"no JSON: {error}") from None
+        raise _Refused("wrong answer", f"no JSON: {error}") from None
 
 
 def _cause(problem: Exception) -> tuple[str, bool]:
     """The cause for the counts, and whether a second attempt may succeed."""
-    if isinstance(problem, _WrongAnswer):
-        return "wrong answer", False
-    if isinstance(problem, urllib.error.HTTPError):
-        return f"HTTP {problem.code}", problem.code in _PASSING
-    reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
-    if isinstance(reason, TimeoutError):
+    import httpx2
+
+    if isinstance(problem, _Refused):
+        return problem.cause, problem.passing
+    if isinstance(problem, TimeoutError):
         return "no answer in time", True
-    if isinstance(reason, ssl.SSLError):
-        return "TLS error", not isinstance(reason, ssl.SSLCertVerificationError)
-    if isinstance(reason, ConnectionRefusedError):
+    below = list(_below(problem))
+    if any(isinstance(error, ssl.SSLError) for error in below):
+        return "TLS error", not any(isinstance(error, ssl.SSLCertVerificationError) for error in below)
+    if any(isinstance(error, ConnectionRefusedError) for error in below):
         return "connection refused", True
-    if isinstance(reason, ConnectionError | http.client.RemoteDisconnected | http.client.IncompleteRead):
-        return "connection reset", True
-    if isinstance(reason, OSError):
+    if isinstance(problem, httpx2.RemoteProtocolError):  # the connection was closed, or the answer is not HTTP
+        is_closed = any(words in str(problem) for words in ("disconnected", "closed connection"))
+        return "connection reset" if is_closed else "wrong answer", True
+    if isinstance(problem, httpx2.ConnectError | httpx2.ProxyError):
         return "no connection", True
-    if isinstance(reason, http.client.HTTPException):
-        return "wrong answer", True
+    if isinstance(problem, httpx2.NetworkError):
+        return "connection reset", True
     return "wrong request", False  # an address or a header that cannot be sent
 
 
-def _described(problem: Exception) -> str:
-    if isinstance(problem, urllib.error.HTTPError):
-        if 300 <= problem.code < 400:
-            return f"HTTP {problem.code}: redirects are not followed"
-        with problem, suppress(OSError, http.client.HTTPException):
-            return f"HTTP {problem.code}: {problem.read(_LONGEST_REASON).decode(errors='replace')}"
-        return f"HTTP {problem.code}"
-    reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
-    return str(reason) or type(reason).__name__
+def _below(problem: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those that it was raised from: the libraries wrap the system's."""
+    while problem is not None:
+        yield problem
+        if isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+        else:
+            problem = problem.__cause__ or problem.__context__
 
 
 def _seconds(retry_after: str) -> float | None:
@@ -146,65 +189,6 @@ def _seconds(retry_after: str) -> float | None:
         return max(0.0, (at - datetime.now(UTC if at.tzinfo else None)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-class _Timed(io.RawIOBase):
-    """Reads a socket until a deadline. Each read has the remaining time; a socket's timeout is per read."""
-
-    def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
-        self._raw, self._connection, self._deadline = raw, connection, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out while the answer came")
-        self._connection.settimeout(left)
-        return cast(int | None, self._raw.readinto(buffer))
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _response(connection: socket.socket, *args: Any, deadline: float, **options: Any) -> http.client.HTTPResponse:
-    response = http.client.HTTPResponse(connection, *args, **options)
-    response.fp = io.BufferedReader(_Timed(response.fp.detach(), connection, deadline))
-    return response
-
-
-class _HTTP(http.client.HTTPConnection):
-    def __init__(self, host: str, *, timeout: float) -> None:
-        super().__init__(host, timeout=timeout)
-        self.response_class = partial(_response, deadline=time.monotonic() + timeout)  # type: ignore[assignment]
-
-
-class _HTTPS(http.client.HTTPSConnection):
-    def __init__(self, host: str, *, timeout: float, context: ssl.SSLContext) -> None:
-        super().__init__(host, timeout=timeout, context=context)
-        self.response_class = partial(_response, deadline=time.monotonic() + timeout)  # type: ignore[assignment]
-
-
-class _HTTPHandler(urllib.request.HTTPHandler):
-    def http_open(self, request: urllib.request.Request) -> Any:
-        return self.do_open(_HTTP, request)  # type: ignore[arg-type]
-
-
-class _HTTPSHandler(urllib.request.HTTPSHandler):
-    def https_open(self, request: urllib.request.Request) -> Any:
-        return self.do_open(_HTTPS, request, context=_trusted())  # type: ignore[arg-type]
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **options: Any) -> None:
-        return None
-
-
-@cache
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_HTTPHandler, _HTTPSHandler, _NoRedirect)
 
 
 @cache

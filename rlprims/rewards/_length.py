@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from rlprims._described import described
 from rlprims.ended import EndedName
 from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
 from rlprims.layout import last_of_turn, sequence_lengths
@@ -14,6 +15,7 @@ from rlprims.masking import check_sequences, check_tokens, ended_by, upcast, zer
 from rlprims.types import CuSeqlens, EndedCodes, GroupIds, PerSequence, TokenMask, TurnIds
 
 
+@described
 def overlong_penalty(
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
@@ -32,17 +34,10 @@ def overlong_penalty(
     and the policy would learn to be short.
 
     Args:
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-        max_length: L, in tokens.
-        buffer_length: C, in tokens.
-        penalty_factor: f, in units of the score.
+        buffer_length: C, in tokens; from 0 to L.
 
     Returns:
         float32 (B,), between −f and 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; buffer_length outside [0, max_length]; penalty_factor < 0.
 
     >>> m = torch.arange(12) < torch.tensor([6, 7, 10, 12])[:, None]
     >>> overlong_penalty(m, max_length=10, buffer_length=4)
@@ -61,6 +56,7 @@ def overlong_penalty(
     return -penalty_factor * share.clamp(0.0, 1.0)
 
 
+@described
 def cosine_length(
     scores: PerSequence,
     response_mask: TokenMask,
@@ -82,19 +78,11 @@ def cosine_length(
     ``min_value_wrong`` and ``max_value_wrong``, in this order.
 
     Args:
-        scores: float (B,); a response is correct if its score is above ``correct_above``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-        max_length: L, in tokens.
         correct_short, correct_long: new score of a correct answer of 0 and of L tokens.
         wrong_short, wrong_long: new score of a wrong answer of 0 and of L tokens.
-        correct_above: a number between the scores of a wrong and of a correct answer.
 
     Returns:
-        float (B,), the new score minus the old one. A response without a token gets 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; max_length < 1.
+        the new score minus the old one. A response without a token gets 0.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [4], [8]])
     >>> scores = torch.tensor([1.0, 0.0, 1.0])
@@ -114,6 +102,7 @@ def cosine_length(
     return zero_outside(torch.where(s > correct_above, if_correct, if_wrong) - s, has_tokens)
 
 
+@described
 def relative_length(
     scores: PerSequence,
     group_ids: GroupIds,
@@ -132,18 +121,10 @@ def relative_length(
     The paper adds it only later in the training, because early in the training it keeps answers from becoming longer.
 
     Args:
-        scores: float (B,); a response is correct if its score is above ``correct_above``.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-        weight: w, in units of the score.
-        correct_above: a number between the scores of a wrong and of a correct answer.
+        weight: w, in units of the score; at least 0.
 
     Returns:
-        float (B,), between −w/2 and w/2. A response without a token gets 0 and does not count as the shortest.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; weight < 0.
+        between −w/2 and w/2. A response without a token gets 0 and does not count as the shortest.
 
     >>> m = torch.arange(8) < torch.tensor([[2], [4], [6], [2]])
     >>> relative_length(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), m)
@@ -162,6 +143,7 @@ def relative_length(
     return zero_outside(weight * lambdas, has_tokens & (longest > shortest))
 
 
+@described
 def solve_rate_length(
     scores: PerSequence,
     group_ids: GroupIds,
@@ -181,19 +163,10 @@ def solve_rate_length(
     a prompt that no response solves; prime-rl divides the length by that of the longest response of the group.
 
     Args:
-        scores: float (B,); a response is correct if its score is above ``correct_above``.
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-        max_length: L, in tokens.
-        coefficient: c, in units of the score: the penalty of a response of L tokens if all responses are correct.
-        correct_above: a number between the scores of a wrong and of a correct answer.
+        coefficient: c, the penalty of a response of L tokens if all responses are correct; at least 0.
 
     Returns:
-        float (B,), at most 0. A response without a token counts in its group as wrong.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; max_length < 1; coefficient < 0.
+        at most 0. A response without a token counts in its group as wrong.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8], [8]])
     >>> solve_rate_length(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), m, max_length=8)
@@ -210,6 +183,7 @@ def solve_rate_length(
     return -coefficient * rate * lengths / max_length
 
 
+@described
 def linear_cost(
     scores: PerSequence,
     group_ids: GroupIds,
@@ -232,20 +206,13 @@ def linear_cost(
     If the mean is below 0 (scores that are not 0 or 1) the cost is 0: otherwise length would be rewarded.
 
     Args:
-        scores: float (B,).
-        group_ids: int64 (B,), dense: see ``grouping.dense_ids``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
         context_lengths: int or float (B,), tokens that the policy read and did not sample: the prompt, tool output.
             None: no cost of the context.
-        turn_ids: int (B, T) or (N,), the turn of the response that a valid token belongs to. None: no cost of turns.
-        output, context, turns: a, b and c, in units of the score.
+        turn_ids: the turn of the response that a valid token belongs to. None: no cost of turns.
+        output, context, turns: a, b and c, in units of the score; at least 0.
 
     Returns:
-        float (B,), at most 0. A response without a token counts in its group as wrong, and its own cost is 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; a negative coefficient.
+        at most 0. A response without a token counts in its group as wrong, and its own cost is 0.
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8]])
     >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
@@ -276,6 +243,7 @@ def linear_cost(
     return zero_outside(-rate.clamp(min=0.0) * cost, has_tokens)
 
 
+@described
 def truncation_penalty(
     scores: PerSequence,
     ended: EndedCodes,
@@ -293,17 +261,12 @@ def truncation_penalty(
     A factor below 1 does not change a score of 0 and raises a negative score: use a penalty for such scores.
 
     Args:
-        scores: float (B,).
-        ended: int8 (B,), codes of :class:`rlprims.ended.Ended`.
-        scale: c.
-        penalty: p, in units of the score.
-        reasons: the reasons to end for which a response is penalized. Default: the length limit.
+        scale: c, in [0, 1].
+        penalty: p, in units of the score; at least 0, and above 0 if c is 1.
+        reasons: those for which a response is penalized, labels of :class:`rlprims.ended.Ended`.
 
     Returns:
-        float (B,), (c − 1) s − p if a response ended for one of the reasons, else 0.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; scale outside [0, 1]; penalty < 0; neither is given; an unknown reason.
+        (c − 1) s − p if a response ended for one of the reasons, else 0.
 
     >>> from rlprims.ended import Ended
     >>> scores, ended = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([Ended.STOP, Ended.LENGTH, Ended.LENGTH])

@@ -1,10 +1,11 @@
-"""The outcome of scoring one row: its numbers, or a failure. This module calls the verifiers."""
+"""What a call of a reward function came back with: for each row its numbers, or a failure."""
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
 
 _LONGEST_DETAIL = 500
 
@@ -23,26 +24,62 @@ Outcome: TypeAlias = dict[str, float] | Failure
 """Numbers by name, ``score`` among them and finite; or a failure."""
 
 
-def call(verifier: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Outcome:
-    """The verifier's outcome on one row. An exception becomes a failure of that row; interrupts are raised."""
+class Cause(NamedTuple):
+    """The number of rows that failed for a cause, and the first of them."""
+
+    rows: int
+    first: int
+    detail: str
+
+
+class Scores(NamedTuple):
+    """The scores of B responses."""
+
+    scores: Tensor
+    """float32 (B,); NaN for rows without a score."""
+    columns: dict[str, Tensor]
+    """float32 (B,) each: every other number that the verifier returned; NaN for rows without it."""
+    failures: list[Failure | None]
+    """The failures of rows without a score."""
+
+    @property
+    def causes(self) -> dict[str, Cause]:
+        """The failures counted by cause, each with an example."""
+        found: dict[str, Cause] = {}
+        for row, failure in enumerate(self.failures):
+            if failure is not None:
+                cause = found.get(failure.cause, Cause(0, row, failure.detail))
+                found[failure.cause] = cause._replace(rows=cause.rows + 1)
+        return found
+
+
+def outcomes(
+    function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], rows: int | None = None
+) -> list[Outcome]:
+    """Call a function and read what it returns. An exception fails all rows of the call; an interrupt is raised.
+
+    ``rows`` is the number of results that the function returns as a list; None: it returns the result of one row.
+    """
     try:
-        return read(verifier(*arguments, **options))
+        result = function(*arguments, **named)
+        return [read_row(result)] if rows is None else read(result, rows)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # the timeouts of some libraries are not a subclass of Exception
-        return raised(error)
+        return [raised(error)] * (1 if rows is None else rows)
 
 
-def raised(error: BaseException) -> Failure:
-    """The failure of an exception. Errors of servers and judges have a text ``cause``, which is used."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, str):
-        return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
-    return Failure(f"raised {type(error).__name__}", str(error)[:_LONGEST_DETAIL])
+def read(result: Any, rows: int | None = None) -> list[Outcome]:
+    """The outcomes in the result of a call, for its number of rows. All fail if the number of results is another."""
+    if rows is None:
+        return [read_row(result)]
+    if len(result) != rows:
+        return [Failure("wrong length", f"{len(result)} results for {rows} rows")] * rows
+    return [read_row(row) for row in result]
 
 
-def read(result: Any) -> Outcome:
-    """The outcome of a result: a number, or a mapping with ``score``. Other values than numbers are left out."""
+def read_row(result: Any) -> Outcome:
+    """The outcome of a number, or of a mapping with ``score``. Other values than numbers are left out."""
     numbers = result if isinstance(result, (dict, Mapping)) else {"score": result}
     if "score" not in numbers:
         return Failure("returned no score", f"only {sorted(map(str, numbers))}"[:_LONGEST_DETAIL])
@@ -56,53 +93,24 @@ def read(result: Any) -> Outcome:
     return {name: value for name, value in values.items() if value is not None}
 
 
-class Wants(NamedTuple):
-    """The data that a function needs, by its signature. Parameters after ``*`` are options, not data."""
-
-    positional: tuple[str, ...]
-    """The names of its parameters for the response and, if it has one, for the answer."""
-    required: tuple[str, ...]
-    """The columns that it must get."""
-    optional: tuple[str, ...]
-    """The columns for parameters with a default."""
-    rest: bool
-    """Whether it has ``**kwargs`` and gets all other columns."""
-
-    def of(self, available: Iterable[str]) -> list[str]:
-        """The columns to pass to the function.
-
-        Raises:
-            ValueError: a required column is missing.
-        """
-        names = list(available)
-        if missing := [name for name in self.required if name not in names]:
-            near = {name: get_close_matches(name, names, n=1) for name in missing}
-            hints = "".join(f"; did you mean {found[0]!r}?" for found in near.values() if found)
-            raise ValueError(f"the verifier needs the columns {missing}; extra has {sorted(names)}{hints}")
-        optional = [name for name in names if name in self.optional or self.rest]
-        return [*self.required, *(name for name in optional if name not in self.required + self.positional)]
+def raised(error: BaseException) -> Failure:
+    """The failure of an exception. Errors of servers and judges have a text ``cause``, which is used."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, str):
+        return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
+    return Failure(f"raised {type(error).__name__}", str(error)[:_LONGEST_DETAIL])
 
 
-def wants(function: Callable[..., Any]) -> Wants:
-    """The data that a function needs. The second parameter is the answer, or a column if it has a default and another
-    name."""
-    parameters = list(inspect.signature(function).parameters.values())
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
-    rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return Wants(("", ""), (), (), rest)
-    first = 2 if len(named) > 1 and (named[1].default is inspect.Parameter.empty or named[1].name == "answer") else 1
-    after = [p for p in named[first:] if p.kind is p.POSITIONAL_OR_KEYWORD]
-    required = tuple(p.name for p in after if p.default is p.empty)
-    optional = tuple(p.name for p in after if p.default is not p.empty)
-    return Wants(tuple(p.name for p in named[:first]), required, optional, rest)
+def to_scores(found: Sequence[Outcome]) -> Scores:
+    """The outcomes of all rows as columns."""
+    numbers = [{} if isinstance(outcome, Failure) else outcome for outcome in found]
+    names = sorted({name for row in numbers for name in row} - {"score"})
 
+    def column(name: str) -> Tensor:
+        return torch.tensor([row.get(name, math.nan) for row in numbers], dtype=torch.float32)
 
-def plain(value: Any) -> Any:
-    """Convert numbers and arrays of numpy and torch to values of JSON."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    failures = [outcome if isinstance(outcome, Failure) else None for outcome in found]
+    return Scores(column("score"), {name: column(name) for name in names}, failures)
 
 
 def _number(value: Any) -> float | None:

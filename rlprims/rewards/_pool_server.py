@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rlprims.rewards._outcome import Failure, Outcome, call, raised
+from rlprims.rewards._outcome import Failure, Outcome, outcomes, raised
 
 IDLE = -1
 _PARENT_CHECK = 1.0  # seconds between checks whether the trainer is alive
@@ -116,7 +116,7 @@ def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket
                 _limit_cpu(job["cpu_seconds"])
             progress[:] = struct.pack("q", index)
             try:
-                outcome = call(verifier, arguments, {**named, **options})
+                (outcome,) = outcomes(verifier, arguments, {**named, **options})
             except SystemExit as error:
                 outcome = raised(error)
             done.append((index, outcome))

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._described import described
 from rlprims.layout import expand_to_tokens
 from rlprims.masking import check_tokens, upcast
 from rlprims.types import ComponentScores, CuSeqlens, PerSequence, TokenMask
@@ -12,6 +13,7 @@ from rlprims.types import ComponentScores, CuSeqlens, PerSequence, TokenMask
 Responses: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
 
 
+@described
 def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | None = None) -> PerSequence:
     """One score from several rewards, Σ_k w_k s_k; NaN marks a reward that does not apply to that response.
 
@@ -19,16 +21,6 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
     is NaN, so that ``filters.finite`` drops its group; with a plain sum its score would be 0.
 
     The result is the score itself, not a term to add to it. ``advantage.gdpo`` takes the components.
-
-    Args:
-        component_scores: float (B, K), one column for each reward.
-        weights: w_k, one for each reward; None: all 1.
-
-    Returns:
-        float (B,).
-
-    Raises:
-        ValueError: wrong shapes; a number of weights other than K.
 
     >>> nan = torch.nan
     >>> combine(torch.tensor([[1.0, 0.5], [1.0, nan], [nan, nan]]), weights=(1.0, 0.2))
@@ -50,6 +42,7 @@ def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | N
     return torch.where(unknown.all(1), torch.nan, total)
 
 
+@described
 def rescale(
     scores: PerSequence, *, shift: float = 0.0, scale: float = 1.0, low: float = -10.0, high: float = 10.0
 ) -> PerSequence:
@@ -60,16 +53,12 @@ def rescale(
     the time of sampling.
 
     Args:
-        scores: float (B,).
         shift: in units of the score.
         scale: above 0, so that a better response stays better.
-        low, high: bounds of the new score; ±inf for none.
+        low, high: bounds of the new score, low < high; ±inf for none.
 
     Returns:
-        float (B,), the new score minus the old one.
-
-    Raises:
-        ValueError: wrong shapes; scale <= 0; low not below high.
+        the new score minus the old one.
 
     >>> scores = torch.tensor([-40.0, 1.0, 3.0])
     >>> scores + rescale(scores, shift=-1.0, scale=0.5)
@@ -83,6 +72,7 @@ def rescale(
     return ((old + shift) * scale).clamp(low, high) - old
 
 
+@described
 def repetition_penalty(
     responses: Responses,
     response_mask: TokenMask,
@@ -97,17 +87,11 @@ def repetition_penalty(
     way. The n-grams are counted by sorting them, so the count is exact.
 
     Args:
-        responses: int64 (B, T) or (N,), token ids.
-        response_mask: bool, like responses.
-        cu_seqlens: int (B+1,) if packed.
-        ngram: n, in tokens.
-        penalty_factor: f, in units of the score.
+        responses: token ids.
+        ngram: n, in tokens; at least 1.
 
     Returns:
         float32 (B,), between −f and 0; 0 for a response of fewer than n tokens.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; ngram < 1; penalty_factor < 0.
 
     >>> ids = torch.tensor([[1, 2, 3, 4, 0], [5, 5, 5, 5, 5]])
     >>> repetition_penalty(ids, torch.tensor([[True] * 4 + [False], [True] * 5]), ngram=2)

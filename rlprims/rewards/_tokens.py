@@ -1,5 +1,6 @@
 """Rewards of tokens: a response's score on its last token, a KL penalty, potentials, an implicit process reward."""
 
+from rlprims._described import described
 from rlprims.layout import last_token, to_tokens
 from rlprims.masking import check_choice, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.ratios import Estimator, estimate_kl
@@ -7,22 +8,12 @@ from rlprims.scan import next_values
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 
+@described
 def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Outcome reward: each response's score on the last token that the policy sampled, 0 elsewhere.
 
     For a response without a token all rewards are 0; verl and OpenRLHF write its score on the last column. The score of
     such a response is still in ``scores``.
-
-    Args:
-        scores: float (B,).
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-
-    Returns:
-        float, like response_mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
 
     >>> import torch
     >>> at_last_token(torch.tensor([2.0, 3.0]), torch.tensor([[True, True, False], [False, False, False]]))
@@ -34,6 +25,7 @@ def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuS
     return to_tokens(scores, last_token(response_mask, cu_seqlens), cu_seqlens)
 
 
+@described
 def kl_penalty(
     rewards: PerToken,
     old_log_probs: PerToken,
@@ -50,18 +42,8 @@ def kl_penalty(
     is that of KL(π ‖ π_ref). ``controllers`` adapt β.
 
     Args:
-        rewards: float (B, T) or (N,), per token.
-        old_log_probs, ref_log_probs: float, like rewards.
-        response_mask: bool, like rewards.
-        cu_seqlens: int (B+1,) if packed; not used.
         kl_coef: β, reward per nat.
         estimator: "k1", "k2", "k3" or "abs" of :func:`rlprims.ratios.estimate_kl`.
-
-    Returns:
-        float, like rewards; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; an unknown estimator.
 
     >>> import torch
     >>> m = torch.tensor([[True, True]])
@@ -75,6 +57,7 @@ def kl_penalty(
     return zero_outside(rewards, response_mask) - kl_coef * estimate_kl(d, estimator).detach()
 
 
+@described
 def potential_shaping(
     potentials: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, gamma: float = 1.0
 ) -> PerToken:
@@ -88,16 +71,8 @@ def potential_shaping(
     Masked tokens are skipped: t+1 is the next token that the policy sampled.
 
     Args:
-        potentials: float (B, T) or (N,), Φ before each token.
-        response_mask: bool, like potentials.
-        cu_seqlens: int (B+1,) if packed.
-        gamma: the discount of the returns that it is added to.
-
-    Returns:
-        float, like potentials; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; gamma outside [0, 1].
+        potentials: Φ before each token.
+        gamma: the discount of the returns that it is added to, in [0, 1].
 
     >>> import torch
     >>> m = torch.tensor([[True, False, True, True]])
@@ -111,6 +86,7 @@ def potential_shaping(
     return zero_outside(gamma * next_potentials - upcast(potentials), response_mask)
 
 
+@described
 def implicit_process(
     process_log_probs: PerToken,
     ref_log_probs: PerToken,
@@ -128,17 +104,9 @@ def implicit_process(
     with the outcome.
 
     Args:
-        process_log_probs: float (B, T) or (N,): log π_φ of the sampled tokens; they get no gradient.
-        ref_log_probs: float, like process_log_probs: of the model that φ was initialized from.
-        response_mask: bool, like process_log_probs.
-        cu_seqlens: int (B+1,) if packed; not used.
-        beta: β, reward per nat; that of the loss that trains φ. PRIME has 0.05.
-
-    Returns:
-        float, like process_log_probs; 0 outside the mask.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; beta <= 0.
+        process_log_probs: log π_φ of the sampled tokens; they get no gradient.
+        ref_log_probs: of the model that φ was initialized from.
+        beta: β > 0, reward per nat; that of the loss that trains φ. PRIME has 0.05.
 
     >>> import torch
     >>> phi, ref = torch.tensor([[[-1.0, -2.0, 7.0]], [[-2.0, -1.0, 9.0]]])

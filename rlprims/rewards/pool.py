@@ -1,27 +1,26 @@
 """Scoring in worker processes that are killed if a row exceeds its limits: :class:`Pool`."""
 
+import asyncio
 import json
 import mmap
 import os
-import selectors
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 from rlprims.masking import check_choice
-from rlprims.rewards._outcome import Failure, Outcome, plain, wants
+from rlprims.rewards._columns import Bound, Data, by_row, plain, wants
+from rlprims.rewards._outcome import Failure, Outcome, Scores, to_scores
 from rlprims.rewards._pool_server import IDLE
-from rlprims.rewards.scoring import Row, Scores, to_rows, to_scores
+from rlprims.rewards._waiting import wait_for
 from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
@@ -33,6 +32,7 @@ _PATIENCE = 20
 """The number of processes that may end, one after the other, before a row is scored."""
 
 AtLimit: TypeAlias = Literal["nan", "zero"]
+_Note: TypeAlias = Callable[[int, Outcome], None]
 
 
 class Pool:
@@ -88,7 +88,7 @@ class Pool:
         self._wants = wants(imported(path))
         self._seconds = seconds
         self._zero_at_limit = timeout == "zero"
-        self._lock = threading.Lock()
+        self._lock = asyncio.Lock()
         self._chunk = 8
         self._workers: list[_Worker | None] = [None] * workers
         job = {
@@ -113,17 +113,9 @@ class Pool:
             RuntimeError: workers end before any row is scored. If some rows have scores, these are returned, and the
                 other rows fail with ``no worker``.
         """
-        rows = to_rows(self._wants, responses, answers, extra)
-        with self._lock:
-            if not self._finalizer.alive:
-                raise ValueError("the pool is closed")
-            try:
-                outcomes = self._score(rows)
-            except BaseException:  # an interrupt: workers must not continue with rows of this call
-                with suppress(_ServerEnded):
-                    for slot in range(len(self._workers)):
-                        self._end(slot)
-                raise
+        batch = _Batch(by_row(self._wants, Data(responses, answers, extra), {}))
+        wait_for(self._score(batch))
+        outcomes = cast(list[Outcome], batch.outcomes)  # every row has an outcome
         return to_scores([_zero(outcome) for outcome in outcomes] if self._zero_at_limit else outcomes)
 
     def close(self) -> None:
@@ -136,113 +128,92 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _score(self, rows: Sequence[Row]) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(rows)
-        todo: deque[tuple[int, bytes]] = deque()
-        for index, row in enumerate(rows):
+    async def _score(self, batch: "_Batch") -> None:
+        async with self._lock:
+            if not self._finalizer.alive:
+                raise ValueError("the pool is closed")
             try:
-                todo.append((index, json.dumps([index, *row], default=plain).encode()))
-            except (TypeError, ValueError, RecursionError) as error:
-                outcomes[index] = Failure("not JSON", str(error))
-        rounds_without_result = 0
-        while todo or any(worker and worker.pending for worker in self._workers):
+                async with asyncio.TaskGroup() as group:
+                    slots = [group.create_task(self._work(slot, batch)) for slot in range(len(self._workers))]
+                    await batch.waiting.join()
+                    for task in slots:
+                        task.cancel()
+            except BaseException as error:  # workers must not continue with rows of this call
+                for worker in self._workers:
+                    if worker is not None:
+                        with suppress(_ServerEnded):
+                            worker.end()
+                self._workers = [None] * len(self._workers)
+                if not isinstance(error, BaseExceptionGroup):
+                    raise  # an interrupt
+                batch.give_up(error.exceptions[0])
+
+    async def _work(self, slot: int, batch: "_Batch") -> None:
+        """Have rows scored by the worker of this slot, and by a new one after it has ended."""
+        while True:
+            chunk = await batch.take(self._chunk, len(self._workers))
+            rows, began, server = len(chunk), time.monotonic(), self._server
+            problem = "workers end before they score anything: is memory_mb too small?"
             try:
-                done = self._round(todo, outcomes)
-            except _ServerEnded as error:
-                self._take_back(todo, outcomes)
-                done, problem = False, str(error)
-                with suppress(_ServerEnded):
-                    self._start_server()
-            else:
-                problem = "workers end before they score anything: is memory_mb too small?"
-            if done is None:
-                continue
-            rounds_without_result = 0 if done else rounds_without_result + 1
-            if rounds_without_result > _PATIENCE + len(self._workers):
-                if not any(isinstance(outcome, dict) for outcome in outcomes):
-                    raise RuntimeError(problem)
-                self._take_back(todo, outcomes)
-                for index, _ in todo:
-                    outcomes[index] = Failure("no worker", problem)
-                break
-        return cast(list[Outcome], outcomes)  # every row has an outcome
-
-    def _round(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> bool | None:
-        """One round of sending and receiving: True if a row is done, False if only a worker ended, None if neither."""
-        for slot in range(len(self._workers)):
-            worker = self._workers[slot]
-            if todo and (worker is None or not worker.pending):
-                if worker is None:
-                    worker = self._workers[slot] = _Worker(self._server)
-                chunk = [todo.popleft() for _ in range(min(self._chunk, -(-len(todo) // len(self._workers))))]
-                worker.give(chunk, self._seconds)
-        done: bool | None = None
-        for slot, cause in self._wait():
-            worker = self._workers[slot]
-            assert worker is not None
-            done = worker.take(outcomes, self._seconds) or done
-            if cause is None and not worker.ended:
-                if not worker.pending:
-                    self._chunk = _next_size(self._chunk, worker.chunk_rows, worker.elapsed)
-                continue
-            failure, lost = self._retire(slot, cause, outcomes)
-            todo.extendleft(reversed(lost))
-            done = done or failure
-        return done
-
-    def _take_back(self, todo: deque[tuple[int, bytes]], outcomes: list[Outcome | None]) -> None:
-        """Take the unscored rows back from every worker, so that no worker continues to score."""
-        for slot, worker in enumerate(self._workers):
-            if worker is not None:
-                with suppress(_ServerEnded):
-                    self._server.ask({"end": worker.pid})
-                worker.take(outcomes, self._seconds)
-                todo.extendleft(reversed(worker.pending.items()))
-                worker.connection.close()
+                worker = self._workers[slot] = self._workers[slot] or _Worker(server)
+                server = worker.server
+                if await worker.score(chunk, self._seconds, batch.note):
+                    self._chunk = _next_size(self._chunk, rows, time.monotonic() - began)
+                    batch.fruitless = 0
+                    continue
                 self._workers[slot] = None
+                worker.retire(chunk, self._seconds, batch.note)
+            except _ServerEnded as error:
+                self._workers[slot], problem = None, str(error)
+                if server is self._server:
+                    self._start_server()
+            batch.put_back(chunk)
+            batch.fruitless = 0 if len(chunk) < rows else batch.fruitless + 1
+            if batch.fruitless > _PATIENCE + len(self._workers):
+                raise RuntimeError(problem)
 
     def _start_server(self) -> None:
-        """Start the server, or replace one that has ended."""
+        """Replace a server that has ended."""
         self._server.close()
         server = _Server(self._job)
         self._finalizer.detach()
         self._server, self._finalizer = server, weakref.finalize(self, _Server.close, server)
 
-    def _wait(self) -> list[tuple[int, str | None]]:
-        """The workers with a message, and, with a cause, those that have exceeded their time."""
-        busy = {slot: worker for slot, worker in enumerate(self._workers) if worker and worker.pending}
-        if not busy:
-            return []
-        with selectors.DefaultSelector() as selector:
-            for slot, worker in busy.items():
-                selector.register(worker.connection, selectors.EVENT_READ, slot)
-            left = min(worker.deadline for worker in busy.values()) - time.monotonic()
-            ready = {key.data for key, _ in selector.select(max(0.0, left))}
-        now = time.monotonic()
-        overdue = {slot for slot, worker in busy.items() if slot not in ready and worker.deadline <= now}
-        return [(slot, None) for slot in ready] + [(slot, "timeout") for slot in overdue]
 
-    def _retire(
-        self, slot: int, cause: str | None, outcomes: list[Outcome | None]
-    ) -> tuple[bool, list[tuple[int, bytes]]]:
-        """End a worker. Its current row fails, and its other rows are returned to be scored by other workers."""
-        worker = self._workers[slot]
-        assert worker is not None
-        status = self._end(slot)
-        worker.take(outcomes, self._seconds)  # results that it had sent before it ended
-        index = worker.at()
-        was_scoring = index in worker.pending
-        if was_scoring:
-            outcomes[index] = _failure(cause, status, self._seconds)
-            del worker.pending[index]
-        worker.connection.close()
-        return was_scoring, list(worker.pending.items())
+class _Batch:
+    """The rows of a call: those that wait for a worker, and the outcomes of all."""
 
-    def _end(self, slot: int) -> int:
-        worker = self._workers[slot]
-        status = 0 if worker is None else int(self._server.ask({"end": worker.pid})["status"])
-        self._workers[slot] = None
-        return status
+    def __init__(self, rows: Sequence[Bound]) -> None:
+        self.fruitless = 0  # the number of workers that ended, one after the other, without an outcome
+        self.outcomes: list[Outcome | None] = [None] * len(rows)
+        self.waiting: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        for index, row in enumerate(rows):
+            try:
+                self.waiting.put_nowait((index, json.dumps([index, row.arguments, row.named], default=plain).encode()))
+            except (TypeError, ValueError, RecursionError) as error:
+                self.outcomes[index] = Failure("not JSON", str(error))
+
+    async def take(self, most: int, workers: int) -> dict[int, bytes]:
+        """At least one row, at most ``most`` and a worker's share of those that wait."""
+        chunk = [await self.waiting.get()]
+        share = -(-(self.waiting.qsize() + 1) // workers)
+        chunk += [self.waiting.get_nowait() for _ in range(min(most, share) - 1)]
+        return dict(chunk)
+
+    def put_back(self, chunk: Mapping[int, bytes]) -> None:
+        for row in chunk.items():
+            self.waiting.put_nowait(row)
+            self.waiting.task_done()
+
+    def note(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome
+        self.waiting.task_done()
+
+    def give_up(self, problem: BaseException) -> None:
+        """Let the rows without an outcome fail; raise the problem if no row has a score."""
+        if not isinstance(problem, RuntimeError) or not any(isinstance(found, dict) for found in self.outcomes):
+            raise problem
+        self.outcomes = [Failure("no worker", str(problem)) if found is None else found for found in self.outcomes]
 
 
 class _ServerEnded(RuntimeError):
@@ -282,7 +253,7 @@ class _Server:
     def _answer(self) -> dict[str, Any]:
         try:
             line = self._answers.readline()
-        except OSError:  # reset
+        except (OSError, ValueError):  # reset, or closed here
             line = b""
         if not line.endswith(b"\n"):
             raise _ServerEnded("the pool's server process has ended")
@@ -303,60 +274,79 @@ class _Worker:
     """The trainer's end of a worker."""
 
     def __init__(self, server: _Server) -> None:
-        self.connection, theirs = socket.socketpair()
+        self.server = server
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
         with tempfile.TemporaryFile() as file, theirs:
             file.truncate(8)
             self._progress = mmap.mmap(file.fileno(), 8)
             self._progress[:] = struct.pack("q", IDLE)
-            self.pid: int = server.ask({}, [theirs.fileno(), file.fileno()])["pid"]
-        self.pending: dict[int, bytes] = {}
-        self.ended = False
-        self.chunk_rows = 0
-        self.elapsed = 0.0
-        self.deadline = 0.0
-        self._started = 0.0
+            self._pid: int = server.ask({}, [theirs.fileno(), file.fileno()])["pid"]
+        self._ended = self._timed_out = False
         self._unread = b""
 
-    def give(self, chunk: list[tuple[int, bytes]], seconds: float) -> None:
-        self.pending = dict(chunk)
-        self.chunk_rows = len(chunk)
-        self.connection.settimeout(seconds)
-        with suppress(OSError):  # the worker has ended; the next read reports that
-            self.connection.sendall(b"[" + b",".join(self.pending.values()) + b"]\n")
-        self._started = time.monotonic()
-        self.deadline = self._started + seconds
+    async def score(self, chunk: dict[int, bytes], seconds: float, note: _Note) -> bool:
+        """Note the outcomes of the rows and remove them from the chunk. Returns whether all are done; otherwise the
+        worker has ended, or a row has taken more than ``seconds``. Each result restarts the clock for the next row."""
+        try:
+            async with asyncio.timeout(seconds):
+                request = b"[" + b",".join(chunk.values()) + b"]\n"
+                await asyncio.get_running_loop().sock_sendall(self._connection, request)
+        except OSError:  # it has ended, or does not read
+            return False
+        while chunk and not self._ended and not self._timed_out:
+            is_readable = await self._readable(seconds)
+            any_done = self._take(chunk, note)  # also after the time, as this thread may have been late
+            self._timed_out = not is_readable and not any_done
+        return not chunk
 
-    def take(self, outcomes: list[Outcome | None], seconds: float) -> bool:
-        """Read available results; returns whether any row is done. Each result restarts the clock for the next row."""
-        any_done = False
-        self.connection.settimeout(0)
-        while not self.ended:
+    async def _readable(self, seconds: float) -> bool:
+        """Wait until the worker has sent something or ended; False after ``seconds``."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._connection, sent.set)
+        try:
+            async with asyncio.timeout(seconds):
+                return await sent.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(self._connection)
+
+    def _take(self, chunk: dict[int, bytes], note: _Note) -> bool:
+        """Note the results that have arrived, and return whether there are any."""
+        before = len(chunk)
+        while not self._ended:
             try:
-                part = self.connection.recv(1 << 20)
+                part = self._connection.recv(1 << 20)
             except BlockingIOError:
                 break
             except OSError:
                 part = b""
-            self.ended = not part
+            self._ended = not part
             *lines, self._unread = (self._unread + part).split(b"\n")
             for line in lines:
                 for index, outcome in json.loads(line):
-                    outcomes[index] = Failure(*outcome) if isinstance(outcome, list) else outcome
-                    self.pending.pop(index, None)
-                    any_done = True
-        if any_done:
-            now = time.monotonic()
-            self.deadline, self.elapsed = now + seconds, now - self._started
-        return any_done
+                    if chunk.pop(index, None) is not None:
+                        note(index, Failure(*outcome) if isinstance(outcome, list) else outcome)
+        return len(chunk) < before
 
-    def at(self) -> int:
-        """The row that the worker is scoring."""
+    def retire(self, chunk: dict[int, bytes], seconds: float, note: _Note) -> None:
+        """End the worker. The row that it was scoring fails; the rows that are left in the chunk need another one."""
+        try:
+            status = self.end()
+            self._take(chunk, note)  # results that it had sent before it ended
+        finally:
+            self._connection.close()
         index: int = struct.unpack("q", self._progress[:])[0]
-        return index
+        if chunk.pop(index, None) is not None:
+            note(index, _failure(self._timed_out, status, seconds))
+
+    def end(self) -> int:
+        return int(self.server.ask({"end": self._pid})["status"])
 
 
-def _failure(cause: str | None, status: int, seconds: float) -> Failure:
-    if cause == "timeout":
+def _failure(timed_out: bool, status: int, seconds: float) -> Failure:
+    if timed_out:
         return Failure("timeout", f"took more than {seconds:g} s")
     if status == -signal.SIGXCPU:
         return Failure("CPU limit", "took more CPU time than cpu_seconds")

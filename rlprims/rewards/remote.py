@@ -1,20 +1,23 @@
 """Scores from an HTTP server."""
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
-from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._outcome import Failure, Outcome, Wants, plain, read
-from rlprims.rewards._pace import Pace, tokens
-from rlprims.rewards.scoring import Scores, to_columns, to_scores
+from rlprims.rewards._columns import Data, Wants, by_row, plain
+from rlprims.rewards._http import RemoteError, client, send
+from rlprims.rewards._outcome import Failure, Outcome, Scores, read, to_scores
+from rlprims.rewards._rates import Rates
+from rlprims.rewards._waiting import gather, wait_for
 
 __all__ = ["RemoteError", "remote"]
 
 _CAUSED_BY_ROWS = ("wrong answer", "wrong length", "HTTP 400", "HTTP 413", "HTTP 422")
+_Ask: TypeAlias = Callable[[Any, Sequence[int]], Awaitable[Any]]
 
 
 def remote(
@@ -66,64 +69,66 @@ def remote(
     positive = (rows_per_request, concurrency, timeout, deadline or 1.0, largest_answer_mb)
     if min(positive) <= 0 or any(rate is not None and rate <= 0 for rate in (requests_per_second, tokens_per_second)):
         raise ValueError("expected rows_per_request, concurrency, and limits of time, size and rate above 0")
-    names = ["answers", *(extra or {})]
-    columns, named = to_columns(Wants(("", ""), tuple(names[1:]), (), False), responses, answers, extra)
-    rows = list(zip(*columns, *named.values(), strict=True))
-    by_request, by_token = Pace(requests_per_second), Pace(tokens_per_second)
-    end = math.inf if deadline is None else time.monotonic() + deadline
-
-    def ask(part: Sequence[tuple[int, tuple[str, ...]]]) -> list[Outcome]:
-        parts = zip(["responses", *names], zip(*(row for _, row in part), strict=True), strict=True)
-        body = ", ".join(f"{json.dumps(name)}: [{', '.join(column)}]" for name, column in parts)
+    columns = by_row(Wants(("", ""), tuple(extra or {}), (), False), Data(responses, answers, extra), {})
+    outcomes: dict[int, Outcome] = {}
+    rows = {}
+    for index, row in enumerate(columns):
+        values = {**dict(zip(("responses", "answers"), row.arguments, strict=True)), **row.named}
         try:
-            waits = [by_request.turn(), by_token.turn(sum(tokens(responses[index]) for index, _ in part))]
-            time.sleep(max(0.0, min(max(waits), end - time.monotonic())))
-            answer = post(
-                url,
-                f"{{{body}}}".encode(),
-                timeout=timeout,
-                retries=retries,
-                backoff=backoff,
-                headers=headers,
-                deadline=end,
-                largest_answer=int(largest_answer_mb * 2**20),
-            )
-            failure = _misfit(answer, len(part))
-        except RemoteError as error:
-            failure = Failure(error.cause, error.detail)
-        if failure is None:
-            return [_read(result) for result in answer["results"]]
-        if len(part) > 1 and failure.cause in _CAUSED_BY_ROWS:
-            return [outcome for row in part for outcome in ask([row])]
-        return [failure] * len(part)
-
-    outcomes: list[Outcome | None] = [None] * len(rows)
-    todo: list[tuple[int, tuple[str, ...]]] = []
-    for index, row in enumerate(rows):
-        try:
-            todo.append((index, tuple(json.dumps(value, default=plain) for value in row)))
+            json.dumps(values, default=plain)
+            rows[index] = values
         except (TypeError, ValueError, RecursionError) as error:
             outcomes[index] = Failure("not JSON", str(error))
-    parts = [todo[at : at + rows_per_request] for at in range(0, len(todo), rows_per_request)]
-    with ThreadPoolExecutor(concurrency) as threads:
-        for part, found in zip(parts, threads.map(ask, parts), strict=True):
-            for (index, _), outcome in zip(part, found, strict=True):
-                outcomes[index] = outcome
-    return to_scores([outcome for outcome in outcomes if outcome is not None])
+    rates = Rates(requests_per_second, tokens_per_second)
+    end = math.inf if deadline is None else time.monotonic() + deadline
+
+    async def ask(connections: Any, part: Sequence[int]) -> Any:
+        """The server's answer to a request with these rows, in their turn."""
+        turn = rates.turn(responses[index] for index in part)
+        await asyncio.sleep(max(0.0, min(turn, end - time.monotonic())))
+        request = {name: [rows[index][name] for index in part] for name in rows[part[0]]}
+        return await send(
+            connections,
+            url,
+            json.dumps(request, default=plain).encode(),
+            timeout=timeout,
+            retries=retries,
+            backoff=backoff,
+            headers=headers,
+            deadline=end,
+            largest_answer=int(largest_answer_mb * 2**20),
+        )
+
+    order = list(rows)
+    parts = [order[at : at + rows_per_request] for at in range(0, len(order), rows_per_request)]
+    for part, found in zip(parts, wait_for(_ask_all(ask, parts, concurrency)), strict=True):
+        outcomes.update(zip(part, found, strict=True))
+    return to_scores([outcomes[index] for index in range(len(responses))])
 
 
-def _misfit(answer: Any, rows: int) -> Failure | None:
+async def _ask_all(ask: _Ask, parts: Sequence[Sequence[int]], concurrency: int) -> list[list[Outcome]]:
+    async with client() as connections:
+        return await gather((partial(_outcomes, partial(ask, connections), part) for part in parts), concurrency)
+
+
+async def _outcomes(ask: Callable[[Sequence[int]], Awaitable[Any]], part: Sequence[int]) -> list[Outcome]:
+    """The outcomes of the rows of a request, sent again one by one if one of them may have made it fail."""
+    try:
+        return _read(await ask(part), len(part))
+    except RemoteError as error:
+        if len(part) > 1 and error.cause in _CAUSED_BY_ROWS:
+            return [outcome for index in part for outcome in await _outcomes(ask, [index])]
+        return [Failure(error.cause, error.detail)] * len(part)
+
+
+def _read(answer: Any, rows: int) -> list[Outcome]:
     results = answer.get("results") if isinstance(answer, dict) else None
     if not isinstance(results, list):
         keys = f"an object with {sorted(answer)}" if isinstance(answer, dict) else type(answer).__name__
-        return Failure("wrong answer", f'expected {{"results": [...]}}, got {keys}'[:500])
+        raise RemoteError("wrong answer", f'expected {{"results": [...]}}, got {keys}'[:500])
     if len(results) != rows:
-        return Failure("wrong length", f"{len(results)} results for {rows} rows")
-    return None
-
-
-def _read(result: Any) -> Outcome:
+        raise RemoteError("wrong length", f"{len(results)} results for {rows} rows")
     try:
-        return read(result)
+        return read(results, rows)
     except RecursionError:
-        return Failure("wrong answer", "nested too deeply")
+        raise RemoteError("wrong answer", "nested too deeply") from None

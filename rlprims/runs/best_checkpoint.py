@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-
 class Best:
     """The largest value of a metric, and the number of evaluations since then. The run's ``best.json`` has the value.
 

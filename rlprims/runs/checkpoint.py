@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Finish
-from rlprims.execution._files import sha256
+from rlprims.execution._protocol import sha256
 from rlprims.runs.disk_errors import writing
 
 _MANIFEST = "manifest.json"

@@ -7,15 +7,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
-
-import torch
-from torch import Tensor
 
 from rlprims.runs.config import RunConfig, Settings, load_as
 from rlprims.runs.disk_errors import writing

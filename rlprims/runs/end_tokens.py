@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rlprims.turns.tokens import Chat, encode
+
 
 def load_end_tokens(model: str) -> tuple[Any, list[int]]:
     """The tokenizer of a model, and the tokens that end a response according to its generation config.
@@ -54,7 +56,10 @@ def closing_tokens(tokenizer: Any) -> list[int]:
         return []
     answer = "ANSWER"
     messages = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": answer}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    after = tokenizer.encode(text[text.rindex(answer) + len(answer) :], add_special_tokens=False)
+    try:
+        text = Chat(tokenizer).text(messages)
+    except ValueError:  # it refuses these messages, not those of every file
+        return []
+    after = encode(tokenizer, text.rpartition(answer)[2])
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     return list(dict.fromkeys(token for token in after if token in special))

@@ -7,13 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from rlprims import diagnostics
-from rlprims.data_proto import DataProto
-from rlprims.ended import Ended
 from rlprims.execution import UpdateReport, WorkerReport
-from rlprims.grouping import dense_ids
-from rlprims.trajectories import join
-from rlprims.types import Metrics, merge_metrics
+from rlprims.types import merge_metrics
 
 
 def summarize(reports: list[UpdateReport]) -> dict[str, float]:

@@ -16,6 +16,8 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 
 _FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One recorded response. Fields that its line does not have are empty or None.
@@ -256,5 +258,3 @@ def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
 def _kept_sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
     """For each response token the ids that it was drawn from; empty: the whole vocabulary."""
     return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]
-
-

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from rlprims.execution import ExecutionError, Finish, Observable
-from rlprims.runs.profiles import StepProfiles
 from rlprims.filters import SamplingExhausted
 from rlprims.runs.best_checkpoint import Best
 from rlprims.runs.checkpoint import (
@@ -27,11 +26,12 @@ from rlprims.runs.checkpoint import (
     save_random_state,
 )
 from rlprims.runs.config import RunConfig
-from rlprims.runs.loggers import open_loggers
-from rlprims.runs.steps import Hook, Step, Stepper, train
-from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.directory import RunDirectory
-from rlprims.runs.disk_errors import CannotWrite, writing
+from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.loggers import open_loggers
+from rlprims.runs.metrics import worker_metrics
+from rlprims.runs.profiles import StepProfiles
+from rlprims.runs.steps import Hook, Step, Stepper, train
 
 
 class HasState(Protocol):

@@ -1,6 +1,7 @@
 """A call of a function under test, for the transforms of torch: tensors by name, the batch as first dimension."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +84,17 @@ def random_like(x: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     dtype = x.dtype if x.is_floating_point() else torch.float64
     return torch.randn(x.shape, generator=generator, dtype=dtype)
+
+
+@contextmanager
+def errors_break_the_law(what: str) -> Iterator[None]:
+    """An error that is raised inside becomes an AssertionError: ``what``, and the first lines of the error."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{what} {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:

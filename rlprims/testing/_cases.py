@@ -7,7 +7,7 @@ one has none. Groups have several sizes, in mixed order: 3, 2, 1 and 2 rows in t
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from rlprims.grouping import dense_ids
 
 Layout = Literal["token", "row"]
+Normal: TypeAlias = Callable[..., Tensor]
 
 _PER_TOKEN = (
     "response_mask log_probs old_log_probs rollout_log_probs ref_log_probs whole_log_probs entropies rewards "
@@ -209,6 +210,17 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
+    data = _tokens_and_rows(rows, width, generator, normal)
+    data |= _policies(data, generator, normal)
+    data |= _distributions(data["old_log_probs"], generator, normal)
+    data |= _turns(data["old_log_probs"], generator, normal)
+    data |= _rollouts(data["response_mask"], data["group_ids"], generator)
+    data |= {name: normal(rows) for name in ("reward_shift", "chosen_scores", "rejected_scores", "score_margins")}
+    return Batch(data)
+
+
+def _tokens_and_rows(rows: int, width: int, generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
+    """Masks, groups, and what most functions read."""
     toy = rows == TOY[0]
     mask = _toy_mask(width, generator) if toy else _mask(rows, width, generator)
     group_ids = torch.tensor(_GROUPS) if toy else _group_ids(rows)
@@ -217,11 +229,10 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     needed = (mask * columns).amax(-1) if width else mask.sum(-1)
     spare = torch.rand(rows, generator=generator) * (width - needed + 1)
     tokens = torch.zeros(rows, dtype=torch.int64).index_add(0, group_ids, mask.sum(-1))
-
     shape = (rows, width)
     old = -normal(*shape).abs() - 0.1
     values = normal(*shape)
-    data = {
+    return {
         "response_mask": mask,
         "log_probs": old + normal(*shape),
         "old_log_probs": old,
@@ -244,18 +255,30 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "row_cotangent": normal(rows),
         "lengths": needed + spare.long(),
     }
-    data["whole_log_probs"] = data["log_probs"] - data["entropies"]  # at most those within the kept sets
-    pi = old.exp()
-    data |= {
+
+
+def _policies(data: dict[str, Tensor], generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
+    """More of the sampled tokens' distributions."""
+    rows, width = data["response_mask"].shape
+    shape = (rows, width)
+    pi = data["old_log_probs"].exp()
+    return {
+        "whole_log_probs": data["log_probs"] - data["entropies"],  # at most those within the kept sets
         "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),
         "importance_weights": normal(*shape).exp(),
         "turn_ids": (torch.rand(shape, generator=generator) < 0.4).cumsum(-1),
         "component_scores": normal(rows, 2),
     }
+
+
+def _distributions(old: Tensor, generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
+    """Logits, teachers, and pairs."""
+    rows, width = old.shape
+    shape = (rows, width)
     logits, teacher_logits = 2 * normal(*shape, _VOCABULARY_SIZE), 2 * normal(*shape, _VOCABULARY_SIZE)
     top = teacher_logits.topk(_TOP, dim=-1).indices
     pairs = ("chosen", "rejected", "ref_chosen", "ref_rejected", "sequence", "ref_sequence")
-    data |= {
+    return {
         "teacher_log_probs": old + normal(*shape),
         "logits": logits,
         "ref_logits": logits + normal(*shape, _VOCABULARY_SIZE),
@@ -266,14 +289,18 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "baseline_kl": normal(rows).abs(),
         "desirable": torch.rand(rows, generator=generator) < 0.5,
     }
-    data["state_ids"] = torch.randint(3, shape, generator=generator)
-    data |= {
+
+
+def _turns(old: Tensor, generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
+    """What turns and their environment return."""
+    rows, width = old.shape
+    shape = (rows, width)
+    return {
+        "state_ids": torch.randint(3, shape, generator=generator),
         "responses": torch.randint(2, shape, generator=generator),
         "potentials": normal(*shape),
         # Codes of Ended: about six of ten are 0, "stop".
         "ended": (17.5 * torch.rand(rows, generator=generator) - 9.5).clamp(min=0).to(torch.int8),
-    }
-    data |= {
         "turn_rewards": normal(*shape),
         "action_ids": torch.randint(2, shape, generator=generator),
         "process_rewards": normal(*shape),
@@ -282,15 +309,17 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
         "tree_ids": torch.randint(2, (rows,), generator=generator),
         "context_lengths": torch.randint(1, 40, (rows,), generator=generator),
     }
-    # The rows of a group belong to one or two rollouts.
-    rollouts = dense_ids(2 * group_ids + torch.randint(2, (rows,), generator=generator))
-    data |= {
+
+
+def _rollouts(mask: Tensor, group_ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Rollouts of several rows: the rows of a group belong to one or two of them."""
+    rows, shape = len(mask), mask.shape
+    ids = dense_ids(2 * group_ids + torch.randint(2, (rows,), generator=generator))
+    return {
         "versions": torch.randint(3, shape, generator=generator),
         "observation_mask": ~mask & (torch.rand(shape, generator=generator) < 0.7),
         "expert_mask": torch.rand(shape, generator=generator) < 0.4,
         "row_tokens": mask.sum(-1),
-        "trajectory_ids": rollouts,
-        "trajectory_tokens": torch.zeros(rows, dtype=torch.int64).index_add(0, rollouts, mask.sum(-1))[rollouts],
+        "trajectory_ids": ids,
+        "trajectory_tokens": torch.zeros(rows, dtype=torch.int64).index_add(0, ids, mask.sum(-1))[ids],
     }
-    data |= {name: normal(rows) for name in ("reward_shift", "chosen_scores", "rejected_scores", "score_margins")}
-    return Batch(data)

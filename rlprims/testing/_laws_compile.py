@@ -1,12 +1,13 @@
 """Graphs: ``torch.compile`` and ``torch.export`` with a dynamic batch, and shapes without values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlprims.testing._call import Call, Subject, few_samples, reason
+from rlprims.testing._call import Call, Subject, errors_break_the_law, few_samples
 from rlprims.testing._cases import TOY
 from rlprims.testing._compare import assert_close
 
@@ -33,13 +34,8 @@ def one_graph_for_all_packed_batches(subject: Subject) -> None:
 def packed_tokens_compile(subject: Subject) -> None:
     """torch.compile(fullgraph=True) of packed tokens, perhaps specialized on N, with the same numbers."""
     call = subject.sample(*TOY, layout="packed")
-    compiled = Compiled("eager")
-    try:
-        got = compiled(call)
-    except Exception as error:
-        raise AssertionError(f"does not compile packed: {reason(error)}") from error
-    finally:
-        torch.compiler.reset()
+    with _compiler("does not compile packed:"):
+        got = Compiled("eager")(call)
     _assert_numbers(got, call, f"after torch.compile ({call.label})")
 
 
@@ -66,11 +62,8 @@ def fake_tensors_are_enough(subject: Subject) -> None:
         want = _numbers(call, call.fn, call.data)
         mode = FakeTensorMode()
         fake: dict[str, Tensor] = {name: mode.from_tensor(x) for name, x in call.data.items()}
-        try:
-            with mode:
-                got = _numbers(call, call.fn, fake)
-        except Exception as error:
-            raise AssertionError(f"with fake tensors ({call.label}) it raised {reason(error)}") from error
+        with errors_break_the_law(f"with fake tensors ({call.label}) it raised"), mode:
+            got = _numbers(call, call.fn, fake)
         for what, x in want.items():
             assert isinstance(got[what], FakeTensor), f"{what} of fake tensors is a {type(got[what]).__name__}"
             found, wanted = (tuple(got[what].shape), got[what].dtype), (tuple(x.shape), x.dtype)
@@ -101,16 +94,20 @@ class Compiled:
 
 def _assert_one_graph(subject: Subject, layout: str, backend: str) -> None:
     compiled = Compiled(backend, dynamic=True)
-    try:
+    with _compiler(f"does not compile in one graph ({layout}):"):
         for rows in ROWS:
             call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
             got = compiled(call)
             _assert_numbers(got, call, f"after torch.compile ({call.label})")
             assert compiled.graphs == 1, f"{compiled.graphs} graphs up to a batch of {call.label}, expected 1"
-    except AssertionError:
-        raise
-    except Exception as error:
-        raise AssertionError(f"does not compile in one graph ({layout}): {reason(error)}") from error
+
+
+@contextmanager
+def _compiler(what: str) -> Iterator[None]:
+    """The compiler, which forgets its graphs at the end."""
+    try:
+        with errors_break_the_law(what):
+            yield
     finally:
         torch.compiler.reset()
 
@@ -157,14 +154,10 @@ class _Module(torch.nn.Module):
 def _assert_exports(subject: Subject, layout: str) -> None:
     example = subject.sample(ROWS[1], WIDTH, layout=layout)
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in example.data}
-    try:
+    with errors_break_the_law(f"does not export ({layout}):"):
         program = torch.export.export(
             _Module(example), (example.data,), dynamic_shapes=(dynamic,), strict=False
         ).module()
         for rows in ROWS:
             call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
             assert_close(f"the value of the exported program ({call.label})", program(call.data), call(), EXACT)
-    except AssertionError:
-        raise
-    except Exception as error:
-        raise AssertionError(f"does not export ({layout}): {reason(error)}") from error

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlprims.testing._call import reason
+from rlprims.testing._call import errors_break_the_law
 from rlprims.testing._cases import LARGE, TOY, Batch, layout_of, make_batch, make_batches, merge
 from rlprims.testing._compare import assert_close, assert_finite, assert_same, assert_zero
 from rlprims.testing._primitive import Primitive
@@ -82,10 +82,8 @@ def empty_batches_are_legal(p: Primitive) -> None:
         empty = make_batch(0, width=width).rows(torch.arange(rows))
         for layout, batch in _layouts(empty) if "response_mask" in p.data else [("", empty)]:
             for names in p.variants:
-                try:
+                with errors_break_the_law(f"B={rows}, T={width} {layout} raised"):
                     got = p.run(batch, names)
-                except Exception as error:
-                    raise AssertionError(f"B={rows}, T={width} {layout} raised {reason(error)}") from error
                 assert_finite(got, f" for B={rows}, T={width} {layout}")
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rlprims.testing._call import Call, Subject, few_samples, reason, samples
+from rlprims.testing._call import Call, Subject, errors_break_the_law, few_samples, samples
 from rlprims.testing._cases import LARGE, TOY
 from rlprims.testing._compare import assert_close
 
@@ -128,7 +128,7 @@ def _with_gradients(call: Call, convert: Callable[[Tensor], Tensor], what: str) 
     leaves = {name: data[name].requires_grad_() for name in call.inputs}
     plain = {name: call.data[name].clone().requires_grad_() for name in call.inputs}
     want = call(plain)
-    try:
+    with errors_break_the_law(f"with {what} ({call.label}) it raised"):
         value = call({**data, **leaves})
         numbers = {"the value": (value.detach(), want.detach())}
         if want.requires_grad:
@@ -139,10 +139,6 @@ def _with_gradients(call: Call, convert: Callable[[Tensor], Tensor], what: str) 
                 if gradient is not None:
                     assert got is not None, f"{what} get no gradient of {name}"
                     numbers[f"the gradient of {name}"] = (got, gradient)
-    except AssertionError:
-        raise
-    except Exception as error:
-        raise AssertionError(f"with {what} ({call.label}) it raised {reason(error)}") from error
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Prompts: JSON lines to token ids, and the order in which a run uses them."""
+"""Prompts: the rows of a file to token ids."""
 
 import hashlib
 import json
@@ -12,16 +12,16 @@ from pydantic import Field, field_validator
 from rlprims.algorithms import Use
 from rlprims.environments import CallStyle
 from rlprims.filters import DifficultyPools
-from rlprims.runs.config import Section, check_template
-from rlprims.runs.rows import read_rows
+from rlprims.runs.config import check_template
+from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
+from rlprims.runs.rows import BadRows, RowsConfig, read_rows
+from rlprims.turns.tokens import checked_messages, checked_tools, encode, text_ids
 
 
-class DataConfig(Section):
-    """The prompts: JSON lines with a question and an answer."""
+class DataConfig(RowsConfig):
+    """The prompts: rows with a question and an answer."""
 
-    train: Path
-    eval: Path | None = Field(default=None, description="null: no evaluation")
-    question: str = Field(default="question", description="field that holds the question")
+    question: str = Field(default="question", description="field that holds the question: a text or messages")
     answer: str = Field(default="answer", description="field that holds the answer")
     source: str = Field(
         default="data_source",
@@ -30,12 +30,9 @@ class DataConfig(Section):
     template: str = Field(
         default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
     )
-    system: str | None = Field(default=None, description="system message of the chat template")
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
         default="filter", description="truncate: the beginning is cut off"
     )
-    shuffle: bool = True
     teacher: str | None = Field(
         default=None, description="field with the name of the row's teacher, if there are several"
     )
@@ -97,6 +94,10 @@ class Examples(NamedTuple):
     rows: list[Example]
     filtered: int
     truncated: int
+    bad: BadRows
+    """Rows that cannot be used, which were left out."""
+    layout: str | None = None
+    """The layout that was recognized or set."""
 
 
 def load_examples(
@@ -110,76 +111,126 @@ def load_examples(
     """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored.
 
     Raises:
-        ValueError: the file does not exist or is empty; a row is not an object with the two fields as text; or, with
-            ``overlong_prompts: error``, a prompt is longer than the limit. The message has file and line.
+        ValueError: the file does not exist or is empty; a row lacks a field, or its template refuses it, and
+            ``on_bad_row`` is stop; or, with ``overlong_prompts: error``, a prompt is longer than the limit. The message
+            has file and row.
     """
-    rows: list[Example] = []
+    bad, rows = BadRows(path, config.on_bad_row), list[Example]()
+    reader: Reader | None = None
     filtered = truncated = 0
-    for number, row in read_rows(path):
-        place = f"{path}:{number}"
-        source = str(row.get(config.source, path.stem))
-        if config.environment is not None:
-            if missing := sorted(config.environment.needs - row.keys()):
-                raise ValueError(
-                    f"{place}: {config.environment.path} takes {missing}; the row has {sorted(row)}: add the fields, "
-                    "or give the arguments defaults"
-                )
-            texts = [str(row.get(field, "")) for field in (config.answer, config.question)]
-            rows.append(Example("", [], texts[0], source, texts[1], row))
-            continue
-        question, answer = _text(row, config.question, place), _answer(row, config.answer, place)
+    name = Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
+    for place, row in read_rows(path, bad):
+        reader = reader or Reader(config, tokenizer, row, check)
         try:
-            check(answer, source, row)
+            example = reader.example(row, name)
         except ValueError as error:
-            raise ValueError(f"{place}: the answer cannot be scored: {error}") from None
-        _check_teacher(row, config, place)
-        prompt = filled_prompt(question, config, tokenizer)
-        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=config.template != "chat")
-        if not ids:
-            raise ValueError(f"{place}: the prompt is empty")
-        if len(ids) > max_prompt_length:
+            bad.add(place, error)
+            continue
+        if (size := len(example.prompt_ids)) > max_prompt_length:
             if config.overlong_prompts == "error":
-                raise ValueError(f"{place}: the prompt has {len(ids)} tokens, the limit is {max_prompt_length}")
+                raise ValueError(f"{place}: the prompt has {size} tokens, the limit is {max_prompt_length}")
             if config.overlong_prompts == "filter":
                 filtered += 1
                 continue
             truncated += 1
-            ids = ids[-max_prompt_length:]
-        rows.append(Example(prompt, ids, answer, source, question, row))
+            example = example._replace(prompt_ids=example.prompt_ids[-max_prompt_length:])
+        rows.append(example)
+    bad.check()
     if not rows:
         reason = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
-        raise ValueError(f"{path}: nothing to train on: {reason}")
-    return Examples(rows, filtered, truncated)
+        raise ValueError(f"{path}: nothing to train on: {bad.text() or reason}")
+    return Examples(rows, filtered, truncated, bad, reader.fields.described if reader else None)
 
 
-def _text(row: dict[str, Any], field: str, place: str) -> str:
-    value = row.get(field)
+class Reader:
+    """Makes examples of the rows of a file, whose layout the first row shows."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: Any,
+        first: Mapping[str, Any],
+        check: Callable[[Any, str, Mapping[str, Any]], None],
+    ) -> None:
+        own, needed = ("question", "answer", "source", "tools"), ("question", "answer")
+        self.fields = fields_of(config, "prompts", first, own, needed if config.environment is None else ())
+        self.config, self.tokenizer, self.check = config, tokenizer, check
+
+    def example(self, row: dict[str, Any], name: str) -> Example:
+        """The example of a row; ``name`` is the source of rows that have none.
+
+        Raises:
+            ValueError: the row cannot be used.
+        """
+        config, paths = self.config, self.fields.paths
+        source = value_at(row, paths["source"])
+        source = name if source is MISSING else str(source)
+        if config.environment is not None:
+            if missing := sorted(config.environment.needs - row.keys()):
+                raise ValueError(
+                    f"{config.environment.path} takes {missing}; the row has {sorted(row)}: add the fields, "
+                    "or give the arguments defaults"
+                )
+            answer, question = (value_at(row, paths[field]) for field in ("answer", "question"))
+            texts = ["" if value is MISSING else str(value) for value in (answer, question)]
+            return Example("", [], texts[0], source, texts[1], row)
+        question = as_messages(value_at(row, paths["question"]))
+        if not is_chat(question):
+            question = _text(row, paths["question"])
+        answer = _answer(row, paths["answer"], self.fields.convert)
+        try:
+            self.check(answer, source, row)
+        except ValueError as error:
+            raise ValueError(f"the answer cannot be scored: {error}") from None
+        _check_teacher(row, config)
+        tools = value_at(row, paths["tools"])
+        prompt, ids = tokenized_prompt(question, config, self.tokenizer, None if tools is MISSING else tools)
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if isinstance(question, list):
+            question = next((str(m["content"]) for m in reversed(question) if m["role"] == "user"), prompt)
+        return Example(prompt, ids, answer, source, question, row)
+
+
+def _text(row: dict[str, Any], field: str) -> str:
+    value = value_at(row, field)
+    if value is MISSING:
+        raise ValueError(f"field {field!r} is missing; the row has {sorted(row)}: expected text or a number")
     if isinstance(value, bool | dict | list) or value is None or value == "":
-        what = f"is {value!r}" if field in row else f"is missing; the row has {sorted(row)}"
-        raise ValueError(f"{place}: field {field!r} {what}: expected text or a number")
+        raise ValueError(f"field {field!r} is {value!r}: expected text or a number")
     return str(value)
 
 
-def _answer(row: dict[str, Any], field: str, place: str) -> Any:
-    """The answer, with a number as text, because verifiers expect text."""
-    value = row.get(field)
-    return value if isinstance(value, bool | dict | list) and value != [] and value != {} else _text(row, field, place)
+def _answer(row: dict[str, Any], field: str, convert: Callable[[Any], Any] | None) -> Any:
+    """The answer as it is, with a number as text, because verifiers expect text."""
+    value = value_at(row, field)
+    if convert is not None and value is not MISSING:
+        try:
+            return convert(value)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"field {field!r} has another form than the layout says: {error!r}") from None
+    return value if value is None or isinstance(value, bool | dict | list) else _text(row, field)
 
 
-def _check_teacher(row: dict[str, Any], config: DataConfig, place: str) -> None:
+def _check_teacher(row: dict[str, Any], config: DataConfig) -> None:
     """Raise a ValueError if the row lacks the teacher's name, or a field of the teacher's prompt."""
     if config.teacher is not None:
-        _text(row, config.teacher, place)
+        _text(row, config.teacher)
     names = re.findall(r"\{(\w+)\}", config.teacher_template or "")
     if missing := sorted({*names} - row.keys() - {"question", "sibling"}):
-        raise ValueError(f"{place}: data.teacher_template needs {missing}; the row has {sorted(row)}: add the fields")
+        raise ValueError(f"data.teacher_template needs {missing}; the row has {sorted(row)}: add the fields")
 
 
-def filled_prompt(question: str, config: DataConfig, tokenizer: Any) -> str:
-    """The text of a prompt: the question in its template."""
-    if config.template != "chat":
-        return config.template.replace("{question}", question)
-    messages = [{"role": "system", "content": config.system}] if config.system else []
-    messages.append({"role": "user", "content": question})
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
+def tokenized_prompt(
+    question: str | list[Any], config: DataConfig, tokenizer: Any, tools: Any = None
+) -> tuple[str, list[int]]:
+    """The text of a prompt and its ids: the question in its template, or messages in the tokenizer's."""
+    if isinstance(question, str) and config.template != "chat":
+        text = config.template.replace("{question}", question)
+        return text, text_ids(tokenizer, text)
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    messages = checked_messages(messages, config.question)
+    if config.system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": config.system}, *messages]
+    text = config.chat(tokenizer).text(messages, checked_tools(tools, config.tools), generate=True)
+    return text, encode(tokenizer, text)

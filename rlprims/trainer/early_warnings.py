@@ -7,10 +7,11 @@ from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
 from rlprims.runs.steps import Step
-from rlprims.trainer.collect.rollout import prompt_rows, verify
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.rewards import verify
+from rlprims.trainer.sources.responses import prompt_rows
 
 _STEPS = 3
 """Steps whose scores are compared. If one response in a hundred is right, these steps mostly contain one."""

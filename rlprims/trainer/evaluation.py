@@ -3,40 +3,38 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.diagnostics import majority_at_k
 from rlprims.ended import Ended
-from rlprims.execution import Execution, Sampling
+from rlprims.execution import Sampling
 from rlprims.grouping import dense_ids
 from rlprims.rewards.verifiers._numbers import last_number
 from rlprims.rewards.verifiers._tags import boxed, tagged
-from rlprims.trainer.collect.episodes import Player, first_rows
-from rlprims.trainer.collect.rollout import prompt_rows, respond, verify
-from rlprims.trainer.config import RewardConfig, ScoringConfig
 from rlprims.trainer.data import Example
+from rlprims.trainer.scoring.columns import first_rows
+from rlprims.trainer.scoring.rewards import verify
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
+from rlprims.trainer.sources.group import Group, GroupSource, take_round
 
 Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]
 
-_SEED_OFFSET = 2**32
+SEED_OFFSET = 2**32
 """Evaluation has its own random numbers, so that more evaluations do not change the training."""
 
 
 def evaluate(
-    execution: Execution,
-    tokenizer: Any,
+    open_source: Callable[[Sampling], GroupSource],
     examples: Sequence[Example],
     *,
     verifier: RewardConfig,
     scoring: ScoringConfig,
     sampling: Sampling,
     samples: int,
-    seed: int,
     show: Callable[[DataProto], None] = lambda rows: None,
-    player: Player | None = None,
     vote: Vote | None = None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
@@ -46,19 +44,15 @@ def evaluate(
     these and ``acc`` has the normal 95 % interval of its mean over questions: ``acc_low``, ``acc_high``.
 
     The accuracy is the verifier's column ``acc``, or its score; the other rewards of the training are not in it. A
-    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. With a ``player``
-    the responses are episodes, which their environment scores; the metrics then also have ``turns`` and
-    ``tool_calls``, means over the episodes.
+    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. If an environment
+    scores them, the metrics also have the means of ``turns`` and ``tool_calls``.
     """
-    width = max(len(example.prompt_ids) for example in examples)
 
     def respond_to_all(copies: int, settings: Sampling) -> DataProto:
-        if player is not None:
-            groups = range(len(examples))
-            return player.play(examples, groups, settings, copies=copies, first_sample=0, seed=seed + _SEED_OFFSET)[0]
-        rows = prompt_rows(examples, range(len(examples)), copies=copies, first_sample=0)
-        rows = respond(execution, tokenizer, rows, settings, seed=seed + _SEED_OFFSET, prompt_width=width)
-        return verify(verifier, rows, scoring)
+        each = enumerate(examples)
+        groups = [Group(i, example, range(i * copies, (i + 1) * copies)) for i, example in each]
+        rows = take_round(open_source(settings), groups)
+        return rows if "scores" in rows else verify(verifier, rows, scoring)
 
     greedy_rows = respond_to_all(1, sampling.greedy())
     show(greedy_rows)

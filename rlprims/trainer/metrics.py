@@ -9,7 +9,7 @@ from rlprims.types import Metrics
 
 
 def _responses(batch: DataProto) -> Metrics:
-    """Metrics of scores and lengths. Rows without a score are ignored; an episode counts once, with all its tokens."""
+    """Metrics of scores and lengths. Rows without a score are ignored; a rollout counts once, with all its tokens."""
     scored = batch["scores"].isfinite()
     scores, mask = batch["scores"][scored], batch["response_mask"][scored]
     if "trajectory_ids" not in batch:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 
-from rlprims.execution import ExecutionError, Models, Observable
+from rlprims.execution import ExecutionError, Models, Observable, RunNeeds
 from rlprims.reports.curves import draw_curves, read_metrics, summary_table
 from rlprims.reports.progress import ProgressLine, print_samples
 from rlprims.runs.best_checkpoint import Best
@@ -18,16 +18,17 @@ from rlprims.runs.disk_errors import writing
 from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
 from rlprims.runs.loggers import check_loggers
 from rlprims.runs.metrics import worker_metrics
+from rlprims.runs.rows import report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.runs.steps import Hook, Step
-from rlprims.trainer.collect.episodes import Player
-from rlprims.trainer.collect.replay import Replay
-from rlprims.trainer.collect.rewarding import answer_check
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.early_warnings import EqualScores, filter_note
-from rlprims.trainer.evaluation import evaluate
+from rlprims.trainer.evaluation import SEED_OFFSET, evaluate
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.rewards import answer_check
+from rlprims.trainer.sources import sources_of
+from rlprims.trainer.sources.replay import Replay
 
 
 class Parts(NamedTuple):
@@ -89,9 +90,8 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
 def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Backend:
     upc = config.algorithm.updates_per_batch
     model = config.model.model_copy(update={"path": path})
-    options: dict[str, Any] = {
+    run: RunNeeds = {
         "algorithm": config.algorithm,
-        "tokenizer": tokenizer,
         "temperature": config.sampling.temperature,
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
@@ -100,7 +100,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
     if config.execution == "local":
         from rlprims.execution.local import LocalExecution
 
-        return LocalExecution(model, config.optimizer, **options)
+        return LocalExecution(model, config.optimizer, tokenizer=tokenizer, **run)
     try:
         from rlprims.execution.ray import RayExecution
     except ModuleNotFoundError as error:
@@ -110,13 +110,14 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Ba
         console.print(progress, style="dim", highlight=False, soft_wrap=True)
 
     try:
-        return RayExecution(config.ray, model, config.optimizer, say=say, **options)
+        return RayExecution(config.ray, model, config.optimizer, tokenizer=tokenizer, say=say, **run)
     except ExecutionError as error:
         raise ValueError(f"execution: ray did not start: {error}") from error
 
 
 def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
     examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(config))
+    report(examples, path, console)
     for count, what in ((examples.filtered, "left out"), (examples.truncated, "cut")):
         if count:
             console.print(f"{path}: {count} prompts longer than {limit} tokens were {what}", style="yellow")
@@ -127,17 +128,16 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
     """The metrics of the evaluation split; prints as many of its responses as the config says."""
     if parts.evaluation is None:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
+    examples = parts.evaluation.rows[: config.evaluation.limit]
+    seed = config.seed + SEED_OFFSET
     return evaluate(
-        parts.execution,
-        parts.tokenizer,
-        parts.evaluation.rows[: config.evaluation.limit],
+        sources_of(config, parts.execution, parts.tokenizer, examples, seed=seed),
+        examples,
         verifier=config.evaluation_verifier,
         scoring=config.scoring,
         sampling=config.sampling,
         samples=config.evaluation.samples,
         vote=config.evaluation.vote,
-        seed=config.seed,
-        player=Player.of(config, parts.execution, parts.tokenizer),
         show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.num_examine),
     )
 
@@ -147,6 +147,7 @@ def start(config: Config, console: Console) -> int:
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
+    config = with_time(config)
     with RunDirectory.claim(config.run_dir) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = build(config, console)

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import Models
-from rlprims.execution._padding import left_padded
-from rlprims.trainer.config import Config
-from rlprims.trainer.data import filled_prompt
+from rlprims.execution._columns import left_padded
+from rlprims.execution._ray_config import check_teacher_engine
+from rlprims.trainer.data import tokenized_prompt
+from rlprims.trainer.sources.settings import SamplingSettings
 
 TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
 """The columns that depend on a teacher."""
 
 
-def teacher_columns(execution: Models, config: Config, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
+def teacher_columns(execution: Models, config: SamplingSettings, tokenizer: Any, batch: DataProto) -> dict[str, Tensor]:
     """The columns of a teacher that the algorithm reads.
 
     These are ``teacher_log_probs`` (B, T) of the sampled tokens; ``topk_ids`` and ``teacher_topk_log_probs`` (B, T, K);
@@ -42,7 +43,7 @@ def teacher_columns(execution: Models, config: Config, tokenizer: Any, batch: Da
     return columns
 
 
-def _give_teacher_prompts(rows: DataProto, config: Config, tokenizer: Any, execution: Models) -> Tensor:
+def _give_teacher_prompts(rows: DataProto, config: SamplingSettings, tokenizer: Any, execution: Models) -> Tensor:
     """Replace the rows' prompts by the teacher's, in place; returns bool (B,), the rows that have a teacher's prompt.
 
     A row keeps its own prompt if the template has {sibling} and no other response of its group has a high enough score,
@@ -59,9 +60,7 @@ def _give_teacher_prompts(rows: DataProto, config: Config, tokenizer: Any, execu
         ids = own
         if "{sibling}" not in template or sibling is not None:
             text = fill(template, {**values, "sibling": sibling})
-            ids = tokenizer.encode(
-                filled_prompt(text, config.data, tokenizer), add_special_tokens=config.data.template != "chat"
-            )
+            _, ids = tokenized_prompt(text, config.data, tokenizer)
         fits = len(ids) + lengths[i] <= execution.context_window
         prompts.append(ids if fits else own)
         has_prompt.append(prompts[-1] is not own)
@@ -95,3 +94,36 @@ def _column(values: Sequence[Any]) -> np.ndarray:
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
+
+
+def check_teacher(config: SamplingSettings) -> None:
+    """Raise a ValueError for settings of a teacher that cannot be combined."""
+    several = isinstance(config.model.teacher, dict)
+    if several != (config.data.teacher is not None):
+        raise ValueError(
+            "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other: "
+            f"got model.teacher={config.model.teacher!r} and data.teacher={config.data.teacher!r}"
+        )
+    if config.execution != "local" and (config.model.teacher_follows or config.model.reference_follows):
+        raise ValueError("model.teacher_follows and reference_follows need execution: local")
+    if "teacher_topk_log_probs" in config.algorithm.needs and config.sampling.truncates:
+        raise ValueError(
+            "the algorithm compares the whole softmax of teacher and student, but sampling truncates it: "
+            "leave top_k, top_p and min_p out"
+        )
+    if config.execution == "ray" and config.algorithm.needs_teacher:
+        temperature, truncates = config.sampling.temperature, config.sampling.truncates
+        check_teacher_engine(config.ray, config.model, temperature=temperature, truncates=truncates)
+
+
+def teacher_warnings(config: SamplingSettings) -> list[str]:
+    """Settings of a teacher that are probably not intended."""
+    uses, model = config.algorithm.needs_teacher, config.model
+    if uses and model.teacher in (None, model.path) and config.data.teacher_template is None:
+        return [
+            "the teacher is the model itself with the same prompt, so teacher and student are equal at the start: "
+            "set model.teacher, or data.teacher_template"
+        ]
+    if not uses and (model.teacher is not None or model.teacher_follows is not None):
+        return [f"model.teacher is set, but nothing in {config.algorithm.name} uses a teacher: it is not loaded"]
+    return []

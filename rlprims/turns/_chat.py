@@ -3,10 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_REASONING_END = "</think>"
-_MARK = "\ue000"
-"""A character of Unicode's private use area: messages do not contain it, and templates do not strip it like a space."""
+from rlprims.turns.tokens import MARK, Chat, encode_after, mark_reasoning
 
 
 def delta_ids(
@@ -61,35 +58,19 @@ def delta_ids(
     if not appended:
         raise ValueError("appended is empty, expected the messages that follow the sampled one")
 
-    def render(chat: Sequence[Mapping[str, Any]], *, generate: bool = False) -> str:
-        text: str = tokenizer.apply_chat_template(
-            list(chat), tools=tools, tokenize=False, add_generation_prompt=generate, **template_arguments
-        )
-        return text
-
+    chat = Chat(tokenizer, template_arguments)
     *history, sampled = messages
-    has_reasoning, sampled = _mark_reasoning(sampled)
-    before = render([*history, sampled])
-    after = render([*history, sampled, *appended], generate=True)
-    if not after.startswith(before) or (has_reasoning and _MARK not in before):
+    has_reasoning, sampled = mark_reasoning(sampled)
+    before = chat.text([*history, sampled], tools)
+    after = chat.text([*history, sampled, *appended], tools, generate=True)
+    if not after.startswith(before) or (has_reasoning and MARK not in before):
         return None
-    _, found, turn_end = render([*history, {"role": "assistant", "content": _MARK}]).rpartition(_MARK)
+    _, found, turn_end = chat.text([*history, {"role": "assistant", "content": MARK}], tools).rpartition(MARK)
     if not found or not before.endswith(turn_end):
         return None
     emitted = _end_token(tokenizer, turn_end) if ended else 0
     context = turn_end[:emitted] or "."
-    return _encode_after(tokenizer, context, turn_end[emitted:] + after[len(before) :])
-
-
-def _mark_reasoning(message: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether the message has reasoning; and the message with a mark at its end, to see if the template keeps it."""
-    marked, content = dict(message), message.get("content")
-    keys = [key for key in _REASONING_KEYS if message.get(key)]
-    marked |= {key: f"{message[key]}{_MARK}" for key in keys}
-    if isinstance(content, str) and _REASONING_END in content:
-        reasoning, end, answer = content.rpartition(_REASONING_END)
-        return True, marked | {"content": f"{reasoning}{_MARK}{end}{answer}"}
-    return bool(keys), marked
+    return encode_after(tokenizer, context, turn_end[emitted:] + after[len(before) :])
 
 
 def _end_token(tokenizer: Any, turn_end: str) -> int:
@@ -101,12 +82,3 @@ def _end_token(tokenizer: Any, turn_end: str) -> int:
         return 0
     start, minus_length = min(ends)
     return start - minus_length
-
-
-def _encode_after(tokenizer: Any, context: str, text: str) -> list[int]:
-    """The ids of a text that follows another one: tokenizers may treat the beginning of a text differently."""
-    known = list(tokenizer.encode(context, add_special_tokens=False))
-    ids = list(tokenizer.encode(context + text, add_special_tokens=False))
-    if ids[: len(known)] != known:  # a token crosses the border, but sampled tokens cannot be part of another token
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    return ids[len(known) :]

@@ -12,7 +12,7 @@ from tests.records import Record
 
 def doubled_in_number(x: torch.Tensor) -> torch.Tensor:
     """The all_reduce of two ranks, when the other has as many prompts, none of which passes."""
-    return x * torch.tensor([2.0, 1.0], dtype=x.dtype, device=x.device)
+    return x * torch.tensor([2.0, 1.0], dtype=x.dtype, device=x.device) if len(x) == 2 else x
 
 
 RECORDS = [

@@ -120,7 +120,7 @@ def test_an_error_costs_its_episode() -> None:
     assert "no die" in str(gave_up.failure)
     assert "cancelled its own rollout" in str(played(Verifiers(f"{HERE}.guess", 7), "cancel", "7").failure)
     forgot = played(Verifiers(f"{HERE}.forgets", 0), "1", "2")
-    assert "do not continue the 2 before: expected all of them unchanged" in str(forgot.failure)
+    assert "do not continue the 2 before, expected these unchanged and new ones" in str(forgot.failure)
     for name, index, why in [
         ("guess", 10, "expected an index below 10, its rows, got 10"),
         ("compares", 0, "compares the rollouts of a group"),
@@ -138,7 +138,7 @@ def test_its_own_time_ends_while_the_model_writes() -> None:
     late = Verifiers(f"{HERE}.guess", 7, options={"timeout": 0.1})
     episode = asyncio.run(rollout(late, sample, TextRenderer(Letters())))
     assert episode.ended == "timeout"
-    assert "its timeout_seconds passed, with the time of the model: raise them" in str(episode.failure)
+    assert "reached its timeout_seconds, which include the model's time: raise it" in str(episode.failure)
 
 
 def test_many_at_the_same_time() -> None:

@@ -25,10 +25,11 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import LoraConfig, ModelConfig, OptimizerConfig, RayConfig, Sampling, UpdateReport
 from rlprims.execution.hf import Training, export_model, with_counts
 from rlprims.execution.hf._adapters import checksum, merged, parameters
-from rlprims.execution.hf._models import SHARDED_MODELS, empty_causal_lm, load_causal_lm
+from rlprims.execution.hf._families import SHARDED_MODELS
+from rlprims.execution.hf._models import empty_causal_lm, load_causal_lm
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._checkpoint import Saver
-from rlprims.execution.ray._source import Source
+from rlprims.execution.ray._transfer import Source
 from rlprims.kernels import linear_log_probs
 from rlprims.types import merge_metrics
 from tests.execution.execution_contract import LIMIT, OPTIMIZER, WIDTH, local, prompts, training_batch

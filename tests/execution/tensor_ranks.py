@@ -15,10 +15,10 @@ from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig, UpdateReport
 from rlprims.execution.hf import Training, export_model, with_counts
+from rlprims.execution.hf._families import TENSOR_PARALLEL_MODELS
 from rlprims.execution.hf._models import load_causal_lm
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._checkpoint import Saver
-from rlprims.execution.ray._tensor_parallel import TENSOR_PARALLEL_MODELS
 from rlprims.types import merge_metrics
 from tests.execution.execution_contract import OPTIMIZER, local, training_batch
 from tests.execution.execution_families import build

@@ -70,8 +70,7 @@ import ray
 from contextlib import ExitStack
 from ray.cluster_utils import Cluster
 from rlprims.execution import ModelConfig, RayConfig
-from rlprims.execution.ray._pools import reserve_pools
-from rlprims.execution.ray._worker_group import start_worker
+from rlprims.execution.ray._start import reserve_pools
 class Rank:
     def __init__(self, rank, size): ...
     def node(self):
@@ -83,7 +82,7 @@ ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 with ExitStack() as held:
     config = RayConfig(training_workers=26, rollout_workers=1, start_timeout=60.0)
     place = reserve_pools(config, ModelConfig(path="none", device="cpu"), held)["main"]
-    ranks = {rank: start_worker(Rank, rank, 27, **place) for rank in (0, 8, 9, 17, 18, 26)}
+    ranks = {rank: place.start(Rank, rank, 27) for rank in (0, 8, 9, 17, 18, 26)}
     print(*ray.get([worker.node.remote() for worker in ranks.values()]))
 """
 
@@ -151,7 +150,7 @@ def test_ranks_of_a_node_have_consecutive_numbers(short: Path) -> None:
 
 def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a cluster that was joined need not have that of the run."""
-    from rlprims.execution.ray._cluster import with_whole_paths
+    from rlprims.execution.ray._checks import with_whole_paths
 
     monkeypatch.chdir(tmp_path)
     for name in ("here", "taught"):

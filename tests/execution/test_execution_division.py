@@ -34,7 +34,7 @@ def read(batch, rows):
 
 
 def test_a_prompt_is_read_on_one_rank_where_that_is_less_to_read():
-    from rlprims.execution.ray._division import divided
+    from rlprims.execution.ray._worker_group import divided
 
     batch = batch_of([50, 51] * 4, [3, 1, 4, 1, 5, 9, 2, 6])
     apart, together = (divided(batch, 2, share_prompts=share) for share in (False, True))
@@ -45,7 +45,7 @@ def test_a_prompt_is_read_on_one_rank_where_that_is_less_to_read():
 
 
 def test_and_anywhere_where_long_responses_are_what_there_is_to_read():
-    from rlprims.execution.ray._division import divided
+    from rlprims.execution.ray._worker_group import divided
 
     batch = batch_of([2, 2, 2, 3], [90, 90, 90, 1])
     parts = divided(batch, 2, share_prompts=True)
@@ -54,7 +54,7 @@ def test_and_anywhere_where_long_responses_are_what_there_is_to_read():
 
 
 def test_rollouts_stay_whole():
-    from rlprims.execution.ray._division import divided
+    from rlprims.execution.ray._worker_group import divided
 
     batch = batch_of([5, 5, 5, 5], [1, 1, 1, 9], trajectory_ids=torch.tensor([0, 1, 0, 2]))
     parts = divided(batch, 2, share_prompts=True)
@@ -62,7 +62,7 @@ def test_rollouts_stay_whole():
 
 
 def test_groups_stay_whole_where_a_loss_compares_their_responses():
-    from rlprims.execution.ray._division import divided, padded
+    from rlprims.execution.ray._worker_group import divided, padded
 
     ids = torch.tensor([0, 1, 0, 1])
     batch = batch_of([5, 5, 5, 5], [1, 1, 1, 9], group_ids=ids, trajectory_ids=torch.arange(4))
@@ -76,10 +76,10 @@ def test_groups_stay_whole_where_a_loss_compares_their_responses():
 
 
 def test_a_rank_is_sent_what_it_reads():
-    from rlprims.execution.ray._division import SCORED, columns_of
+    from rlprims.execution.ray._worker_group import SCORED, columns_of
 
     batch = batch_of([2, 3], [4, 5], advantages=torch.ones(2, 5))
     assert set(dict(columns_of(batch, SCORED).batch.items())) == SCORED - {"kept_ids", "kept_counts"}
-    everything = columns_of(batch, None)
+    everything = columns_of(batch, "tensors")
     assert "advantages" in everything
     assert "question" not in everything

@@ -105,9 +105,9 @@ def test_ipc_on_one_device_and_what_sleep_frees(tied, level):
     cache = 1 << 30
     execution = on_gpus(tied, colocate=True, sleep_level=level, kv_cache_bytes=cache)
     assert execution.rollouts.delivery.name == "ipc"
-    execution.turns.of_engines()
+    execution.sharing.give_to_engines()
     awake = free(execution)
-    execution.turns.of_ranks()
+    execution.sharing.give_to_ranks()
     assert free(execution) - awake > 0.9 * cache
     updates(execution)
     execution.close()
@@ -121,8 +121,8 @@ def free(execution):
 
 @needs(1)
 def test_the_sums_of_a_tensor_are_the_same_on_both_devices():
-    from rlprims.execution.ray._wire import checksum
+    from rlprims.execution.hf._adapters import sum_of_bits
 
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         tensor = torch.randn(1000, 7).mul(50).to(dtype)
-        assert checksum(tensor) == checksum(tensor.cuda())
+        assert sum_of_bits(tensor) == sum_of_bits(tensor.cuda())

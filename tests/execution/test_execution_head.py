@@ -7,8 +7,8 @@ import torch
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, Part, policy_objective, use
+from rlprims.execution.hf._families import FUSED_HEAD_MODELS, PACKED_MODELS
 from rlprims.execution.hf._forward import (
-    FUSED_HEAD_MODELS,
     aggregation_weights,
     check_fused_head,
     fused_objective,
@@ -16,7 +16,7 @@ from rlprims.execution.hf._forward import (
     is_sum_of_token_losses,
     token_scores,
 )
-from rlprims.execution.hf._packed import PACKED_MODELS, use_packing
+from rlprims.execution.hf._packed import use_packing
 from rlprims.types import Totals, token_wise
 from tests.execution.execution_contract import local, training_batch
 from tests.execution.execution_families import assert_same_gradients, build, gradients, ragged_batch

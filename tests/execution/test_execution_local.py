@@ -118,7 +118,7 @@ def test_learning_rate(settings, updates, rates):
 @pytest.mark.slow
 def test_the_memory_of_the_parent_process_is_not_counted(tmp_path):
     """Linux hands a process's largest size on to the program that it starts."""
-    small = "from rlprims.execution._meter import _peak_memory; print(_peak_memory())"
+    small = "from rlprims.execution._observed import _peak_memory; print(_peak_memory())"
     large = f"""
 import subprocess, sys
 held = b"x" * (2 << 30)

@@ -25,14 +25,14 @@ MODEL = ModelConfig(path="none", device="cpu")
     ],
 )
 def test_a_refused_option_says_what_to_use(options: dict[str, Any], told: str) -> None:
-    from rlprims.execution.ray._engine_options import check_engine_options
+    from rlprims.execution.ray._checks import check_engine_options
 
     with pytest.raises(ValueError, match=f"^ray.engine_options: {next(iter(options))}: .*{told}"):
         check_engine_options(RayConfig(engine_options=options), MODEL)
 
 
 def test_options_that_nothing_decides_are_taken() -> None:
-    from rlprims.execution.ray._engine_options import check_engine_options
+    from rlprims.execution.ray._checks import check_engine_options
 
     options = {"gpu_memory_utilization": 0.8, "max_num_batched_tokens": 512, "distributed_executor_backend": "mp"}
     check_engine_options(RayConfig(engine_options=options), MODEL)
@@ -42,7 +42,7 @@ def test_options_that_nothing_decides_are_taken() -> None:
 
 def test_names_are_those_of_the_installed_vllm() -> None:
     vllm = pytest.importorskip("vllm")
-    from rlprims.execution.ray._engine_options import _known_options
+    from rlprims.execution.ray._checks import _known_options
 
     assert _known_options() == {field.name for field in fields(vllm.EngineArgs)}
 

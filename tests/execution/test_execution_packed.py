@@ -6,8 +6,9 @@ import torch
 from rlprims import algorithms
 from rlprims.batching import prefix_tree
 from rlprims.execution import ModelConfig
+from rlprims.execution.hf._families import PACKED_MODELS
 from rlprims.execution.hf._forward import _before_responses
-from rlprims.execution.hf._packed import PACKED_MODELS, packed_layout, packed_micro_batches, use_packing
+from rlprims.execution.hf._packed import packed_layout, packed_micro_batches, use_packing
 from tests import tiny
 from tests.execution.execution_contract import OPTIMIZER, local, training_batch, weights
 from tests.execution.execution_families import (

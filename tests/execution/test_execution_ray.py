@@ -311,7 +311,7 @@ class TestALostRank:
         with pytest.raises(ExecutionError, match=r"training rank [01] of 2: .*no critic was loaded") as raised:
             execution.values(training_batch(execution))
         assert "\n" not in str(raised.value)
-        assert "_training_worker.py" in raised.value.__notes__[0]
+        assert "hf/_training.py" in raised.value.__notes__[0]
 
 
 class TestAStartThatFails:
@@ -358,9 +358,9 @@ def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
     """Each wait may take longer, and nothing answers."""
     import ray
 
+    from rlprims.execution.ray._calls import fetch
     from rlprims.execution.ray._cluster import connect
     from rlprims.execution.ray._head import start
-    from rlprims.execution.ray._worker_group import fetch
 
     connect(None, cpus=64)
     never = ray.remote(lambda: 1).options(num_cpus=1000.0).remote()

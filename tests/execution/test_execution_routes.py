@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from rlprims import algorithms, corrections, routing
 from rlprims.data_proto import DataProto
 from rlprims.execution import Sampling
-from rlprims.execution.hf._routes import ROUTED_MODELS, routed_layers
+from rlprims.execution.hf._families import ROUTED_MODELS
+from rlprims.execution.hf._routes import routed_layers
 from tests import tiny
 from tests.execution.execution_contract import LIMIT, QUESTIONS, WIDTH, cluster, local, prompts, with_columns
 

@@ -23,11 +23,14 @@ from tests.execution.execution_contract import SAMPLING, WIDTH, cluster, local, 
 
 ray = pytest.importorskip("ray")
 
-from rlprims.execution._config import backend_of  # noqa: E402
-from rlprims.execution.ray import _execution  # noqa: E402
-from rlprims.execution.ray._client import BrokenWith, EngineClient  # noqa: E402
+from rlprims.execution._ray_config import backend_of  # noqa: E402
+from rlprims.execution.ray import _execution, _start  # noqa: E402
 from rlprims.execution.ray._fsdp import shard_of  # noqa: E402
-from rlprims.execution.ray._source import Source  # noqa: E402
+from rlprims.execution.ray._transfer import (  # noqa: E402
+    BrokenWith,
+    EngineClient,
+    Source,
+)
 
 pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this file
@@ -87,7 +90,7 @@ def started(monkeypatch, path, backend, **options):
     """An execution whose ranks and engines use a backend of vLLM's; rank i and engine i are on device i."""
     sync = _execution.RayExecution.sync_weights
     with monkeypatch.context() as patch:
-        patch.setattr(_execution, "backend_of", lambda cluster, device: backend)
+        patch.setattr(_start, "backend_of", lambda cluster, device: backend)
         patch.setattr(_execution.RayExecution, "sync_weights", lambda self: None)
         execution = cluster(path, GRPO, optimizer=SLOW, engine="vllm", **options)
     for workers in (execution.trainers.workers, execution.rollouts.workers):

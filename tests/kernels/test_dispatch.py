@@ -24,7 +24,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> kernels.Accelerated:
     return probe(monkeypatch, differentiable=False)
 
 
-def probe(monkeypatch: pytest.MonkeyPatch, *, differentiable: bool, module: str = "scan_cpu") -> kernels.Accelerated:
+def probe(monkeypatch: pytest.MonkeyPatch, *, differentiable: bool, module: str = "log_probs") -> kernels.Accelerated:
     """2 x, whose kernel says that it was called."""
     monkeypatch.setattr(kernels, "ACCELERATED", {})
 
@@ -104,7 +104,14 @@ def test_another_device_goes_to_the_formula(double: kernels.Accelerated) -> None
 
 @pytest.mark.parametrize(
     ("choice", "by_kernel"),
-    [("default", True), ("0", False), ("all", True), ("scan_cpu", True), ("a,scan_cpu", True), ("scan_triton", False)],
+    [
+        ("default", True),
+        ("0", False),
+        ("all", True),
+        ("log_probs", True),
+        ("a,log_probs", True),
+        ("other", False),
+    ],
 )
 def test_the_environment_chooses(
     double: kernels.Accelerated, monkeypatch: pytest.MonkeyPatch, choice: str, by_kernel: bool
@@ -115,16 +122,6 @@ def test_the_environment_chooses(
             double(torch.ones(2))
     else:
         assert double(torch.ones(2)).tolist() == [2.0, 2.0]
-
-
-def test_a_kernel_that_no_gpu_has_run_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
-    assert not kernels.is_enabled("scan_triton")
-    for choice in ("all", "scan_triton"):
-        monkeypatch.setenv("RLPRIMS_KERNELS", choice)
-        assert kernels.is_enabled("scan_triton")
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert not kernels.is_enabled("scan_triton")
 
 
 def test_checks_look_at_values_of_plain_cpu_tensors_only() -> None:

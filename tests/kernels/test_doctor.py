@@ -27,12 +27,12 @@ def test_it_compares_every_kernel_and_says_how_to_change_it(
     kernels = {(name, module, device) for name, of in ACCELERATED.items() for device, module in of.modules.items()}
     assert found.keys() == kernels
     assert all(cells[0] in ("ok", "-") for cells in found.values())
-    scan = found["reverse_scan", "scan_cpu", "cpu"]
-    assert (scan[0], scan[7]) == ("ok", "on")
-    assert "RLPRIMS_KERNELS=0" in scan[8]
+    row = found["log_probs_and_entropies", "log_probs", "cpu"]
+    assert (row[0], row[7]) == ("ok", "on")
+    assert "RLPRIMS_KERNELS=0" in row[8]
     monkeypatch.setenv("RLPRIMS_KERNELS", "0")
-    scan = rows(capsys)["reverse_scan", "scan_cpu", "cpu"]
-    assert (scan[7], scan[8]) == ("off", "on: RLPRIMS_KERNELS=scan_cpu")
+    row = rows(capsys)["log_probs_and_entropies", "log_probs", "cpu"]
+    assert (row[7], row[8]) == ("off", "on: RLPRIMS_KERNELS=log_probs")
 
 
 def test_it_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from rlprims import logprobs, scan
-from rlprims.kernels import ACCELERATED, UNPROVEN, check
+from rlprims import logprobs
+from rlprims.kernels import ACCELERATED, check
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 KERNELS = [
@@ -18,7 +17,6 @@ KERNELS = [
 
 def test_every_formula_that_has_kernels_is_compared() -> None:
     assert check.EXAMPLES.keys() == ACCELERATED.keys()
-    assert {module for of in ACCELERATED.values() for module in of.modules.values()} >= UNPROVEN
 
 
 @pytest.mark.parametrize(("name", "module", "device"), KERNELS)
@@ -29,61 +27,10 @@ def test_a_kernel_is_its_formula(name: str, module: str, device: str) -> None:
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlprims.kernels.scan_cpu.reverse_scan", lambda a, b: scan.reverse_scan.formula(0.999 * a, b))
-    assert check.compare("reverse_scan", "scan_cpu", torch.device("cpu")).difference > check.TOLERANCE
-
-
-SCANS = [
-    pytest.param(param.values[1], param.values[2], id=f"{param.values[1]}")
-    for param in KERNELS
-    if param.values[0] == "reverse_scan"
-]
-
-
-def loop(a: Tensor, b: Tensor) -> Tensor:
-    """Position by position in float64."""
-    s, carry = torch.empty(b.shape, dtype=torch.float64), torch.zeros(b.shape[:-1], dtype=torch.float64)
-    for t in range(b.shape[-1] - 1, -1, -1):
-        carry = torch.where(a[..., t] == 0, b[..., t], a[..., t] * carry + b[..., t])
-        s[..., t] = carry
-    return s
-
-
-@pytest.mark.parametrize(("module", "device"), SCANS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(0,), (1,), (5,), (3, 0), (0, 3), (2, 4), (3, 17), (2, 3, 100), (700, 1000)])
-def test_a_scan_is_the_loop(module: str, device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(shape, generator=generator, dtype=torch.float64).clamp(-1, 1).to(dtype) for _ in range(2))
-    a[..., ::7] = 0.0
-    got = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
-    assert got.dtype is dtype
-    tolerance = 1e-6 if dtype is torch.float32 else 1e-13
-    torch.testing.assert_close(got.double(), loop(a, b), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize(("module", "device"), SCANS)
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_a_cut_stops_what_is_not_finite(module: str, device: str, number: float) -> None:
-    a, b = torch.full((3, 40), 0.5), torch.ones(3, 40)
-    a[1, 17] = 0.0
-    clean = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
-    b[1, 30] = number
-    got = scan.reverse_scan.kernel(module)(a.to(device), b.to(device)).cpu()
-    reached = torch.zeros(3, 40, dtype=torch.bool)
-    reached[1, 18:31] = True
-    assert torch.equal(got[~reached], clean[~reached]), "to the bit"
-    assert not got[reached].isfinite().any()
-
-
-@pytest.mark.parametrize(("module", "device"), SCANS)
-def test_a_scan_of_views_and_of_two_dtypes(module: str, device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.rand(300, 6, generator=generator).to(device).T for _ in range(2))
-    kernel = scan.reverse_scan.kernel(module)
-    torch.testing.assert_close(kernel(a, b).cpu().double(), loop(a.cpu(), b.cpu()), rtol=1e-6, atol=1e-6)
-    assert kernel(a.double(), b).dtype is torch.float64
-    torch.testing.assert_close(kernel(a[0], b), kernel(a[:1].expand_as(b), b))
+    formula = ACCELERATED["log_probs_and_entropies"].formula
+    wrong = lambda logits, *rest, **options: formula(0.999 * logits, *rest, **options)  # noqa: E731
+    monkeypatch.setattr("rlprims.kernels.log_probs.log_probs_and_entropies", wrong)
+    assert check.compare("log_probs_and_entropies", "log_probs", torch.device("cpu")).difference > check.TOLERANCE
 
 
 LOGPROBS = {
@@ -155,25 +102,3 @@ def test_a_head_that_depends_on_the_hidden_states(monkeypatch: pytest.MonkeyPatc
         )
         penalties.append(torch.autograd.grad(slope.square().sum(), x)[0])
     torch.testing.assert_close(*penalties)
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1,), (1500,), (3, 1024), (2, 2049), (4, 5), (0, 3), (3, 0)])  # its block is 1024
-def test_the_triton_scan_is_the_formula(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """In Triton's interpreter where there is no GPU."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.rand(shape, generator=generator, dtype=dtype) for _ in range(2))
-    a[..., ::7] = 0.0
-    device = DEVICES[-1]
-    got = scan.reverse_scan.kernel("scan_triton")(a.to(device), b.to(device)).cpu()
-    torch.testing.assert_close(got, scan.reverse_scan.formula(a, b))
-
-
-@pytest.mark.triton
-def test_nothing_passes_a_cut_of_the_triton_scan() -> None:
-    a, b = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([1.0, 2.0, torch.nan, 4.0])
-    device = DEVICES[-1]
-    got = scan.reverse_scan.kernel("scan_triton")(a.to(device), b.to(device)).cpu()
-    assert got[:2].tolist() == [3.0, 2.0]
-    assert got[2:].isnan().tolist() == [True, False]

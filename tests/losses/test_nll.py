@@ -1,8 +1,11 @@
 """−log π."""
 
+import math
+
+import pytest
 import torch
 
-from rlprims.losses import nll, reinforce, token_mean
+from rlprims.losses import nll, token_mean
 from rlprims.testing import check_loss
 from tests.records import Record
 
@@ -11,10 +14,9 @@ RECORDS = [
 ]
 
 
-def test_it_is_reinforce_with_advantage_one() -> None:
-    x = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    mask = torch.rand(3, 4, generator=torch.Generator().manual_seed(1)) < 0.6
-    assert torch.equal(nll(x, mask), reinforce(x, torch.ones(3, 4), mask))
+def test_a_token_of_probability_one_eighth_costs_three_bits() -> None:
+    log_probs, mask = torch.tensor([[0.125, 0.5]]).log(), torch.tensor([[True, False]])
+    assert (nll(log_probs, mask) / math.log(2.0))[0].tolist() == pytest.approx([3.0, 0.0])
 
 
 def test_on_correct_responses_alone_the_mean_is_over_their_tokens() -> None:

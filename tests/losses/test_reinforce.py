@@ -17,9 +17,3 @@ def test_one_token() -> None:
     loss.sum().backward()
     assert loss.tolist() == [[1.0, -1.0]]
     assert log_probs.grad.tolist() == [[-2.0, 4.0]]
-
-
-def test_with_advantage_one_it_is_the_negative_log_likelihood() -> None:
-    log_probs = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    got = reinforce(log_probs, torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bool))
-    assert torch.equal(got, -log_probs)

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlprims import advantage
 from rlprims.advantage import grpo, rloo
 from rlprims.grouping import group_std
-from rlprims.trainer.collect.rollout import prompt_rows
 from rlprims.trainer.data import Example
+from rlprims.trainer.sources.responses import prompt_rows
 
 GROUP_ESTIMATORS: dict[str, Callable[..., Tensor]] = {
     name: f

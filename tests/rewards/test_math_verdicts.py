@@ -6,8 +6,8 @@ from rlprims.algorithms import use
 from rlprims.data_proto import DataProto
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.verifiers import math, without_thinking
-from rlprims.trainer.collect.rollout import verify
-from rlprims.trainer.config import RewardConfig, ScoringConfig
+from rlprims.trainer.scoring.rewards import verify
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
 
 pytest.importorskip("math_verify")
 

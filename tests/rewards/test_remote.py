@@ -8,7 +8,7 @@ import pytest
 
 from rlprims.rewards import sandbox_fusion
 from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._pace import Pace, tokens
+from rlprims.rewards._rates import Pace, tokens
 from rlprims.rewards.remote import remote
 from rlprims.rewards.verifiers import code_stdin
 from tests.rewards.server import Reply, Server
@@ -82,16 +82,23 @@ def test_no_json_is_not_asked_again(server: Server) -> None:
     assert len(server.requests) == 1
 
 
+class Waits(list[float]):
+    """The waits between attempts, noted instead of waited for."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.append(seconds)
+
+
 def test_waiting_doubles_and_is_asked_for(server: Server) -> None:
     server.reply = lambda request: (503, {}, {})
-    waits: list[float] = []
+    waits = Waits()
     with pytest.raises(RemoteError, match=r"HTTP 503: .*, after 4 attempts"):
-        post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.append)
+        post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.sleep)
     assert all(0.5 * 8 * 2**k <= wait <= 1.5 * 8 * 2**k for k, wait in enumerate(waits))
     assert len(waits) == 3
     server.reply = lambda request: (429, {}, {"Retry-After": "7"})
     with pytest.raises(RemoteError):
-        post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.append)
+        post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
     assert waits[3:] == [7.0]
 
 
@@ -104,7 +111,7 @@ def test_the_rate_is_bounded(server: Server) -> None:
 def test_tokens_are_paced_too(server: Server) -> None:
     pace = Pace(100.0)
     assert [round(pace.turn(50), 1) for _ in range(3)] == [0.0, 0.5, 1.0]
-    assert tokens("a" * 40, "") == 11
+    assert tokens(["a" * 40, ""]) == 11
     server.reply = lengths
     remote(server.url, ["a" * 396] * 3, [""] * 3, rows_per_request=1, tokens_per_second=1000)  # 100 each
     assert max(server.times) - min(server.times) > 0.15

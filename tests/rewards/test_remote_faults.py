@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from tests.rewards.misbehaving import slowly
 from tests.rewards.server import Server
-from tests.rewards.test_remote import lengths
+from tests.rewards.test_remote import Waits, lengths
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -78,6 +79,9 @@ class TestTheCausesAreToldApart:
 
     def test_closed_half_way(self) -> None:
         assert of(lambda c: c.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")) == "connection reset"
+
+    def test_closed_without_an_answer(self) -> None:
+        assert of(lambda c: None) == "connection reset"
 
     def test_silence(self) -> None:
         assert of(lambda c: time.sleep(5), timeout=0.3) == "no answer in time"
@@ -160,17 +164,17 @@ class TestOneRowCostsItself:
 
     @pytest.mark.parametrize("asked", ["²", "soon", "-1", "1e9", "", "9" * 400, "Wed, 99 Oct 2015 07:28:00 GMT"])
     def test_a_retry_after_that_cannot_be_read(self, server: Server, asked: str) -> None:
-        waits: list[float] = []
+        waits = Waits()
         server.reply = lambda request: (503, {}, {"Retry-After": asked.encode().decode("latin-1")})
         with pytest.raises(RemoteError, match="HTTP 503"):
-            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.append)
+            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
         assert 4 <= waits[0] <= 12
 
     def test_a_retry_after_that_is_a_date(self, server: Server) -> None:
-        waits: list[float] = []
+        waits = Waits()
         server.reply = lambda request: (503, {}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
         with pytest.raises(RemoteError):
-            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.append)
+            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
         assert waits == [0.0]
 
 
@@ -182,6 +186,22 @@ def test_no_redirect_is_followed_and_no_credential_leaves_the_host(server: Serve
         assert "redirects are not followed" in causes[f"HTTP {status}"].detail
         assert len(server.requests) == 1
         assert not other.requests
+
+
+def test_no_cookie_is_sent_back_and_no_bytes_are_inflated(server: Server) -> None:
+    """An encoding could make a small answer large, so none is accepted."""
+    server.reply = lambda request: (200, b"\x1f\x8b\x08", {"Content-Encoding": "gzip", "Set-Cookie": "a=b"})
+    causes = remote(server.url, ["a", "b"], ["", ""]).causes
+    assert "no JSON" in causes["wrong answer"].detail
+    assert len(server.requests) == 3
+    assert all("Cookie" not in headers for headers in server.headers)
+    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
+
+
+def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(ImportError, match=r"need httpx2 .*pip install '\.\[rewards\]'"):
+        remote("http://127.0.0.1:9/", ["a"], [""])
 
 
 def children(process: int) -> list[int]:

@@ -14,7 +14,9 @@ import torch
 
 import rlprims
 from rlprims.cli import main
+from rlprims.reports._visible import visible
 from rlprims.runs.directory import RunDirectory
+from rlprims.runs.records import read_rollouts
 from tests.trainer.runs import metrics_of
 
 WriteConfig = Callable[[dict[str, Any]], Path]
@@ -76,7 +78,12 @@ def test_plot_and_rollouts(finished: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["plot", str(finished), "--out", str(tmp_path / "two.png")]) == 0
     assert (tmp_path / "two.png").stat().st_size > 10_000
     assert main(["rollouts", str(finished), "--step", "2", "--count", "3"]) == 0
-    assert "+" in capsys.readouterr().out
+    shown = "".join(capsys.readouterr().out.split())
+    trained = [row for row in read_rollouts(finished, 2) if row.status == "trained"]
+    found = [row for row in trained if visible("".join(row.response.split())) in shown and row.prompt in shown]
+    assert found
+    assert shown.count("▸score") == 3
+    assert f"{len(read_rollouts(finished, 2)) - 3}moreresponses" in shown
     page = tmp_path / "page.html"
     for options, steps in (([], [1, 2, 3]), (["--step", "2"], [2])):
         assert main(["rollouts", str(finished), "--html", str(page), *options]) == 0

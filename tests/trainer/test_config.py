@@ -174,5 +174,6 @@ def test_data_that_no_stage_makes_is_named(load: Callable[..., Config], settings
     for algorithm in made:
         assert not [line for line in load(settings | {"algorithm": algorithm}).warnings() if "does not compute" in line]
     token_baseline = {"preset": "opo", "advantage": "rlprims.advantage.optimal_token_baseline"}
-    (warning,) = load(settings | {"algorithm": token_baseline}).warnings()
-    assert "needs ['sum_pi_squared'], which the trainer does not compute: the verifier must return them" in warning
+    assert "needs ['sum_pi_squared'], which nothing in a run computes" in message(
+        load, settings | {"algorithm": token_baseline}
+    )

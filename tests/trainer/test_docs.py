@@ -35,21 +35,6 @@ def test_every_setting_is_documented() -> None:
     assert sorted(re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE)) == sorted(settings(Config))
 
 
-def test_the_settings_stack_on_a_phone() -> None:
-    """A section's settings are a table of their own, under the header by which the site knows it."""
-    tables = DOCS.read_text().split("## Settings")[1].split("`algorithm` in full")[0].split("\n### ")[1:]
-    site = DOCS.parent / "site"
-    for table in tables:
-        title, header = table.split("\n\n")[0], table.split("\n\n")[1].splitlines()[0]
-        assert header == "| setting | default | |", title
-    assert '"setting": ["stacked", "settings"]' in (site / "pages.py").read_text()
-    assert re.search(
-        r"@media \(max-width: 46em\) \{.*table\.stacked tr \{ display: block;",
-        (site / "static" / "style.css").read_text(),
-        re.DOTALL,
-    )
-
-
 def documented_metrics() -> list[str]:
     cells = re.findall(r"^\| (`.*?`) \|", METRICS.read_text(), re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]

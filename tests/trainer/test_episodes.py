@@ -24,11 +24,14 @@ from rlprims.filters import SamplingExhausted
 from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.steps import Step, train
-from rlprims.trainer.collect.episodes import Player, episode_rows, outcome_scores, same_widths
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.columns import outcome_scores, same_widths
 from rlprims.trainer.session import build, resume, start
+from rlprims.trainer.sources.episodes import EpisodeRunner, episode_rows, episode_runner
+from rlprims.trainer.sources.group import Group
+from rlprims.trainer.sources.rounds import Rounds
 from rlprims.turns import Turn
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims
@@ -51,6 +54,15 @@ def run(config: Config, console: Console) -> tuple[Trainer, list[Step]]:
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     train(trainer, [lambda _, step: steps.append(step)])
     return trainer, steps
+
+
+def play(runner: EpisodeRunner, config: Config, groups: list[Group], *, seed: int) -> list[Episode]:
+    """The episodes of the groups, in the order of their samples."""
+    rounds, ended = Rounds(runner.episode, lambda turns: runner.complete(turns, config.sampling, seed)), list[Episode]()
+    rounds.begin([(group.example, sample_id) for group in groups for sample_id in group.samples])
+    while len(ended) < sum(len(group.samples) for group in groups):
+        ended += rounds.take()
+    return sorted(ended, key=lambda episode: episode.sample_id)
 
 
 def history(steps: list[Step]) -> list[dict[str, float]]:
@@ -87,7 +99,7 @@ def test_groups_are_whole_and_no_episode_is_lost(
     parts = [(step.batch, *(rows for rows, _ in step.dropped)) for step in steps]
     known = [i for batches in parts for rows in batches for i in rows["sample_id"].tolist()]
     known += [i for rows in trainer.collector.surplus for i in rows["sample_id"].tolist()]
-    assert sorted(known) == list(range(trainer.collector.samples))  # these contexts only grow: a row each
+    assert sorted(known) == list(range(trainer.collector.prompts.samples))  # these contexts only grow: a row each
     for step in steps:
         batch, mask = step.batch, step.batch["response_mask"]
         assert batch["group"].unique(return_counts=True)[1].tolist() == [3] * 4
@@ -122,8 +134,8 @@ def test_the_next_turns_of_all_episodes_are_one_call_and_do_not_depend_on_each_o
 ) -> None:
     config = load(episodes)
     parts = build(config, console)
-    player = Player.of(config, parts.execution, parts.tokenizer)
-    assert player is not None
+    runner = episode_runner(config, parts.execution, parts.tokenizer)
+    assert runner is not None
     calls, generate = [], parts.execution.generate
 
     def counted(prompts: DataProto, *args: Any, **options: Any) -> DataProto:
@@ -132,10 +144,11 @@ def test_the_next_turns_of_all_episodes_are_one_call_and_do_not_depend_on_each_o
 
     monkeypatch.setattr(parts.execution, "generate", counted)
     examples = parts.training.rows[:6]
-    _, together = player.play(examples, range(6), config.sampling, copies=2, first_sample=10, seed=3)
+    groups = [Group(i, example, range(10 + 2 * i, 12 + 2 * i)) for i, example in enumerate(examples)]
+    together = play(runner, config, groups, seed=3)
     assert calls[0] == 12
     assert calls == [sum(len(e.turns) > turn for e in together) for turn in range(len(calls))]
-    _, alone = player.play(examples[2:3], [0], config.sampling, copies=1, first_sample=14, seed=3)
+    alone = play(runner, config, [Group(0, examples[2], range(14, 15))], seed=3)
     assert alone[0].turns == pytest.approx(together[4].turns) or [t.sampled_ids for t in alone[0].turns] == [
         t.sampled_ids for t in together[4].turns
     ]
@@ -155,7 +168,7 @@ def test_an_episode_of_several_rows_counts_once(
         def prompt(self, messages: Any, tools: Any) -> list[int]:
             return super().prompt(messages[-1:], tools)
 
-    monkeypatch.setattr("rlprims.trainer.collect.episodes.TextRenderer", Rewrites)
+    monkeypatch.setattr("rlprims.trainer.sources.episodes.TextRenderer", Rewrites)
     episodes["algorithm"] = {"preset": "grpo", "group_size": 3, "kl_coef": 0.0, "mini_batches": 2}
     _, steps = run(load(episodes, "steps=2", "sampling.top_k=6", "prompts_per_generation=4"), console)
     for step in steps:
@@ -248,7 +261,7 @@ def test_a_sick_environment_costs_its_groups_and_is_counted(
         i for step in steps for rows in (step.batch, *(r for r, _ in step.dropped)) for i in rows["sample_id"].tolist()
     ]
     known += [i for rows in trainer.collector.surplus for i in rows["sample_id"].tolist()]
-    assert sorted(known) == list(range(trainer.collector.samples))
+    assert sorted(known) == list(range(trainer.collector.prompts.samples))
 
 
 @pytest.mark.slow
@@ -301,9 +314,11 @@ def test_states_are_the_environments_or_the_conversation(
         episodes["data"]["environment"] = {"fn": DIGITS, "names_states": names}
         config = load(episodes)
         parts = build(config, console)
-        player = Player.of(config, parts.execution, parts.tokenizer)
-        assert player is not None
-        rows, played = player.play(parts.training.rows[:2], range(2), config.sampling, copies=8, first_sample=0, seed=0)
+        runner = episode_runner(config, parts.execution, parts.tokenizer)
+        assert runner is not None
+        groups = [Group(i, parts.training.rows[i], range(8 * i, 8 * i + 8)) for i in range(2)]
+        played = play(runner, config, groups, seed=0)
+        rows = runner.rows(groups, played)
         second = (rows["turn_ids"] == 1) & rows["response_mask"]
         found = [int(rows["state_ids"][i][second[i]][0]) for i in range(len(rows)) if second[i].any()]
         answered = [episode for episode in played if len(episode.turns) > 1]

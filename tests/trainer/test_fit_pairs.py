@@ -202,7 +202,7 @@ def test_pairs_are_learned(settings: dict[str, Any], write_config: Write, loss: 
 
 def test_a_pair_longer_than_the_usual_budget_is_one_micro_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a setting the budget is the longest pair, not the longest row."""
-    monkeypatch.setattr("rlprims.execution.hf._training.token_budget", lambda config, longest: longest)
+    monkeypatch.setattr("rlprims.execution.hf._micro_batches.token_budget", lambda config, longest: longest)
     reference = torch.zeros(2 * len(PAIRS))
     trained = training(model, use(losses.dpo), packing=False)
     whole = training(model, use(losses.dpo), max_tokens_per_micro_batch=1000)

@@ -78,6 +78,9 @@ def test_the_bound_is_kept_and_each_group_is_trained_on_once(
         groups = step.batch["group"].unique().tolist()
         assert len(groups) == 4
         assert step.surplus == []
+        assert step.metrics["groups_sampled"] == 4 + len(step.dropped)
+        assert step.metrics["groups_dropped"] == len(step.dropped)
+        assert step.metrics["generation_batches"] == -(-step.metrics["groups_sampled"] // 6)
         seen += samples_of([step.batch, *(rows for rows, _ in step.dropped)])
         age = step.number - step.batch["versions"][step.batch["response_mask"]]  # version 1 trains step 1
         oldest = max(oldest, float(age.max()))

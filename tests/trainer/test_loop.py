@@ -18,6 +18,7 @@ from rlprims.runs.steps import Step, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, start
+from rlprims.trainer.update import mini_batches
 
 
 def trainer_of(config: Config, console: Console) -> Trainer:
@@ -53,9 +54,9 @@ def test_every_sample_is_trained_or_dropped_or_surplus_exactly_once(
     trained = [i for step in steps for i in step.batch["sample_id"].tolist()]
     dropped = [i for step in steps for rows, _ in step.dropped for i in rows["sample_id"].tolist()]
     surplus = [i for rows in trainer.collector.surplus for i in rows["sample_id"].tolist()]
-    assert sorted(trained + dropped + surplus) == list(range(trainer.collector.samples))
+    assert sorted(trained + dropped + surplus) == list(range(trainer.collector.prompts.samples))
     assert surplus, "six prompts a generation and four a step leave a surplus in some step of this run"
-    assert sum(step.metrics["groups_sampled"] for step in steps) * 3 == trainer.collector.samples
+    assert sum(step.metrics["groups_sampled"] for step in steps) * 3 == trainer.collector.prompts.samples
 
 
 def test_the_surplus_of_older_weights_does_not_hide_what_the_sampler_does_now(
@@ -145,7 +146,7 @@ def test_mini_batches_are_whole_groups_and_count_as_updates(
 ) -> None:
     trainer = trainer_of(load(settings, "algorithm.mini_batches=2", "algorithm.epochs=3", "steps=1"), console)
     step = trainer.step()
-    parts = list(trainer._mini_batches(step.batch, 0))
+    parts = list(mini_batches(trainer.config, step.batch, step=1, epoch=0))
     assert sorted(torch.cat([part["sample_id"] for part in parts]).tolist()) == sorted(step.batch["sample_id"].tolist())
     for part in parts:
         _, counts = part["group"].unique(return_counts=True)
@@ -163,7 +164,7 @@ def test_mini_batches_of_rollouts_of_several_rows(
     rows = [row for row in range(len(batch)) for _ in range(1 + row % 2)]
     cut = batch.select_idxs(rows)
     cut["trajectory_ids"] = torch.tensor(rows)
-    parts = list(trainer._mini_batches(cut, 0))
+    parts = list(mini_batches(trainer.config, cut, step=1, epoch=0))
     assert sorted(torch.cat([part["sample_id"] for part in parts]).tolist()) == sorted(cut["sample_id"].tolist())
     for part in parts:
         assert part["trajectory_ids"].unique().tolist() == list(range(6))
@@ -178,9 +179,9 @@ def test_mini_batches_are_dealt_anew_at_each_pass(
     batch = trainer.step().batch
     orders = set()
     for step in range(1, 5):
-        trainer.step_number = step
         for epoch in range(3):
-            orders.add(tuple(int(part["group"][0]) for part in trainer._mini_batches(batch, epoch)))
+            parts = mini_batches(trainer.config, batch, step=step, epoch=epoch)
+            orders.add(tuple(int(part["group"][0]) for part in parts))
     assert len(orders) > 6, "of 12 passes over 4 groups"
 
 

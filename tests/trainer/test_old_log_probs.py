@@ -10,8 +10,9 @@ from rich.console import Console
 from rlprims.data_proto import DataProto
 from rlprims.runs.steps import train
 from rlprims.trainer.config import Config
-from rlprims.trainer.loop import Trainer, old_log_probs
+from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
+from rlprims.trainer.update import old_log_probs
 
 
 @pytest.fixture

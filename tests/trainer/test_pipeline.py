@@ -120,14 +120,14 @@ def test_what_ends_the_sampling_ahead_ends_the_step_that_it_was_for(
     parts = build(config, console)
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     too_easy = load(settings, "verifier=tests.trainer.verifiers.always_right")
-    take = trainer.pipeline.take
+    take = trainer.collector.take
 
     def take_the_last_that_teaches() -> Any:
         collected = take()
         trainer.collector.config = too_easy
         return collected
 
-    trainer.pipeline.take = take_the_last_that_teaches  # type: ignore[method-assign]
+    trainer.collector.take = take_the_last_that_teaches  # type: ignore[method-assign]
     step = trainer.step()
     state, held = trainer.state_dict()
     assert "ahead" not in state

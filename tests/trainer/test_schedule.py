@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rlprims.trainer.collect.schedule import Schedule
+from rlprims.trainer.sources import Schedule
 
 TRACES = 10_000
 
@@ -168,6 +168,26 @@ def test_the_window_lets_others_pass_a_slow_group_and_no_more_than_it_holds() ->
     assert schedule.take() is None
     schedule.finish(0)
     assert schedule.take() == [0, 3]  # 5 finished before 0, and is two from 3 only when 0 is gone
+
+
+def test_groups_are_numbered_from_the_first_and_no_more_begin_than_may() -> None:
+    schedule = Schedule(groups=2, window=None, first=5, most=3)
+    assert schedule.begin() == [5, 6]
+    schedule.finish(6, kept=False)
+    schedule.finish(5)
+    assert schedule.take() is None
+    assert schedule.begin() == [7]
+    schedule.finish(7, kept=False)
+    assert schedule.take() is None
+    assert schedule.begin() == []
+    assert schedule.begun == 8
+    whole = Schedule(groups=2, window=1, first=5, most=3)
+    assert whole.begin() == [5, 6]
+    for group in (6, 5):
+        whole.finish(group)
+    assert whole.take() == [5, 6]
+    whole.updated()
+    assert whole.begin() == [7]
 
 
 def test_what_did_not_begin_cannot_finish() -> None:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
-from rlprims.trainer.collect.rollout import join_groups, score, split_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.groups import join_groups, split_groups
+from rlprims.trainer.scoring.rewards import score
 from rlprims.trainer.session import build, evaluate_parts, start
 from tests import tiny
 from tests.trainer.runs import metrics_of

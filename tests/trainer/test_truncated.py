@@ -15,9 +15,9 @@ from rlprims.execution import kept_of
 from rlprims.reports.rollouts import read_rollouts
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.steps import train
-from rlprims.trainer.collect.rollout import join_groups
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
+from rlprims.trainer.scoring.groups import join_groups
 from rlprims.trainer.session import build, resume, start
 from tests.trainer.runs import metrics_of
 

@@ -31,6 +31,11 @@ def has_a_digit_behind_a_gate(response: str, answer: str) -> dict[str, float]:
     return has_a_digit(response, answer)
 
 
+def a_digit_and_a_letter(response: str, answer: str) -> dict[str, float]:
+    """The columns of the preset gdpo."""
+    return {**has_a_digit(response, answer), "correct": float("1" in response), "format": float("a" in response)}
+
+
 def one_number(response: str, answer: str) -> float:
     return has_a_digit(response, answer)["score"]
 

@@ -90,6 +90,65 @@ PLAIN = (  # no special tokens: the turn ends with a stop text
     "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+LLAMA_2 = (
+    "{% if messages[0].role == 'system' %}{% set system = '<<SYS>>\n' + messages[0].content + '\n<</SYS>>\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    "{% if m.role == 'user' %}<s>[INST] {{ (system if loop.first else '') + m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
+)
+LLAMA_3_DATE = (  # with today's date in the system message, tools, and calls whose arguments are named parameters
+    "<|begin_of_text|>{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% endif %}"
+    "<|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ date_string }}\n\n"
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
+    "{{ system }}<|eot_id|>" + LLAMA_3.removeprefix("<|begin_of_text|>")
+)
+MISTRAL_TOOLS = (
+    "<s>{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}]</s>'
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
+    "{% else %}{% if tools and loop.last %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+GEMMA_2 = (
+    "<bos>{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + GEMMA.removeprefix("<bos>")
+)
+GEMMA_3 = (  # the system message begins the first message of the user
+    "<bos>{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set first = '' %}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}\n"
+    "{{ first if loop.first else '' }}{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GLM = (  # nothing ends a message: the tag of the next role does
+    "[gMASK]<sop>{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+COMMAND_R = (
+    "<s>{% for m in messages %}<|START_OF_TURN_TOKEN|><|"
+    "{{ {'assistant': 'CHATBOT', 'system': 'SYSTEM'}.get(m.role, 'USER') }}_TOKEN|>"
+    "{{ m.content | trim }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
+)
+GPT_OSS = (  # the last answer ends with another token than the earlier ones
+    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.role == 'assistant' %}<|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}"
+    "{% else %}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+QWEN_3 = (  # the last answer has an empty thought before it, which the prompt opens only without thinking
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
 END_OF_CHAT = CHATML.replace("{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
 
 
@@ -118,6 +177,17 @@ SPECIAL = [
     *("<|eot_id|>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
     *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>"),
     *("[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"),
+    *("[gMASK]", "<sop>", "<|system|>", "<|observation|>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    *(
+        "<|CHATBOT_TOKEN|>",
+        "<|USER_TOKEN|>",
+        "<|SYSTEM_TOKEN|>",
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|return|>",
+    ),
+    *("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
 ]
 CORPUS = [
     "HAVING more than one way to write a word: HAV ING HAVING, 12 + 30 = 42.\n\n",

@@ -5,10 +5,18 @@ All implementations of :class:`rlprims.execution.Execution` use them, in one pro
 
 from rlprims.execution.hf._export import export_model, models_in_shards
 from rlprims.execution.hf._flops import meter_of
-from rlprims.execution.hf._generation import Generation, prompt_ids, special_ids, with_responses
+from rlprims.execution.hf._micro_batches import (
+    SINGLE_PROCESS,
+    Ranks,
+    StepTotals,
+    with_counts,
+    with_critic_counts,
+    without_tokens,
+)
 from rlprims.execution.hf._reward_model import RewardModel
+from rlprims.execution.hf._sampling import Generation, prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._stored import StoredTraining
-from rlprims.execution.hf._training import SINGLE_PROCESS, Ranks, StepTotals, Training, with_counts, without_tokens
+from rlprims.execution.hf._training import Training
 
 __all__ = [
     "SINGLE_PROCESS",
@@ -24,6 +32,7 @@ __all__ = [
     "prompt_ids",
     "special_ids",
     "with_counts",
+    "with_critic_counts",
     "with_responses",
     "without_tokens",
 ]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from rlprims.execution.hf._adapters import adapt, check_base, checksum, load_adapter, lora_of, merged
 from rlprims.execution.hf._models import adapter_of, shards_of
@@ -54,15 +54,12 @@ def export_model(model: Path, folder: Path) -> None:
 
 def _joined(kind: Any, config: Any, model: Path) -> tuple[Any, dict[str, Tensor]]:
     """Return a module without data, and its whole tensors, read from the files of all ranks."""
-    metadata = HuggingFaceStorageReader(str(shards_of(model))).read_metadata()
+    reader = HuggingFaceStorageReader(str(shards_of(model)))
     state: dict[str, Tensor] = {
         name: torch.empty(found.size, dtype=found.properties.dtype)  # type: ignore[union-attr]
-        for name, found in metadata.state_dict_metadata.items()
+        for name, found in reader.read_metadata().state_dict_metadata.items()
     }
-    for part, where in metadata.storage_data.items():
-        places = zip(part.offset, where.shape, strict=True)
-        with safe_open(where.relative_path, framework="pt") as file:
-            state[part.fqn][tuple(slice(begin, begin + size) for begin, size in places)] = file.get_tensor(part.fqn)
+    load_shards(state, storage_reader=reader, no_dist=True)
     with torch.device("meta"):
         module = kind(config)
     return module.to(next(x.dtype for x in state.values() if x.is_floating_point())), state

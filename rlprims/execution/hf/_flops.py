@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._meter import Meter
+from rlprims.execution._observed import Meter
 from rlprims.execution.hf._training import Training
 
 _DENSE_TFLOPS = {

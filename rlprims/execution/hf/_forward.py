@@ -6,36 +6,21 @@ which is checked before training begins. An objective that is a weighted sum of 
 well; any other is computed from the log-probs and entropies of all tokens.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlprims.algorithms import Algorithm, Part, objective_parts
+from rlprims.execution.hf._families import FUSED_HEAD_MODELS
 from rlprims.execution.hf._packed import packed_inputs, packed_layout
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import Kept, token_wise
-
-FUSED_HEAD_MODELS = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-)
-"""Values of ``model_type`` with logits = last hidden states times the head's weight, optionally with a soft cap."""
 
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
 """Columns of the tiles of :func:`fused_objective`."""
@@ -61,11 +46,7 @@ def head_of(model: nn.Module) -> Head:
 
 
 def check_fused_head(model: nn.Module) -> None:
-    """Raise an error if the model's logits are not computed as in :class:`Head`.
-
-    Raises:
-        ValueError: the head has a bias, the logits are scaled, or the model's type is not among those that are tested.
-    """
+    """Raise an error if the model's logits are not computed as in :class:`Head`."""
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     scales = [name for name in _SCALES if getattr(config, name, None) not in (None, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:  # type: ignore[operator]
@@ -216,7 +197,7 @@ def _before_responses(
     else:
         inputs, columns = _padded_inputs(batch), _columns_before_responses(batch)
         attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()
-        routes = batch[ROUTES].flatten(0, 1) if ROUTES in batch else None
+        routes = rearrange(batch[ROUTES], "b t l k -> (b t) l k") if ROUTES in batch else None
     if routes is not None:
         inputs["routes"] = routes
     output: Tensor
@@ -245,38 +226,10 @@ def _columns_before_responses(batch: dict[str, Tensor]) -> Tensor:
 def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> Kept | None:
     """The kept sets of the attended response tokens."""
     kept: Kept | None = batch.get("kept")  # type: ignore[assignment]
-    return None if kept is None else kept.take(attended.flatten().nonzero()[:, 0])
+    return None if kept is None else kept.take(rearrange(attended, "b t -> (b t)").nonzero()[:, 0])
 
 
 def _to_rows(x: Tensor, attended: Tensor) -> Tensor:
     """(M, ...) to (B, T, ...), 0 elsewhere."""
     rows = x.new_zeros(attended.shape + x.shape[1:])
     return rows.masked_scatter(attended.view(attended.shape + (1,) * (x.dim() - 1)), x)
-
-
-def trimmed(
-    batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None, routes: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them.
-
-    Also their kept sets as ``kept``, and their experts. ``kept`` and ``routes`` are on the CPU, because they are large.
-    """
-    index = torch.tensor(list(rows), device=batch["responses"].device)
-    part = {name: tensor[index] for name, tensor in batch.items()}
-    width = part["prompts"].shape[1]
-    attention = part["attention_mask"]
-    prompt = int(attention[:, :width].sum(-1).max())
-    response = max(1, int(attention[:, width:].sum(-1).max()))
-    whole = slice(width - prompt, width + response)
-    columns = {"prompts": slice(width - prompt, None), "attention_mask": whole, "tree_ids": whole}
-    found = {
-        name: tensor[:, columns.get(name, slice(response))] if tensor.dim() >= 2 else tensor
-        for name, tensor in part.items()
-    }
-    if routes is not None:
-        found[ROUTES] = routes[index.cpu()][:, whole].to(index.device)
-    if kept is None:
-        return found
-    tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)
-    ids, offsets = kept.take(tokens.flatten())
-    return {**found, "kept": Kept(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]

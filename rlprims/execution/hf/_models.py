@@ -16,8 +16,9 @@ from transformers import (
     GenerationConfig,
 )
 
-from rlprims.execution._config import ModelConfig
+from rlprims.execution import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
+from rlprims.execution.hf._families import SHARDED_MODELS
 from rlprims.execution.hf._forward import check_fused_head
 from rlprims.execution.hf._packed import use_packing
 
@@ -42,11 +43,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
 
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
-    """Load the policy or the reference, with the attention and head of the config.
-
-    Raises:
-        ValueError: there is no model, it has no language-model head, or it cannot be packed or have a fused head.
-    """
+    """Load the policy or the reference, with the attention and head of the config."""
     model, missing = _load(AutoModelForCausalLM, path, config)
     if missing:
         raise ValueError(
@@ -63,30 +60,11 @@ def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
     return model
 
 
-SHARDED_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-)
-"""Values of ``model_type`` whose files store parameters under their own names, so that a rank can read its parts."""
-
-
 def empty_causal_lm(path: str, config: ModelConfig) -> nn.Module | None:
     """The model of :func:`load_causal_lm`, with parameters that have shapes but no data (torch's device ``meta``).
 
     None if the files do not store the parameters unchanged: the type is not in :data:`SHARDED_MODELS`, a tensor has
     another name, or there is no folder with safetensors.
-
-    Raises:
-        ValueError: a file is damaged, or the model cannot be packed or have a fused head.
     """
     stored = _stored_shapes(Path(path))
     if not stored:
@@ -125,44 +103,40 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
+_NEW_HEAD = {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
+"""The config of a model whose new head gives one number."""
+
+
 def load_critic(path: str, config: ModelConfig) -> nn.Module:
     """Load the model with a new head of one number. The head's weights begin at 0, so that the first values are 0."""
-    model, missing = _load(
-        AutoModelForTokenClassification, path, config, num_labels=1, classifier_dropout=0.0, hidden_dropout=0.0
-    )
-    head = {name: p for name, p in model.named_parameters() if name in missing}
-    if any(not name.startswith(("score.", "classifier.")) for name in head):
-        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of the critic's model")
-    for parameter in head.values():
-        nn.init.zeros_(parameter)
+    model, missing = _load(AutoModelForTokenClassification, path, config, **_NEW_HEAD)
+    _zero_head(model, path, missing, ("score.", "classifier."), "the critic's model")
     return model
 
 
 def load_new_classifier(path: str, config: ModelConfig) -> nn.Module:
-    """Load a sequence classifier of one label for training, with its own head or a new one whose weights begin at 0.
+    """Load a sequence classifier of one label for training, with its own head or a new one whose weights begin at 0."""
+    model, missing = _load(AutoModelForSequenceClassification, path, config, **_NEW_HEAD)
+    _check_decoder(model, path)
+    _zero_head(model, path, missing, ("score.",), "a decoder")
+    return model
 
-    Raises:
-        ValueError: there is no model, or it is not a decoder.
-    """
-    model: Any
-    changes = {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
-    model, missing = _load(AutoModelForSequenceClassification, path, config, **changes)
-    if not hasattr(model, "score"):
-        raise ValueError(f"{path!r} is a {type(model).__name__}: only decoders are scored, at their last token")
-    if any(not name.startswith("score.") for name in missing):
-        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of a decoder")
-    if missing:
-        nn.init.zeros_(model.score.weight)
-    classifier: nn.Module = model
-    return classifier
+
+def _zero_head(model: nn.Module, path: str, missing: list[str], heads: tuple[str, ...], what: str) -> None:
+    head = {name: parameter for name, parameter in model.named_parameters() if name in missing}
+    if any(not name.startswith(heads) for name in head):
+        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of {what}")
+    for parameter in head.values():
+        nn.init.zeros_(parameter)
+
+
+def _check_decoder(classifier: nn.Module, path: str) -> None:
+    if not hasattr(classifier, "score"):
+        raise ValueError(f"{path!r} is a {type(classifier).__name__}: only decoders are scored, at their last token")
 
 
 def check_vocabularies(model: ModelConfig) -> None:
-    """Raise an error if a teacher's vocabulary differs from the policy's: the same ids would be other texts.
-
-    Raises:
-        ValueError: a tokenizer cannot be loaded, or has another vocabulary.
-    """
+    """Raise an error if a teacher's vocabulary differs from the policy's: the same ids would be other texts."""
     own: dict[str, int] | None = None
     for path in {*model.teachers.values()} - {model.path}:
         try:
@@ -178,11 +152,7 @@ def check_vocabularies(model: ModelConfig) -> None:
 
 
 def load_classifier(path: str, config: ModelConfig) -> nn.Module:
-    """Load a reward model: a sequence classifier with one label, whose head is applied to the last column.
-
-    Raises:
-        ValueError: there is no model, it has no such head, or it is an encoder.
-    """
+    """Load a reward model: a sequence classifier with one label, whose head is applied to the last column."""
     model: Any
     model, missing = _load(AutoModelForSequenceClassification, path, config)
     if missing:
@@ -191,8 +161,7 @@ def load_classifier(path: str, config: ModelConfig) -> nn.Module:
         )
     if model.config.num_labels != 1:
         raise ValueError(f"{path!r} has {model.config.num_labels} labels, and a reward model has one: its score")
-    if not hasattr(model, "score"):
-        raise ValueError(f"{path!r} is a {type(model).__name__}: only decoders are scored, at their last token")
+    _check_decoder(model, path)
     # transformers scores the last token whose id is not the padding id, which is wrong if rows are padded with the
     # end-of-sequence token. No token has the id -1, so it scores the last column.
     model.config.get_text_config().pad_token_id = -1
@@ -208,11 +177,7 @@ def device_of(config: ModelConfig) -> torch.device:
 
 
 def usable_device(config: ModelConfig) -> torch.device:
-    """The device for the models.
-
-    Raises:
-        ValueError: this process has no such device.
-    """
+    """The device for the models."""
     device = device_of(config)
     try:
         torch.empty(0, device=device)

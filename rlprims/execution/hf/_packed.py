@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -21,50 +22,18 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlprims.batching import prefix_tree
+from rlprims.execution.hf._families import NOT_PACKED, PACKED_MODELS
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.grouping import rows_by_label
 
-PACKED_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-    "starcoder2",
-)
-"""Values of ``model_type`` for which the tests compare packed logits and gradients with padded ones."""
-
-_NOT_PACKED = {
-    "bloom": "its attention adds a bias by position (ALiBi)",
-    "falcon": "its attention may add a bias by position (ALiBi)",
-    "gemma2": "its attention has a soft cap",
-    "gpt_oss": "its attention has sinks",
-    "mpt": "its attention adds a bias by position (ALiBi)",
-}
 _NAME = "rlprims_packed"
 
 
 def use_packing(model: nn.Module) -> None:
-    """Select the packed attention for the model, with transformers' own function.
-
-    Raises:
-        ValueError: its type is not among those that are tested, or its attention has a soft cap.
-    """
+    """Select the packed attention for the model, with transformers' own function."""
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = config.model_type
-    reason = _NOT_PACKED.get(kind)
+    reason = NOT_PACKED.get(kind)
     if reason is None and getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its attention has a soft cap"
     if reason is None and kind not in PACKED_MODELS:
@@ -159,9 +128,6 @@ def packed_micro_batches(
 
     ``nodes`` (B, T) are the nodes of the rows' prefix tree. Rows with the same label in ``labels`` stay together; None:
     no constraint.
-
-    Raises:
-        ValueError: a row (or group, or rollout) is longer than the budget. The message has the row.
     """
     units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
@@ -201,18 +167,20 @@ def _attention(
 
     def in_blocks(x: Tensor) -> list[Tensor]:
         # The gradient of index_select is faster than that of x[...]: it adds whole slices.
-        tokens = x[0].transpose(0, 1).index_select(0, layout.tokens)
+        tokens = rearrange(x, "1 heads n d -> n heads d").index_select(0, layout.tokens)
         parts = torch.split(tokens, [rows * width for rows, width in layout.blocks])
         return [
-            part.view(*block, *part.shape[1:]).transpose(1, 2) for part, block in zip(parts, layout.blocks, strict=True)
+            rearrange(part, "(rows width) heads d -> rows heads width d", rows=rows)
+            for part, (rows, _) in zip(parts, layout.blocks, strict=True)
         ]
 
     outputs = []
     for q, k, v in zip(*map(in_blocks, (query, key, value)), strict=True):
         width = q.shape[2]
         mask = None if window is None or window >= width else _window_mask(width, window, q.device)
-        outputs.append(sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0].flatten(0, 1))
-    return torch.cat(outputs).index_select(0, layout.slots)[None], None
+        attended = sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0]
+        outputs.append(rearrange(attended, "rows width heads d -> (rows width) heads d"))
+    return rearrange(torch.cat(outputs).index_select(0, layout.slots), "n heads d -> 1 n heads d"), None
 
 
 def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
@@ -221,10 +189,9 @@ def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
     Heads that share keys are put on the axis of positions. With a mask, transformers' ``sdpa`` would copy the cache for
     each of them, in every layer for every token.
     """
-    batch, heads, _, width = query.shape
-    sharing = query.reshape(batch, key.shape[1], heads // key.shape[1], width)
+    sharing = rearrange(query, "batch (keys group) 1 d -> batch keys group d", keys=key.shape[1])
     attended = scaled_dot_product_attention(sharing, key, value, attn_mask=mask, scale=scaling)
-    return attended.reshape(batch, 1, heads, width)
+    return rearrange(attended, "batch keys group d -> batch 1 (keys group) d")
 
 
 def _window_mask(width: int, window: int, device: torch.device) -> Tensor:

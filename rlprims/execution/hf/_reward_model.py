@@ -8,10 +8,10 @@ from transformers import AutoTokenizer
 
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig
-from rlprims.execution._padding import left_padded
+from rlprims.execution import ModelConfig
+from rlprims.execution._columns import left_padded
+from rlprims.execution.hf._micro_batches import token_budget
 from rlprims.execution.hf._models import load_classifier
-from rlprims.execution.hf._training import token_budget
 
 
 class RewardModel:

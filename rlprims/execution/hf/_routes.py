@@ -10,44 +10,28 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
+from rlprims.execution.hf._families import ROUTED_MODELS, without_data
 from rlprims.routing import UNKNOWN, replay
 
-ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-"""Values of ``model_type`` for which the tests compare recorded and replayed experts.
-
-The gates of these models are a softmax of the router's logits, over all experts or over the chosen ones.
-"""
 ROUTES = "routed_experts"
 
 
 def routed_layers(path: str) -> list[int]:
-    """The numbers of the layers that have experts.
-
-    Raises:
-        ValueError: the model's type is not in :data:`ROUTED_MODELS`, or no layer has experts.
-    """
-    model: Any
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load {path!r}: {str(error).splitlines()[0]}") from None
+    """The numbers of the layers that have experts."""
+    model = without_data(AutoModelForCausalLM, path)
     check_routed(model)
     blocks = list(model.base_model.layers)
     return [blocks.index(block) for block, _ in _routers(model)]
 
 
 def check_routed(model: nn.Module) -> None:
-    """Raise an error if the routes of this model cannot be recorded and replayed.
-
-    Raises:
-        ValueError: its type is not in :data:`ROUTED_MODELS`, or no layer has experts.
-    """
+    """Raise an error if the routes of this model cannot be recorded and replayed."""
     kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
     if kind not in ROUTED_MODELS:
         reason = f"a {kind}; tested types are {', '.join(ROUTED_MODELS)}"
@@ -164,8 +148,10 @@ def tree_ids(tokens: Tensor, routes: Tensor, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(2**63), 2**63 - 1, (1 + routes[0, 0].numel(),), generator=generator) | 1
     weights = weights.to(device)
-    rows = [  # one row at a time: in int64 the experts take four times the memory
-        (ids.to(device) * weights[0] + (experts.to(device).long().flatten(1) * weights[1:]).sum(1)) & (2**63 - 1)
-        for ids, experts in zip(tokens, routes, strict=True)
-    ]
-    return torch.stack(rows).to(tokens.device)
+
+    def hashed(ids: Tensor, experts: Tensor) -> Tensor:
+        of_experts = rearrange(experts.to(device).long(), "t l k -> t (l k)") * weights[1:]
+        return (ids.to(device) * weights[0] + of_experts.sum(1)) & (2**63 - 1)
+
+    # One row at a time: in int64 the experts take four times the memory.
+    return torch.stack([hashed(*row) for row in zip(tokens, routes, strict=True)]).to(tokens.device)

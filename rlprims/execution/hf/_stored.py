@@ -3,7 +3,7 @@
 :func:`rlprims.execution.kind_of` determines the kind from the loss's signature.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,16 @@ from torch import Tensor
 from rlprims import algorithms, diagnostics
 from rlprims.algorithms import Algorithm, Use
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig
-from rlprims.execution._meter import metered
-from rlprims.execution._profile import SingleProcess
-from rlprims.execution._protocol import Finish, UpdateReport, finished
-from rlprims.execution._stored import kind_of, reads_reference
+from rlprims.execution import Finish, ModelConfig, OptimizerConfig, UpdateReport, kind_of, reads_reference
+from rlprims.execution._observed import SingleProcess, metered
+from rlprims.execution._protocol import finished
 from rlprims.execution.hf._adapters import adapt
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._forward import last_token_scores
+from rlprims.execution.hf._micro_batches import Part, parts_of, with_counts
 from rlprims.execution.hf._models import load_new_classifier
-from rlprims.execution.hf._train_state import TrainState
-from rlprims.execution.hf._training import Training, with_counts
+from rlprims.execution.hf._train_state import TrainState, optimizer_step
+from rlprims.execution.hf._training import Training
 from rlprims.layout import sequence_lengths, sequence_sum
 from rlprims.types import Mean, Metrics, merge_metrics
 
@@ -76,7 +75,7 @@ class StoredTraining(SingleProcess, Training):
         (state,) = self.train_states().values()
         whole, totals = with_counts(batch, self.algorithm)
         forward = self._forward(len(batch) // 2)
-        return self._optimizer_step(state, whole, totals, forward, packing=self._packing, together=self._together)
+        return optimizer_step(state, self._parts(whole), totals, forward, self.ranks)
 
     @metered
     @torch.no_grad()
@@ -84,8 +83,8 @@ class StoredTraining(SingleProcess, Training):
         """The metrics of an update on the batch, without the update."""
         whole, totals = with_counts(batch, self.algorithm)
         forward, metrics = self._forward(len(batch) // 2, learns=False), Metrics()
-        for _, part, _ in self._parts(whole, packing=self._packing, together=self._together):
-            metrics = merge_metrics(metrics, forward({**part, **totals})[1])  # type: ignore[dict-item]
+        for part in self._parts(whole):
+            metrics = merge_metrics(metrics, forward({**part.data, **totals})[1])  # type: ignore[dict-item]
         return metrics
 
     @metered
@@ -104,13 +103,10 @@ class StoredTraining(SingleProcess, Training):
         for name, state in self.train_states().items():
             state.load(directory, name)
 
-    @property
-    def _packing(self) -> bool:
-        return self.model.packing and self.kind != "scores"
-
-    @property
-    def _together(self) -> str | None:
-        return None if self.kind == "demonstrations" else "pair_ids"
+    def _parts(self, batch: DataProto) -> Iterator[Part]:
+        packing = self.model.packing and self.kind != "scores"
+        together = None if self.kind == "demonstrations" else "pair_ids"
+        return parts_of(batch, self.model, self.ranks, packing=packing, together=together)
 
     def _of_responses(self, log_probs: Tensor, mask: Tensor) -> Tensor:
         sums = sequence_sum(log_probs, mask)
@@ -121,10 +117,11 @@ class StoredTraining(SingleProcess, Training):
 
         def demonstrations(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             mask = part["response_mask"]
+            policy = self._loaded_policy()
             if learns:
-                loss, scores = self._objective(part, self.algorithm)
+                loss, scores = policy.objective(part, self.algorithm)
             else:
-                scores = self._token_scores(self.policy.module, part, self.temperature, ["log_probs", "entropies"])
+                scores = policy.scorer.token_scores(part, ["log_probs", "entropies"])
                 loss = scores["log_probs"].new_zeros(())
             return loss, {
                 "nll": diagnostics.token_mean(-scores["log_probs"], mask),
@@ -146,7 +143,7 @@ class StoredTraining(SingleProcess, Training):
             if "score_margins" in part:
                 data["score_margins"] = part["score_margins"][chosen]
             return self.loss(data), data["chosen_scores"], data["rejected_scores"]
-        per_token = self._token_scores(self.policy.module, part, self.temperature, ["log_probs"])["log_probs"]
+        per_token = self._loaded_policy().scorer.token_scores(part, ["log_probs"])["log_probs"]
         x = self._of_responses(per_token, part["response_mask"])
         ref = part.get("ref_sequence_log_probs", torch.zeros_like(x))
         data = {"chosen_log_probs": x[chosen], "rejected_log_probs": x[~chosen]}

@@ -1,8 +1,8 @@
-"""A model in training: its optimizer, its learning-rate schedule, and the check that gradients are finite."""
+"""A model in training: its optimizer, its learning-rate schedule, and its optimizer step on micro-batches."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._config import OptimizerConfig
+from rlprims.execution import OptimizerConfig, UpdateReport
 from rlprims.execution.hf._adapters import trained
+from rlprims.execution.hf._micro_batches import Part, Ranks, StepTotals
 from rlprims.execution.hf._models import restore, save_model
+from rlprims.types import Metrics, merge_metrics
 
 
 def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
@@ -115,6 +117,26 @@ class TrainState:
     def zero_grad(self) -> None:
         for master in self.masters:
             master.grad = None
+
+
+def optimizer_step(
+    state: TrainState,
+    parts: Iterable[Part],
+    totals: StepTotals,
+    forward: Callable[[dict[str, Tensor]], tuple[Tensor, Metrics]],
+    ranks: Ranks,
+) -> UpdateReport:
+    """One optimizer step on the sum of the micro-batches' losses. ``forward`` returns loss and metrics of one."""
+    loss, metrics = 0.0, Metrics()
+    state.zero_grad()  # an exception in the last step may have left gradients
+    for part in parts:
+        ranks.reduce_next(state.module, part.is_last)
+        part_loss, part_metrics = forward({**part.data, **totals})  # type: ignore[dict-item]
+        # Ranks average their gradients. The totals are those of the whole step, so the sum is wanted.
+        (part_loss * ranks.size).backward()  # type: ignore[no-untyped-call]
+        loss += float(part_loss.detach())
+        metrics = merge_metrics(metrics, part_metrics)
+    return UpdateReport(loss, *state.step(), metrics)
 
 
 def _master_of(weight: nn.Parameter) -> nn.Parameter:

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._files import sha256
+from rlprims.execution._protocol import sha256
 from rlprims.execution.hf._adapters import check_base, frozen, is_adapted, sum_of_bits, trained
 from rlprims.execution.hf._models import adapter_of, save_adapter_of, shards_of
 from rlprims.execution.hf._train_state import TrainState

@@ -1,4 +1,4 @@
-"""Start or join a Ray cluster, and reserve placement groups in it."""
+"""Start or join a Ray cluster."""
 
 import logging
 import os
@@ -6,14 +6,11 @@ import re
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-from rlprims.execution._config import ModelConfig, PoolConfig
-from rlprims.execution._protocol import ExecutionError
+from rlprims.execution import ExecutionError
 
 WORKER_ENVIRONMENT = {
     # Run the engine's core in the worker's process, so that its schedule is deterministic. (Tensor parallelism still
@@ -131,71 +128,3 @@ def _join(address: str, named: str, timeout: float) -> None:
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
-
-
-def with_whole_paths(model: ModelConfig) -> ModelConfig:
-    """Return the config with absolute paths of local model folders: a worker may have another working directory."""
-
-    def whole(path: str) -> str:
-        return str(Path(path).absolute()) if Path(path).exists() else path
-
-    paths: dict[str, Any] = {
-        name: getattr(model, name) for name in ("path", "reference", "teacher", "critic", "reward")
-    }
-    changed = {
-        name: {role: whole(each) for role, each in path.items()} if isinstance(path, dict) else whole(path)
-        for name, path in paths.items()
-        if path is not None
-    }
-    return model.model_copy(update=changed)
-
-
-def reserve(pool: PoolConfig, *, timeout: float) -> Any:
-    """Reserve a placement group with one bundle for each worker.
-
-    Raises:
-        ExecutionError: the cluster has too few free resources. The message has the requested and the free ones.
-    """
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
-    group = placement_group([bundle] * pool.workers, strategy=pool.placement)
-    try:
-        if not _placed(group, timeout):  # Ray raises no error for a group that can never be placed
-            raise ExecutionError(
-                f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
-                f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
-            )
-    except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
-        remove_placement_group(group)
-        raise
-    return group
-
-
-def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
-    """Return the bundle of each rank: ranks of one node have consecutive numbers, if the placement packs.
-
-    Ray fills the nodes one after another, but does not number the bundles in this order. ``ray.shard_over`` and
-    ``ray.training_tensor_parallel`` divide the ranks by their numbers.
-    """
-    bundles = list(range(pool.workers))
-    if pool.placement != "PACK":  # STRICT_PACK has one node, and a user who spreads wants neighbours apart
-        return bundles
-    from ray.util import placement_group_table
-
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
-    return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))
-
-
-def _placed(group: Any, timeout: float) -> bool:
-    """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
-    from rlprims.execution.ray._head import HEAD, end_of_start
-
-    end = time.monotonic() + timeout
-    while not group.wait(min(1.0, timeout)):
-        HEAD.check()
-        if time.monotonic() >= min(end, end_of_start()):
-            return False
-    return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -16,36 +16,35 @@ from transformers import GenerationConfig
 
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import (
+from rlprims.execution import (
+    Finish,
     ModelConfig,
     OptimizerConfig,
+    Profile,
     ProfileConfig,
     RayConfig,
+    RunNeeds,
     Sampling,
-    backend_of,
-    check_teacher_engine,
+    UpdateReport,
+    WorkerReport,
 )
-from rlprims.execution._meter import WorkerReport
-from rlprims.execution._profile import Profile
-from rlprims.execution._protocol import Finish, UpdateReport, load_version, save_version
-from rlprims.execution.hf import special_ids, with_counts
-from rlprims.execution.hf._models import device_of, shards_of
-from rlprims.execution.hf._routes import routed_layers, without_routes
-from rlprims.execution.ray._cluster import connect, with_whole_paths
-from rlprims.execution.ray._delivery import Adapters, Delivery, Wire
-from rlprims.execution.ray._engine_options import check_engine_options
+from rlprims.execution._protocol import load_version, save_version
+from rlprims.execution.hf import StepTotals, special_ids, with_counts, with_critic_counts
+from rlprims.execution.hf._models import shards_of
+from rlprims.execution.hf._routes import without_routes
+from rlprims.execution.ray._calls import WorkerLost, fetch
+from rlprims.execution.ray._checks import check, with_whole_paths
+from rlprims.execution.ray._cluster import connect
 from rlprims.execution.ray._head import HEAD, start
-from rlprims.execution.ray._pools import reserve_pools, start_teacher, start_training
-from rlprims.execution.ray._rollout_worker import RolloutWorker
-from rlprims.execution.ray._rollouts import Rollouts
+from rlprims.execution.ray._rollouts import DeviceSharing
+from rlprims.execution.ray._start import start_workers
 from rlprims.execution.ray._stream import RayStream, generate
-from rlprims.execution.ray._tensor_parallel import check_plans
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._turns import Turns
-from rlprims.execution.ray._worker_group import WorkerGroup, WorkerLost, fetch, start_worker
+from rlprims.execution.ray._worker_group import WorkerGroup
 from rlprims.types import merge_metrics
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 """The largest allowed difference, in nats, between the engine's and the trainer's log-probs of the probe tokens."""
@@ -64,22 +63,13 @@ class RayExecution:
         model: ModelConfig,
         optimizer: OptimizerConfig,
         *,
-        algorithm: Algorithm,
         tokenizer: Any,
-        temperature: float,
-        updates: int,
-        critic_optimizer: OptimizerConfig | None = None,
-        critic_updates: int | None = None,
         say: Callable[[str], None] = lambda progress: None,
+        **run: Unpack[RunNeeds],
     ) -> None:
         begun = time.monotonic()
         model = with_whole_paths(model)
-        check_plans(cluster, model, algorithm)
-        check_engine_options(cluster, model)
-        if algorithm.needs_teacher:
-            check_teacher_engine(cluster, model, temperature=temperature)
-        if model.replay_routes:
-            _check_routes(cluster, model)
+        check(cluster, model, run)
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = _TOLERANCE[cluster.mixed_precision or model.dtype]
@@ -88,18 +78,11 @@ class RayExecution:
         self.overlaps = not cluster.colocate
         cpus = sum(pool.workers * pool.cpus for pool in cluster.all_pools.values())
         connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say)
-        options = {
-            "algorithm": algorithm,
-            "temperature": temperature,
-            "updates": updates,
-            "critic_optimizer": critic_optimizer,
-            "critic_updates": critic_updates,
-        }
 
         def begin() -> ExitStack:
             with ExitStack() as held:
                 try:
-                    self._start(cluster, model, optimizer, options, held, say)
+                    self._start(cluster, model, optimizer, run, held, say)
                 except BaseException:  # the resources of the earlier steps are released, newest first
                     _release(held)
                     raise
@@ -116,68 +99,26 @@ class RayExecution:
         cluster: RayConfig,
         model: ModelConfig,
         optimizer: OptimizerConfig,
-        options: dict[str, Any],
+        run: RunNeeds,
         held: ExitStack,
         say: Callable[[str], None],
     ) -> None:
-        backend = backend_of(cluster, device_of(model).type)
-        places = reserve_pools(cluster, model, held)
-        engines = cluster.roles.rollout
-        count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
-        say(f"ray: loading the models in {cluster.training_workers} ranks and {count} engines ({cluster.engine})")
-        before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
-
-        def process(rank: int) -> Any:
-            return start_worker(RolloutWorker, before + rank, before + count, **places[engines])
-
-        # All processes start at the same time, because their imports take seconds. The ranks load their models first,
-        # because an engine reserves the memory that is free.
-        begun = [process(rank) for rank in reversed(range(count))]
-        scoring = None
-        if cluster.teacher_engine == "vllm":  # it loads while the ranks load
-            scoring = start_teacher(cluster, model, options["algorithm"], places, held)
-        groups, window = start_training(cluster, model, optimizer, options, places, held)
-        self.pools, self.trainers, self.context_window = groups, groups["main"], window
-        if scoring is not None:
-            scoring.result(cluster.start_timeout)
-        self.teachers = scoring.group if scoring is not None else groups[cluster.roles.teacher]
-        if cluster.colocate:
-            self.trainers.call(TrainingWorker.offload).result()
-        tokenizer = self.tokenizer  # a reference to self in an exit callback would keep this object alive forever
-
-        def start(rank: int) -> tuple[Any, Any]:
-            worker = begun.pop() if begun else process(rank)
-            return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
-
-        # Send the weights in the dtype of the engine: vLLM uses mixed_precision, the engine ``hf`` always model.dtype.
-        dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
-        alone = model.engine_lora is not None
-        delivery: Delivery = (
-            Adapters(self.trainers) if alone else Wire(self.trainers, cluster.tensor_parallel_size, dtype, backend)
-        )
-        self.rollouts = Rollouts(
-            start,
-            count,
-            timeout=cluster.call_timeout,
-            start_timeout=cluster.start_timeout,
-            max_replacements=cluster.max_replacements,
-            max_rows=model.max_rows_per_generation,
-            delivery=delivery,
-        )
-        held.callback(self.rollouts.stop)
-        self.turns = Turns(self.trainers, self.rollouts, cluster.sleep_level if cluster.colocate else None)
+        workers = start_workers(cluster, model, optimizer, run, held, tokenizer=self.tokenizer, say=say)
+        self.pools, self.teachers, self.rollouts, self.context_window = workers
+        self.trainers = self.pools["main"]
+        self.sharing = DeviceSharing(self.trainers, self.rollouts, cluster.sleep_level if cluster.colocate else None)
         if cluster.colocate and not self.rollouts.frees_memory:
             log.warning("ray.colocate: on this platform engines free no memory when they sleep")
         self.sync_weights()
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
-        self.turns.of_engines()
+        self.sharing.give_to_engines()
         return generate(self.rollouts, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
     def stream(
         self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False
     ) -> RayStream:
-        self.turns.of_engines()
+        self.sharing.give_to_engines()
         return RayStream(self.rollouts, sampling, seed=seed, prompt_width=prompt_width, over_updates=over_updates)
 
     def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
@@ -186,17 +127,13 @@ class RayExecution:
         return self._measured(group, TrainingWorker.log_probs, rows, reference=reference)
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self._measured(self.teachers, self.teachers.worker.teacher_log_probs, without_routes(batch))
+        return self._measured(self.teachers, TrainingWorker.teacher_log_probs, without_routes(batch))
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        group = self.teachers
-        if group is self.trainers:
-            self.turns.of_ranks()
-        top: DataProto = group.call(group.worker.teacher_top, without_routes(batch), size=size).result()
-        return top
+        return self._measured(self.teachers, TrainingWorker.teacher_top, without_routes(batch), size=size)
 
     def entropies(self, batch: DataProto) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.entropies, batch)
@@ -208,24 +145,24 @@ class RayExecution:
         return self._measured(self.pools[self.roles.reward], TrainingWorker.reward_scores, without_routes(batch))
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        return self._learned(self.trainers, TrainingWorker.update, batch, algorithm)
+        return self._learned(self.trainers, TrainingWorker.update, *with_counts(batch, algorithm), algorithm)
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
-        rows = without_routes(batch)
-        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, rows, algorithm)
+        counted = with_critic_counts(without_routes(batch), algorithm)
+        return self._learned(self.pools[self.roles.critic], TrainingWorker.update_critic, *counted, algorithm)
 
     def sync_weights(self) -> None:
         """Send the newest weights to every engine, and check that they have arrived."""
-        self.turns.of_ranks()
+        self.sharing.give_to_ranks()
         self.rollouts.delivery.take()
         probe = _probe(self.context_window, len(self.tokenizer))
         expected = self.trainers.call(TrainingWorker.probe, _probe_batch(probe)).result()[0][0]
         self.weights_version += 1
-        self.turns.of_engines(resend=False)
+        self.sharing.give_to_engines(resend=False)
         self.rollouts.sync(self.weights_version, probe, partial(_compare, expected, self.tolerance))
 
     def save(self, directory: Path) -> Finish:
-        self.turns.of_ranks()
+        self.sharing.give_to_ranks()
         groups = list(self.pools.values())
         for group in groups:
             group.call(TrainingWorker.save, directory.resolve()).result()
@@ -234,7 +171,7 @@ class RayExecution:
         return partial(_finish, groups)
 
     def load(self, directory: Path) -> None:
-        self.turns.of_ranks()
+        self.sharing.give_to_ranks()
         for group in self.pools.values():
             group.call(TrainingWorker.load, directory.resolve()).result()
         self.weights_version = load_version(directory) - 1
@@ -242,7 +179,7 @@ class RayExecution:
 
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
         """Time an all-reduce of ``size`` bytes: the backend, the slowest rank's seconds, and whether it is right."""
-        self.turns.of_ranks()
+        self.sharing.give_to_ranks()
         backends, seconds, right = zip(*self.trainers.call(TrainingWorker.time_all_reduce, size).result(), strict=True)
         return backends[0], max(seconds), all(right)
 
@@ -252,7 +189,7 @@ class RayExecution:
         Returns seconds, or None for the engine ``hf``. With ``sampling`` the requests have seeds and ask for log-probs,
         as those of :meth:`generate` do.
         """
-        self.turns.of_engines()
+        self.sharing.give_to_engines()
         return self.rollouts.time_plain_sampling(batch, sampling)
 
     def reports(self) -> list[WorkerReport]:
@@ -281,32 +218,21 @@ class RayExecution:
     def close(self) -> None:
         self._release()
 
-    def _measured(self, group: WorkerGroup, method: Any, batch: DataProto, **options: Any) -> Tensor:
+    def _measured(self, group: WorkerGroup, method: Callable[..., R], batch: DataProto, **options: Any) -> R:
         if group is self.trainers:
-            self.turns.of_ranks()
-        measured: Tensor = group.call(method, batch, **options).result()
+            self.sharing.give_to_ranks()
+        measured: R = group.call(method, batch, **options).result()
         return measured
 
-    def _learned(self, group: WorkerGroup, method: Any, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
+    def _learned(
+        self, group: WorkerGroup, method: Any, batch: DataProto, totals: StepTotals, algorithm: Algorithm
+    ) -> UpdateReport:
         if group is self.trainers:
-            self.turns.of_ranks()
-        whole, totals = with_counts(batch, algorithm)
+            self.sharing.give_to_ranks()
         together = algorithm.together or "trajectory_ids"
-        reports: list[UpdateReport] = group.call(method, whole, algorithm, totals, together=together).result()
+        reports: list[UpdateReport] = group.call(method, batch, algorithm, totals, together=together).result()
         return reports[0]._replace(
             loss=sum(report.loss for report in reports), metrics=merge_metrics(*(report.metrics for report in reports))
-        )
-
-
-def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
-    """Raise an error if experts cannot be recorded: by a model without experts, or by vLLM without a GPU."""
-    routed_layers(model.path)
-    gpus = cluster.all_pools[cluster.roles.rollout].gpus
-    if cluster.engine == "vllm" and not gpus and device_of(model).type == "cpu":
-        raise ValueError(
-            "model.replay_routes: expected engines with a GPU (ray.gpus_per_worker, or pools with gpus), because only "
-            "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
-            "model.replay_routes: false"
         )
 
 

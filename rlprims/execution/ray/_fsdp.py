@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._config import ModelConfig, RayConfig
+from rlprims.execution import ModelConfig, RayConfig
 from rlprims.execution.hf import Ranks
 from rlprims.execution.hf._models import (
     empty_causal_lm,

@@ -21,17 +21,17 @@ from typing import Any, TypeVar
 import ray
 from ray.util.client import ray as client
 
-from rlprims.execution._protocol import ExecutionError
+from rlprims.execution import ExecutionError
 
-_EVERY = 2.0
+_CHECK_INTERVAL = 2.0
 """Seconds between two connections to the head."""
-_SLICE = 0.5
+_WAIT_SLICE = 0.5
 """Seconds of a wait without a look at the head."""
-_TO_END = 10.0
+_RELEASE_SECONDS = 10.0
 """Seconds in which an interrupted start may release its resources."""
 _PATIENCE = 10.0
 """Seconds for which the head may be unreachable."""
-_LIMIT_OF_RAY = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RAY_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
@@ -49,7 +49,7 @@ class _Start:
         self.seconds, self.end = seconds, begun + seconds
 
 
-class Head:
+class ClusterHead:
     """The head of the cluster that this process, a driver, is connected to."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Head:
 
     def restarts(self) -> None:
         """Be as patient as Ray: the head of a cluster that others run may be restarted."""
-        self.patience = max(_PATIENCE, float(os.environ.get(_LIMIT_OF_RAY, "60")) - _PATIENCE)
+        self.patience = max(_PATIENCE, float(os.environ.get(_RAY_PATIENCE, "60")) - _PATIENCE)
 
     def check(self) -> None:
         """Connect to the head if the last time is long ago.
@@ -73,7 +73,7 @@ class Head:
             ClusterLost: it could not be reached for longer than its patience.
         """
         now = time.monotonic()
-        if now - self._tried < _EVERY or client.is_connected() or not ray.is_initialized():
+        if now - self._tried < _CHECK_INTERVAL or client.is_connected() or not ray.is_initialized():
             return
         context = ray.get_runtime_context()
         if context.get_actor_id() is not None:  # a worker; the driver notices it, too
@@ -81,7 +81,7 @@ class Head:
         self._tried = now
         host, _, port = context.gcs_address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _EVERY).close()
+            socket.create_connection((host.strip("[]"), int(port)), _CHECK_INTERVAL).close()
         except OSError as error:
             if not isinstance(error, TimeoutError) and error.errno not in _UNREACHABLE:
                 return  # it says nothing about the head
@@ -106,7 +106,7 @@ def _end() -> None:
         os._exit(2)
 
 
-HEAD = Head()
+HEAD = ClusterHead()
 atexit.register(_end)
 _START: ContextVar[_Start | None] = ContextVar("start", default=None)
 
@@ -135,19 +135,19 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
     try:
         while not _done(outcome):
             HEAD.check()
-            if time.monotonic() >= limit.end + _TO_END:
+            if time.monotonic() >= limit.end + _RELEASE_SECONDS:
                 raise ExecutionError(f"Ray does not answer within ray.start_timeout={seconds:g} s{_lost_nodes()}")
         return outcome.result()
     except BaseException:  # Ctrl-C, too
         limit.end = -math.inf  # the function waits no longer, and releases what it has
         if not HEAD.lost:
-            thread.join(_TO_END)
+            thread.join(_RELEASE_SECONDS)
         raise
 
 
 def _done(outcome: Future[Any]) -> bool:
     """Wait for a short time; returns whether there is an outcome."""
-    return bool(concurrent.futures.wait([outcome], timeout=_SLICE).done)
+    return bool(concurrent.futures.wait([outcome], timeout=_WAIT_SLICE).done)
 
 
 def end_of_start() -> float:
@@ -167,7 +167,7 @@ def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list
     while True:
         HEAD.check()
         left = min(end, end_of_start()) - time.monotonic()
-        done, waiting = ray.wait(list(refs), timeout=max(0.0, min(left, _SLICE)))
+        done, waiting = ray.wait(list(refs), timeout=max(0.0, min(left, _WAIT_SLICE)))
         if done:
             return done, waiting
         limit = _START.get()

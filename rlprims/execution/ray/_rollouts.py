@@ -1,22 +1,82 @@
-"""The rollout workers, as the driver uses them: it sends them weights, and replaces workers that die."""
+"""The rollout workers, as the driver uses them: their weights, their replacement, and the devices that they share."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import ray
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import Sampling
-from rlprims.execution.ray._client import BrokenWith, Failures
-from rlprims.execution.ray._delivery import Delivery
+from rlprims.execution import RayConfig, Sampling
+from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
+from rlprims.execution.ray._training_worker import TrainingWorker
+from rlprims.execution.ray._transfer import BrokenWith, Failures, name_of
 from rlprims.execution.ray._wire import Sums
-from rlprims.execution.ray._worker_group import WorkerError, WorkerLost, fetch
+from rlprims.execution.ray._worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
+
+
+class Adapters:
+    """Sends only the tensors of a LoRA adapter. They are small, and Ray's object store has one copy for all engines."""
+
+    name = "Ray's object store"
+
+    def __init__(self, trainers: WorkerGroup) -> None:
+        self.trainers = trainers
+        self.reference: Any = None
+
+    def take(self) -> None:
+        pending = self.trainers.call(TrainingWorker.adapters)
+        pending.result()
+        self.reference = pending.refs[0]
+
+    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        loading = {rank: worker.load.remote(self.reference, version) for rank, worker in workers.items()}
+        return settled(loading, name_of, timeout)[1], {}
+
+
+class Wire:
+    """Sends the whole model from the ranks' shards to all engines at once, one layer at a time."""
+
+    def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None, backend: str = "gloo") -> None:
+        self.trainers = trainers
+        self.processes = processes  # the number of processes of each engine
+        self.dtype = dtype  # the dtype of the engines; None: the dtype of the trained weights
+        self.name = self.backend = backend
+        self.one_at_a_time = threading.Lock()
+
+    def take(self) -> None:
+        self.trainers.call(TrainingWorker.snapshot).result()
+
+    def deliver(self, workers: Mapping[int, Any], version: int, timeout: float) -> tuple[Failures, Sums]:
+        with self.one_at_a_time:
+            # Ask first whether each engine answers: one lost engine would break the transfer to all.
+            _, failures = settled({rank: worker.ping.remote() for rank, worker in workers.items()}, name_of, timeout)
+            well = {rank: worker for rank, worker in workers.items() if rank not in failures}
+            if not well:
+                return failures, {}
+            sent, received, broken = self.trainers.call(
+                TrainingWorker.send_weights,
+                well,
+                backend=self.backend,
+                processes=self.processes,
+                dtype=self.dtype,
+                version=version,
+                timeout=timeout,
+            ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
+            if broken:
+                return failures | broken, {}
+            incomplete = {rank for rank, sums in received.items() if sums != sent}
+            what = "does not have the weights it was sent: not all arrived"
+            return failures | {rank: WorkerError(f"{name_of(rank)} {what}") for rank in incomplete}, sent
+
+
+Delivery: TypeAlias = Adapters | Wire
+"""Keeps the weights as they were at the last call of ``take``, and sends them to any engine later by ``deliver``, which
+returns the errors of the workers that failed, and the checksums of the sent tensors (empty if unknown)."""
 
 
 class Rollouts:
@@ -31,18 +91,13 @@ class Rollouts:
         self,
         start: Callable[[int], tuple[Any, Any]],
         count: int,
-        *,
-        timeout: float,
-        start_timeout: float,
-        max_replacements: int,
-        max_rows: int,
+        cluster: RayConfig,
         delivery: Delivery,
+        *,
+        max_rows: int,
     ) -> None:
-        self.delivery = delivery
         self.start = start  # start(rank) returns a new worker, and the pending call that builds its engine
-        self.timeout = timeout
-        self.start_timeout = start_timeout
-        self.max_replacements = max_replacements
+        self.cluster, self.delivery, self.timeout = cluster, delivery, cluster.call_timeout
         self.replacements = 0
         self.version = 0
         self.sent: Sums = {}
@@ -52,7 +107,9 @@ class Rollouts:
         self.one_at_a_time = threading.RLock()  # for transfers of weights, and streams that end before one
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
-        built = [fetch(building, self.name_of(rank), start_timeout) for rank, (_, building) in enumerate(started)]
+        built = [
+            fetch(building, self.name_of(rank), cluster.start_timeout) for rank, (_, building) in enumerate(started)
+        ]
         self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
         # Twice the rows that an engine samples at once, so that it does not wait for the driver. An engine that cannot
@@ -73,26 +130,23 @@ class Rollouts:
     def send(self) -> None:
         """Send the newest weights again, as :meth:`sync` does. If a batch is being sampled, wait for its end first."""
         with self.one_at_a_time:
-            self._send()
-
-    def _send(self) -> None:
-        everyone = dict(enumerate(self.workers))
-        failed = self._deliver(everyone)
-        # If a transfer fails for one worker it fails for all, so all workers that are not lost get the weights again.
-        again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
-        if again:
-            log.warning(
-                "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
-            )
-            failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
-        checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
-        for rank, asked in checks.items():
-            try:
-                self._verify(rank, *asked)
-            except (WorkerError, WorkerLost) as error:
-                failed[rank] = error
-        for rank, reason in failed.items():
-            self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
+            everyone = dict(enumerate(self.workers))
+            failed = self._deliver(everyone)
+            # A transfer that fails for one worker fails for all, so all that are not lost get the weights again.
+            again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
+            if again:
+                log.warning(
+                    "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
+                )
+                failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
+            checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
+            for rank, asked in checks.items():
+                try:
+                    self._verify(rank, *asked)
+                except (WorkerError, WorkerLost) as error:
+                    failed[rank] = error
+            for rank, reason in failed.items():
+                self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
         """Time the engines' own ``generate`` on the prompts of a batch, divided equally.
@@ -111,16 +165,20 @@ class Rollouts:
 
     def sleep(self, level: int) -> None:
         """Free the engines' memory. :meth:`wake` replaces a lost worker, because until then ranks use its device."""
-        for rank, ref in enumerate([worker.sleep.remote(level) for worker in self.workers]):
-            with suppress(WorkerLost):
-                fetch(ref, self.name_of(rank), self.timeout)
+        self._all_but_lost("sleep", level)
 
     def wake(self) -> None:
-        for rank, ref in enumerate([worker.wake.remote() for worker in self.workers]):
-            try:
-                fetch(ref, self.name_of(rank), self.timeout)
-            except WorkerLost as error:
-                self.replace(rank, str(error))
+        for rank, error in self._all_but_lost("wake").items():
+            self.replace(rank, str(error))
+
+    def _all_but_lost(self, method: str, *args: Any) -> Failures:
+        """Call a method of all workers; returns the errors of the workers that were lost."""
+        calls = {rank: getattr(worker, method).remote(*args) for rank, worker in enumerate(self.workers)}
+        _, failures = settled(calls, self.name_of, self.timeout)
+        for error in failures.values():
+            if not isinstance(error, WorkerLost):
+                raise error
+        return failures
 
     def stop(self) -> None:
         """Stop all workers. A thread that waits for responses gets an error."""
@@ -136,7 +194,7 @@ class Rollouts:
     def _ask(self, rank: int) -> tuple[Any, Any]:
         """Ask a worker for its probe scores and for its differing tensors; returns the two pending answers."""
         worker = self.workers[rank]
-        return worker.score.remote(self.probe), worker.unlike.remote(self.sent) if self.sent else None
+        return worker.score.remote(self.probe), worker.mismatched_tensors.remote(self.sent) if self.sent else None
 
     def _verify(self, rank: int, scoring: Any, comparing: Any) -> None:
         wrong = self.check(fetch(scoring, self.name_of(rank), self.timeout))
@@ -154,16 +212,46 @@ class Rollouts:
         """
         if self.stopped:
             raise WorkerLost(f"{self.name_of(rank)}: stopped")
-        if counts and self.replacements == self.max_replacements:
+        if counts and self.replacements == self.cluster.max_replacements:
             raise WorkerLost(f"{self.name_of(rank)}: {reason}; {self.replacements} were replaced already")
         self.replacements += counts
         log.warning("%s: %s; it is replaced", self.name_of(rank), reason)
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        fetch(building, self.name_of(rank), self.start_timeout)
+        fetch(building, self.name_of(rank), self.cluster.start_timeout)
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))
 
     def name_of(self, rank: int) -> str:
         return f"rollout worker {rank} of {len(self.workers)}"
+
+
+class DeviceSharing:
+    """Gives the devices that ranks and engines share to one side. First the other side frees its memory.
+
+    Ranks move their weights and optimizers to the CPU. Engines sleep; after ``level`` 2 they need their weights again.
+    If ``level`` is None, ranks and engines have devices of their own, and the methods do nothing.
+    """
+
+    def __init__(self, trainers: WorkerGroup, rollouts: Rollouts, level: int | None) -> None:
+        self.trainers, self.rollouts, self.level = trainers, rollouts, level
+        self.engines_awake = True
+
+    def give_to_engines(self, *, resend: bool = True) -> None:
+        """Give the devices to the engines. With ``resend=False`` the caller sends new weights next."""
+        if self.level is None or self.engines_awake:
+            return
+        self.trainers.call(TrainingWorker.offload).result()
+        self.rollouts.wake()
+        if resend and self.level == 2:
+            self.rollouts.send()
+        self.engines_awake = True
+
+    def give_to_ranks(self) -> None:
+        """Give the devices to the training ranks."""
+        if self.level is None or not self.engines_awake:
+            return
+        self.rollouts.sleep(self.level)
+        self.trainers.call(TrainingWorker.onload).result()
+        self.engines_awake = False

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import ray
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import Sampling
+from rlprims.execution import Sampling
+from rlprims.execution.ray._calls import WorkerLost, fetch
 from rlprims.execution.ray._head import wait
 from rlprims.execution.ray._rollouts import Rollouts
-from rlprims.execution.ray._worker_group import WorkerLost, fetch
 
 _PARTS = 4
 """The number of parts of a batch for each engine. A waiting part goes to the engine that is done first."""

@@ -12,34 +12,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlprims.algorithms import Algorithm
-from rlprims.execution._config import ModelConfig, RayConfig
-
-TENSOR_PARALLEL_MODELS = (
-    "cohere",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "starcoder2",
-)
-"""Values of ``model_type`` for which the tests compare logits and gradients of a group with those of one process."""
+from rlprims.execution import ModelConfig, RayConfig
+from rlprims.execution.hf._families import TENSOR_PARALLEL_MODELS, without_data
 
 
 class Computed(ParallelStyle):
@@ -94,11 +75,7 @@ _DIVIDING = _STYLES.keys() - {"replicated_with_grad_allreduce"}
 
 
 def divide(module: Any, mesh: DeviceMesh) -> None:
-    """Divide a model's layers over the ranks of a mesh of one dimension. Tied parameters stay tied.
-
-    Raises:
-        ValueError: the model cannot be divided by this number of ranks.
-    """
+    """Divide a model's layers over the ranks of a mesh of one dimension. Tied parameters stay tied."""
     styles = styles_of(module, mesh.size())
     _quiet()
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
@@ -109,11 +86,7 @@ def divide(module: Any, mesh: DeviceMesh) -> None:
 
 
 def styles_of(module: Any, size: int) -> dict[str, ParallelStyle]:
-    """Return the style of each module that has parameters, by its name, for groups of ``size`` ranks.
-
-    Raises:
-        ValueError: see :func:`check_plans`.
-    """
+    """Return the style of each module that has parameters, by its name, for groups of ``size`` ranks."""
     config = module.config.get_text_config()
     kind, plan = config.model_type, dict(module.tp_plan)
     if kind not in TENSOR_PARALLEL_MODELS or not plan:
@@ -144,12 +117,7 @@ def styles_of(module: Any, size: int) -> dict[str, ParallelStyle]:
 
 
 def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
-    """Check that ``ray.training_tensor_parallel`` can divide the models. This reads only the configs of the models.
-
-    Raises:
-        ValueError: the type of a model is not in :data:`TENSOR_PARALLEL_MODELS`, the number does not divide its heads
-            or layers, or the model has adapters.
-    """
+    """Check that ``ray.training_tensor_parallel`` can divide the models. This reads only the configs of the models."""
     size = cluster.training_tensor_parallel
     if size == 1:
         return
@@ -162,12 +130,7 @@ def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) ->
     critics = {model.critic or model.path} if "values" in needs else set()
     for auto, paths in ((AutoModelForCausalLM, causal), (AutoModelForTokenClassification, critics)):
         for path in sorted(paths):
-            try:
-                with torch.device("meta"):
-                    module = auto.from_config(AutoConfig.from_pretrained(path))
-            except (OSError, ValueError, KeyError) as error:
-                raise ValueError(f"cannot load {path!r}: {str(error).splitlines()[0]}") from None
-            styles_of(module, size)
+            styles_of(without_data(auto, path), size)
 
 
 def _quiet() -> None:

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, OptimizerConfig, RayConfig
-from rlprims.execution._meter import metered
-from rlprims.execution._profile import Observed
-from rlprims.execution._protocol import UpdateReport
-from rlprims.execution.hf import RewardModel, StepTotals, Training, meter_of
+from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, RunNeeds
+from rlprims.execution._observed import Observed, metered
+from rlprims.execution.hf import RewardModel, Training, meter_of
 from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
+from rlprims.execution.hf._training import of_training
 from rlprims.execution.ray import _checkpoint, _fsdp
-from rlprims.execution.ray._client import EngineClient, Failures
-from rlprims.execution.ray._division import SCORED, SCORED_BY_POLICY
-from rlprims.execution.ray._source import Source
-from rlprims.execution.ray._transfer import Transfer, transfer_by
+from rlprims.execution.ray._calls import everywhere, first, split
+from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source
 from rlprims.execution.ray._wire import Sums
-from rlprims.execution.ray._worker_group import everywhere, first, reads, split, split_by_prompt
+from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
 
 
 class Outcome(NamedTuple):
@@ -47,7 +43,7 @@ class TrainingWorker(Observed):
         self.rank, self.size = rank, size
         self.listener: socket.socket | None = None
         self.shards: dict[str, _fsdp.Shard] = {}
-        self.transfers: dict[str, Transfer] = {}
+        self.transfers: dict[str, Any] = {}
 
     @first
     def address(self) -> tuple[str, int]:
@@ -65,7 +61,7 @@ class TrainingWorker(Observed):
         cluster: RayConfig,
         model: ModelConfig,
         optimizer: OptimizerConfig,
-        options: dict[str, Any],
+        run: RunNeeds,
         roles: Collection[str],
     ) -> int | None:
         """Join the other ranks of the pool and load the models of its roles.
@@ -79,69 +75,33 @@ class TrainingWorker(Observed):
         self.saver = _checkpoint.Saver(timeout=cluster.training_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
-        self.training = Training(model, optimizer, ranks=ranks, roles=roles, **options)
+        self.training = Training(model, optimizer, ranks=ranks, roles=roles, **run)
         # Every rank holds the whole reward model; it needs no memory for gradients.
         self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
         same_rows = cluster.training_tensor_parallel
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=same_rows)
         return self.training.context_window if "actor" in roles else None
 
-    @split_by_prompt
-    @reads(SCORED_BY_POLICY)
-    @metered
-    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        return self.training.log_probs(batch, reference=reference)
+    log_probs = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.log_probs))
+    entropies = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.entropies))
+    top_tokens = split()(of_training(Training.top_tokens))
+    teacher_log_probs = split()(of_training(Training.teacher_log_probs))
+    teacher_top = split()(of_training(Training.teacher_top))
+    values = split(SCORED)(of_training(Training.values))
+    update = split("tensors", by_prompt=True)(of_training(Training.update))
+    update_critic = split("tensors")(of_training(Training.update_critic))
 
-    @split
-    @metered
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self.training.teacher_log_probs(batch)
-
-    @split
-    @metered
-    def top_tokens(self, batch: DataProto, size: int) -> Tensor:
-        return self.training.top_tokens(batch, size)
-
-    @split
-    @metered
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self.training.teacher_top(batch, size)
-
-    @everywhere
-    def probe(self, batch: DataProto) -> Tensor:
-        """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
-        return self.training.log_probs(batch, temperature=1.0)
-
-    @split_by_prompt
-    @reads(SCORED_BY_POLICY)
-    @metered
-    def entropies(self, batch: DataProto) -> Tensor:
-        return self.training.entropies(batch)
-
-    @split
-    @reads(SCORED)
-    @metered
-    def values(self, batch: DataProto) -> Tensor:
-        return self.training.values(batch)
-
-    @split
+    @split()
     @metered
     def reward_scores(self, batch: DataProto) -> Tensor:
         if self.reward_model is None:
             raise ValueError("no reward model was loaded: set model.reward")
         return self.reward_model.scores(batch)
 
-    @split_by_prompt
-    @reads(None)
-    @metered
-    def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
-        return self.training.update(batch, algorithm, totals)
-
-    @split
-    @reads(None)
-    @metered
-    def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
-        return self.training.update_critic(batch, algorithm, totals)
+    @everywhere
+    def probe(self, batch: DataProto) -> Tensor:
+        """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
+        return self.training.log_probs(batch, temperature=1.0)
 
     @everywhere
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
@@ -185,7 +145,7 @@ class TrainingWorker(Observed):
         import ray
 
         if backend not in self.transfers:
-            self.transfers[backend] = transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
+            self.transfers[backend] = _transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
         client = EngineClient(engines, processes=processes, version=version, timeout=timeout)
         device = None if backend == "gloo" else self.training.device
         source = Source(self.training.policy.module, self.shards, dtype, device, as_stored=self.engine == "vllm")
@@ -234,6 +194,15 @@ class TrainingWorker(Observed):
     def load(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():
             _checkpoint.load(state, directory, name)
+
+
+def _transfer_by(backend: str, rank: int, host: str, timeout: float) -> Any:
+    """Return the backend of this name. Importing vLLM takes seconds and 165 MB, so only its backends do it."""
+    if backend == "gloo":
+        return Gloo(rank, host, timeout)
+    from rlprims.execution.ray._vllm_transfer import Ipc, Nccl
+
+    return Nccl(rank, host) if backend == "nccl" else Ipc(rank)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

@@ -1,26 +1,195 @@
-"""A transfer of weights, on the side of the training ranks."""
+"""A transfer of weights, on the side of the training ranks: the tensors, the backends, and the calls of engines."""
 
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
-from rlprims.execution.ray._client import EngineClient
-from rlprims.execution.ray._source import Source
-from rlprims.execution.ray._wire import Sender, Sums
+import ray
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlprims.execution.hf._adapters import merged
+from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
+from rlprims.execution.ray._fsdp import Shard
+from rlprims.execution.ray._wire import Info, Sender, Sums, layers
+
+Failures = dict[int, WorkerError | WorkerLost]
+"""The reason why a worker did not receive the weights, by the rank of the worker."""
 
 
-class Transfer(Protocol):
-    """The interface of a backend. All ranks call it at the same time, because gathering is a collective."""
+class BrokenWith(WorkerLost):
+    """An engine that cannot continue, because another engine was lost in the same NCCL transfer."""
 
-    def send(self, source: Source, client: EngineClient) -> Sums:
-        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
 
-        If an engine fails, its error is in ``client.failures`` and is not raised.
-        """
-        ...
+class EngineClient:
+    """Calls the engines for rank 0, with the four methods of vLLM's ``VLLMWeightSyncClient``.
+
+    It makes each call on all engines at once, and waits for all answers.
+
+    The four methods store errors in :attr:`failures` and do not raise them, because the other ranks wait for rank 0 in
+    a collective that gathers the next layer. After the first failure the methods make no further calls.
+
+    Args:
+        engines: the rollout workers, by their ranks.
+        processes: the number of processes of each engine. In the transfer the sender has rank 0, and the first process
+            of an engine has the rank ``rank_offset``.
+        version: the number of the weights.
+        timeout: seconds to wait for an answer.
+        unblock: a function that is called at the first failure, if the transfer has no timeout (NCCL). It must end all
+            operations that wait for the engines, and all engines then count as lost. None: the other engines get an
+            error when the connection closes.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[int, Any],
+        *,
+        processes: int,
+        version: int,
+        timeout: float,
+        unblock: Callable[[], None] | None = None,
+    ) -> None:
+        self.engines, self.processes, self.version, self.timeout = dict(engines), processes, version, timeout
+        self.unblock = unblock
+        self.failures: Failures = {}
+        self.received: dict[int, Sums] = {}
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the transfer: the sender and all processes of the engines."""
+        return 1 + len(self.engines) * self.processes
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        infos = {}
+        for i, rank in enumerate(self.engines):
+            mine = {"rank_offset": 1 + i * self.processes} if "rank_offset" in init_info else {}
+            infos[rank] = init_info | mine
+        self._ask("open", lambda rank: (infos[rank],))
+
+    def start_weight_update(self) -> None:
+        self._ask("start_update", lambda _: ())
+
+    def update_weights(self, update_info: Any) -> None:
+        shared = ray.put(update_info)
+        self._ask("receive", lambda _: (shared,))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Tell the engines to use the new weights; if an engine has failed, tell the others to abandon the update."""
+        if not self.failures:
+            self.received = self._ask("finish_update", lambda _: (self.version,))
+        if self.failures:
+            self._abandon()
+
+    def heed(self) -> None:
+        """Raise an error if an engine has failed."""
+        if self.failures:
+            raise ConnectionAbortedError(str(next(iter(self.failures.values()))).splitlines()[0])
+
+    def _ask(self, method: str, args: Callable[[int], tuple[Any, ...]]) -> dict[int, Any]:
+        if self.failures:
+            return {}
+        waiting = {getattr(engine, method).remote(*args(rank)): rank for rank, engine in self.engines.items()}
+        answers = {}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=self.timeout)
+            for ref in ready or list(waiting):
+                rank = waiting.pop(ref)
+                try:
+                    answers[rank] = fetch(ref, name_of(rank), self.timeout if ready else 0)
+                except (WorkerError, WorkerLost) as error:
+                    self.failures[rank] = error
+                    if self.unblock is not None:
+                        self._all_lost(error)
+                        return {}
+        return answers
+
+    def _all_lost(self, reason: Exception) -> None:
+        for rank in self.engines:
+            waits = BrokenWith(f"{name_of(rank)} waits for one that was lost: {str(reason).splitlines()[0]}")
+            self.failures.setdefault(rank, waits)
+        if self.unblock is not None:
+            self.unblock()
+
+    def _abandon(self) -> None:
+        """Tell the engines that did not fail to discard the incomplete update. They count as failed, too."""
+        reason = str(next(iter(self.failures.values()))).splitlines()[0]
+        well = {rank: engine for rank, engine in self.engines.items() if rank not in self.failures}
+        calls = {rank: engine.abandon_update.remote() for rank, engine in well.items()}
+        answers, failures = settled(calls, name_of, self.timeout)
+        broken = {rank: WorkerError(f"{name_of(rank)}: the transfer broke: {reason}") for rank in answers}
+        self.failures |= broken | failures
+
+
+def name_of(rank: int) -> str:
+    return f"rollout worker {rank}"
+
+
+class Source:
+    """Iterates over the snapshot of a policy as whole tensors, one decoder layer at a time, with adapters merged.
+
+    Gathering a layer is a collective. So every rank must iterate to the end, also after an error of the transfer.
+
+    Args:
+        module: the policy.
+        shards: this rank's shards of its parameters, by name.
+        dtype: the dtype of the engines; None: the dtype of the trained weights.
+        device: the device of the whole tensors; None: the CPU.
+        as_stored: send the experts of a mixture under the names of a checkpoint, which vLLM loads, and one by one.
+            transformers stores them so, and joins the experts of a layer when it loads a model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shards: Mapping[str, Shard],
+        dtype: str | None = None,
+        device: torch.device | None = None,
+        *,
+        as_stored: bool = False,
+    ) -> None:
+        self.module, self.shards, self.device = module, shards, device or torch.device("cpu")
+        self.as_stored = as_stored and any(".experts." in name for name in shards)
+        # The sum of a weight and its adapters must be computed before it is rounded.
+        is_adapted = any(".lora_" in name for name in shards)
+        self._gathered_in = getattr(torch, dtype) if dtype and not is_adapted else None
+        self._names = layers(list(shards))
+        self.parts = [self._infos(names, dtype) for names in self._names]
+
+    def __iter__(self) -> Iterator[tuple[list[Info], list[Tensor]]]:
+        for names, infos in zip(self._names, self.parts, strict=True):
+            tensors = merged(self.module, {name: self._whole(name) for name in names})
+            if self.as_stored:
+                tensors = self._stored(tensors)
+            yield infos, [tensors.pop(info.name) for info in infos]
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest tensor."""
+        return max(info.bytes for part in self.parts for info in part)
+
+    def _whole(self, name: str) -> Tensor:
+        return self.shards[name].whole(self.device, self._gathered_in)
+
+    def _infos(self, names: list[str], dtype: str | None) -> list[Info]:
+        plain = {name: self.shards[name] for name in names if ".lora_" not in name}
+        empty = {
+            name.replace(".base_layer.", "."): torch.empty(
+                shard.local.shape if shard.of is None else shard.of.shape, dtype=shard.local.dtype, device="meta"
+            )
+            for name, shard in plain.items()
+        }
+        if self.as_stored:
+            empty = self._stored(empty)
+        return [Info(name, dtype or str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in empty.items()]
+
+    def _stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        stored: dict[str, Tensor] = revert_weight_conversion(self.module, tensors)
+        return stored
 
 
 class Gloo:
-    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`.
+    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`, as vLLM's Nccl and Ipc do between GPUs.
 
     The connections are kept while the engines stay the same and nothing fails.
     """
@@ -31,6 +200,11 @@ class Gloo:
         self.connected: list[Any] = []
 
     def send(self, source: Source, client: EngineClient) -> Sums:
+        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
+
+        All ranks call it at the same time, because gathering is a collective. If an engine fails, its error is in
+        ``client.failures`` and is not raised.
+        """
         if self.rank != 0:
             for _ in source:
                 pass
@@ -86,13 +260,3 @@ class Gloo:
         if self.sender is not None:
             self.sender.close()
         self.sender, self.connected = None, []
-
-
-def transfer_by(backend: str, rank: int, host: str, timeout: float) -> Transfer:
-    """Return a backend by its name. Importing vLLM takes seconds and 165 MB, so only its backends do it."""
-    if backend == "gloo":
-        return Gloo(rank, host, timeout)
-    from rlprims.execution.ray._vllm_transfer import Ipc, Nccl
-
-    transfer: Transfer = Nccl(rank, host) if backend == "nccl" else Ipc(rank)
-    return transfer

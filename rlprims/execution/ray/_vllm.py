@@ -23,12 +23,12 @@ from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution._config import LoraConfig, ModelConfig, RayConfig, Sampling
+from rlprims.execution import LoraConfig, ModelConfig, RayConfig, Sampling
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
-from rlprims.execution.hf._sampler import Responses
+from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
@@ -237,7 +237,6 @@ class VllmEngine:
         return torch.cat(found)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample with vLLM's own ``generate``; with ``sampling`` with the same seeds and log-probs as :meth:`begin`."""
         lengths = batch["response_mask"].sum(-1).tolist()
         seeds = sample_seeds(0, range(len(batch))).tolist()
         parameters = [
@@ -315,18 +314,13 @@ class VllmEngine:
     def abandon_update(self) -> None:
         self.llm.collective_rpc("abandon_weight_update")
 
-    def unlike(self, sent: Sums) -> list[str]:
-        """Return the names of the engine's parameters whose checksums differ from those of the sent tensors."""
+    def mismatched_tensors(self, sent: Sums) -> list[str]:
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
 
 
 def _started(options: dict[str, Any]) -> LLM:
-    """Start vLLM.
-
-    Raises:
-        ValueError: vLLM refuses an option, or its runner cannot record experts.
-    """
+    """Start vLLM."""
     try:
         return LLM(**options)
     except ValueError as error:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from transformers import AutoConfig
 from vllm import LLM, RequestOutput, SamplingParams
@@ -13,7 +14,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
-from rlprims.execution._config import ModelConfig, RayConfig
+from rlprims.execution import ModelConfig, RayConfig
 
 
 def scoring(**wanted: Any) -> SamplingParams:
@@ -160,7 +161,9 @@ def _columns(output: RequestOutput, text: _Text) -> tuple[Tensor, Tensor]:
     The first column is the response's own token, the others are the likeliest tokens.
     """
     flat, count = output.prompt_logprobs, len(text.tokens) - 1  # none for the first token of the prompt
-    ids, log_probs = (torch.tensor(column).view(count, -1) for column in (flat.token_ids, flat.logprobs))
+    ids, log_probs = (
+        rearrange(torch.tensor(column), "(n k) -> n k", n=count) for column in (flat.token_ids, flat.logprobs)
+    )
     return ids[text.prompt - 1 :], log_probs[text.prompt - 1 :]
 
 

@@ -15,8 +15,7 @@ from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTran
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from rlprims.execution.ray._client import EngineClient
-from rlprims.execution.ray._source import Source
+from rlprims.execution.ray._transfer import EngineClient, Source
 from rlprims.execution.ray._wire import Sums, checksums
 
 _BUFFER = 64 << 20

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
+
+from rlprims.execution.hf._adapters import sum_of_bits
 
 dist: Any = torch.distributed  # some of its names are not typed
 
 Sums = dict[str, tuple[int, int]]
 """The number of elements and the checksum of each tensor, by its name."""
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALIGNED = 16
 
 
@@ -65,20 +65,8 @@ def layers(names: Sequence[str]) -> list[list[str]]:
     return [list(part) for _, part in itertools.groupby(names, key=layer)]
 
 
-def checksum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's bits, read as integers.
-
-    The sums of a tensor's parts, in any order, add up to its sum. Appended zeros do not change it.
-    """
-    flat = tensor.detach().contiguous()
-    bits = flat.view(_BITS[flat.element_size()])
-    if bits.device.type == "cpu":  # numpy adds small integers ten times as fast as torch
-        return int(bits.numpy().sum(dtype=np.int64))
-    return int(bits.sum(dtype=torch.int64))
-
-
 def checksums(tensors: Mapping[str, Tensor]) -> Sums:
-    return {name: (tensor.numel(), checksum(tensor)) for name, tensor in tensors.items()}
+    return {name: (tensor.numel(), sum_of_bits(tensor)) for name, tensor in tensors.items()}
 
 
 class Sender:

@@ -1,83 +1,30 @@
 """Groups of Ray actors: one call of the driver runs a method on several ranks.
 
-``group.call(Worker.method, ...)`` returns a :class:`Pending` at once. A decorator of the method decides where it runs:
-:func:`everywhere` on all ranks with the same arguments, :func:`split` on all ranks with a part of the batch for each,
-:func:`first` on rank 0.
+``group.call(Worker.method, ...)`` returns a :class:`Pending` at once. A decorator of the method decides where it runs,
+see :mod:`rlprims.execution.ray._calls`. A batch that is split is divided here, and the results are joined.
 """
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
+from rlprims.batching import balance
 from rlprims.data_proto import DataProto
-from rlprims.execution._protocol import ExecutionError
-from rlprims.execution.ray._division import columns_of, divided, padded
+from rlprims.execution.hf import without_tokens
+from rlprims.execution.ray._calls import Dispatch, WorkerLost, fetch
 from rlprims.execution.ray._head import wait
-from rlprims.execution.ray._reasons import cause_of, reason_of, traceback_of
 
 R = TypeVar("R")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-class WorkerError(ExecutionError):
-    """A worker raised an error. The message has the worker's name and the cause, the note the worker's traceback."""
-
-
-class WorkerRefused(WorkerError, ValueError):
-    """A worker raised a ValueError because of its arguments."""
-
-
-class WorkerLost(ExecutionError):
-    """A worker died, or did not answer in time."""
-
-
-def everywhere(method: Method) -> Method:
-    """Call the method with the same arguments on every rank; the result is the list of the ranks' results."""
-    return _marked(method, "everywhere")
-
-
-def split(method: Method) -> Method:
-    """Split the first argument, a DataProto, by rows. The parts are balanced by tokens; a trajectory stays in one part.
-
-    If the ranks return tensors or DataProtos, these are joined, with the rows in their original order. Otherwise the
-    result is the list of the ranks' results.
-    """
-    return _marked(method, "split")
-
-
-def split_by_prompt(method: Method) -> Method:
-    """Like :func:`split`, but rows with the same prompt go to one rank if that saves tokens.
-
-    A packed forward pass computes a prompt once for all its rows.
-    """
-    return _marked(method, "split by prompt")
-
-
-def reads(columns: Collection[str] | None) -> Callable[[Method], Method]:
-    """Send only these columns of a batch that is split; None: all tensors, without columns of objects."""
-
-    def marked(method: Method) -> Method:
-        method.columns = columns  # type: ignore[attr-defined]
-        return method
-
-    return marked
-
-
-def first(method: Method) -> Method:
-    """Call the method on rank 0 only."""
-    return _marked(method, "first")
-
-
-def _marked(method: Method, how: str) -> Method:
-    method.dispatch = how  # type: ignore[attr-defined]
-    return method
+SCORED = frozenset({"prompts", "responses", "attention_mask", "response_mask", "kept_ids", "kept_counts"})
+"""The columns that a forward pass reads."""
+SCORED_BY_POLICY = SCORED | {"routed_experts"}
 
 
 class Pending(Generic[R]):
@@ -110,23 +57,27 @@ class Pending(Generic[R]):
         return f"{name} of {len(self.refs)}"
 
 
-def fetch(ref: Any, who: str, timeout: float) -> Any:
-    """Wait for the result of one worker. An error is raised again with the name of the worker."""
-    done, _ = wait([ref], timeout, who)
-    if not done:
-        raise WorkerLost(f"{who} did not answer within {timeout:g} s")
-    try:
-        return ray.get(ref, timeout=max(1.0, timeout))
-    except RayTaskError as error:
-        # The class of Ray's error is also a subclass of the class of its cause.
-        failure = (WorkerRefused if isinstance(error, ValueError) else WorkerError)(f"{who}: {cause_of(error)}")
-        if not isinstance(error.cause, OSError):  # such a message has path and reason
-            failure.add_note(traceback_of(error))
-        raise failure from None
-    except RayActorError as error:
-        raise WorkerLost(f"{who} died: {reason_of(error)}") from None
-    except GetTimeoutError:
-        raise WorkerLost(f"{who} did not answer within {timeout:g} s") from None
+class Place(NamedTuple):
+    """Where the workers of a pool run, and what each of them gets."""
+
+    placement_group: Any
+    bundles: list[int]
+    """The bundle of each rank."""
+    cpus: float
+    gpus: float
+    environment: dict[str, str]
+
+    def start(self, worker: type, rank: int, count: int) -> Any:
+        """Start an actor in the bundle of its rank; returns the actor's handle."""
+        bundle = PlacementGroupSchedulingStrategy(self.placement_group, self.bundles[rank])
+        actor = ray.remote(worker).options(
+            num_cpus=self.cpus,
+            num_gpus=self.gpus,
+            max_restarts=0,  # a worker that Ray restarts would have the initial weights
+            scheduling_strategy=bundle,
+            runtime_env={"env_vars": self.environment},
+        )
+        return actor.remote(rank, count)
 
 
 class WorkerGroup:
@@ -137,98 +88,46 @@ class WorkerGroup:
     """
 
     def __init__(
-        self,
-        worker: type,
-        count: int,
-        *,
-        name: str,
-        placement_group: Any,
-        bundles: Sequence[int],
-        cpus: float,
-        gpus: float,
-        environment: dict[str, str],
-        timeout: float,
-        same_rows: int = 1,
+        self, worker: type, count: int, place: Place, *, name: str, timeout: float, same_rows: int = 1
     ) -> None:
-        self.name = name
         self.worker: Any = worker
-        self.same_rows = same_rows
-        self.timeout = timeout
+        self.name, self.timeout, self.same_rows = name, timeout, same_rows
         self.order = threading.Lock()
-        # Ray must not restart a worker, because the new one would have the initial weights.
-        self.workers = [
-            start_worker(worker, rank, count, placement_group, bundles, cpus=cpus, gpus=gpus, environment=environment)
-            for rank in range(count)
-        ]
+        self.workers = [place.start(worker, rank, count) for rank in range(count)]
 
     def call(
         self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
     ) -> Pending[Any]:
-        """Start a method of the workers' class. Calls from several threads reach all ranks in the same order.
+        """Start the method of this name. Calls from several threads reach all ranks in the same order.
 
         If a batch is split, rows with the same id in the column ``together`` go to the same rank.
         """
+        dispatch: Dispatch = getattr(self.worker, method.__name__).dispatch
+        methods = [getattr(worker, method.__name__) for worker in self.workers]
         with self.order:
-            return self._call(method, *args, together=together, **kwargs)
-
-    def _call(self, method: Callable[..., Any], *args: Any, together: str, **kwargs: Any) -> Pending[Any]:
-        how: str = method.dispatch  # type: ignore[attr-defined]
-        name = method.__name__
-        if how.startswith("split"):
-            return self._split(method, *args, together=together, **kwargs)
-        workers = self.workers[:1] if how == "first" else self.workers
-        shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
-        refs = [getattr(worker, name).remote(*shared, **kwargs) for worker in workers]
-        return Pending(self, refs, (lambda results: results[0]) if how == "first" else (lambda results: results))
+            if dispatch.where == "split":
+                return self._split(methods, dispatch, *args, together=together, **kwargs)
+            is_first = dispatch.where == "first"
+            shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
+            refs = [start.remote(*shared, **kwargs) for start in (methods[:1] if is_first else methods)]
+            return Pending(self, refs, lambda results: results[0] if is_first else results)
 
     def _split(
-        self, method: Callable[..., Any], batch: DataProto, *args: Any, together: str, **kwargs: Any
+        self, methods: list[Any], dispatch: Dispatch, batch: DataProto, *args: Any, together: str, **kwargs: Any
     ) -> Pending[Any]:
         parts = len(self.workers) // self.same_rows
         whole = padded(batch, parts, together=together)
-        how: str = method.dispatch  # type: ignore[attr-defined]
-        by_prompt = how == "split by prompt"
-        rows = divided(whole, parts, share_prompts=by_prompt, together=together)
-        # Each rank gets only the columns that it reads.
-        sent = columns_of(whole, method.columns) if hasattr(method, "columns") else whole
+        rows = divided(whole, parts, share_prompts=dispatch.by_prompt, together=together)
+        sent = columns_of(whole, dispatch.columns)
         of_parts: list[Any] = [sent.select_idxs(np.array(part, dtype=np.int64)) for part in rows]
         if self.same_rows > 1:
             of_parts = [ray.put(part) for part in of_parts]
-        refs = [
-            getattr(worker, method.__name__).remote(of_parts[rank // self.same_rows], *args, **kwargs)
-            for rank, worker in enumerate(self.workers)
-        ]
+        refs = [start.remote(of_parts[rank // self.same_rows], *args, **kwargs) for rank, start in enumerate(methods)]
         return Pending(self, refs, lambda results: _joined(results[:: self.same_rows], rows, len(batch)))
 
     def stop(self) -> None:
         for worker in self.workers:
             ray.kill(worker)
-
-
-def start_worker(
-    worker: type,
-    rank: int,
-    count: int,
-    placement_group: Any,
-    bundles: Sequence[int],
-    *,
-    cpus: float,
-    gpus: float,
-    environment: dict[str, str],
-) -> Any:
-    """Start an actor in the bundle of its rank, ``bundles[rank]``; returns the actor's handle."""
-    place = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundles[rank])
-    return (
-        ray.remote(worker)
-        .options(
-            num_cpus=cpus,
-            num_gpus=gpus,
-            max_restarts=0,
-            scheduling_strategy=place,
-            runtime_env={"env_vars": environment},
-        )
-        .remote(rank, count)
-    )
 
 
 def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
@@ -239,3 +138,55 @@ def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
     if isinstance(results[0], DataProto):
         return DataProto.concat(results).select_idxs(order.argsort()[:size].numpy())
     return results
+
+
+def columns_of(batch: DataProto, names: Collection[str] | Literal["tensors", "all"]) -> DataProto:
+    """Return the batch with only the tensors of these names, or with all tensors; or with all columns."""
+    if names == "all":
+        return batch
+    there = [name for name in dict(batch.batch.items()) if names == "tensors" or name in names]
+    return batch.select(batch_keys=there, non_tensor_batch_keys=[], meta_info_keys=[])
+
+
+def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str = "trajectory_ids") -> list[list[int]]:
+    """Return the rows of each rank, balanced by tokens. Rows with the same id in ``together`` get the same rank.
+
+    With ``share_prompts`` a rank computes a prompt once for all its rows with this prompt. The function then compares
+    two divisions: one keeps rows with the same prompt on one rank, the other does not. It returns the division in
+    which the rank with the most tokens has fewer of them.
+    """
+    tokens = batch["attention_mask"].sum(-1)
+    labels = batch[together].tolist() if together in batch else None
+    anywhere = balance(tokens.tolist(), ranks, labels) if len(batch) else [[] for _ in range(ranks)]
+    if not share_prompts or labels is not None or not len(batch):
+        return anywhere
+    width = batch["prompts"].shape[1]
+    in_prompt = batch["attention_mask"][:, :width].bool()
+    known = torch.where(in_prompt, batch["prompts"], -1)
+    prompts = torch.unique(known, dim=0, return_inverse=True)[1].numpy()
+    lengths = in_prompt.sum(-1).numpy()
+    responses = tokens.numpy() - lengths
+    first = np.zeros(len(batch), dtype=bool)
+    first[np.unique(prompts, return_index=True)[1]] = True
+    if first.sum() < ranks:
+        return anywhere
+
+    def most(parts: list[list[int]]) -> int:
+        once = (lengths[part][np.unique(prompts[part], return_index=True)[1]].sum() for part in parts)
+        return max(int(responses[part].sum() + shared) for part, shared in zip(parts, once, strict=True))
+
+    by_prompt = balance((responses + first * lengths).tolist(), ranks, prompts.tolist())
+    return min(anywhere, by_prompt, key=most)
+
+
+def padded(batch: DataProto, ranks: int, *, together: str = "trajectory_ids") -> DataProto:
+    """Add rows without valid tokens, until each rank can have a row (and an id of the column ``together``)."""
+    missing = ranks - (len(batch[together].unique()) if together in batch else len(batch))
+    if missing <= 0 or not len(batch):
+        return batch
+    spare = batch.select_idxs(np.zeros(missing, dtype=np.int64))
+    for name, mask in without_tokens(dict(spare.batch.items())).items():
+        spare[name] = mask
+    for name in {"trajectory_ids", together} & set(batch.batch.keys()):
+        spare[name] = batch[name].max() + 1 + torch.arange(missing)
+    return DataProto.concat([batch, spare])

@@ -39,23 +39,26 @@ def to_verifiers(
         seconds: the time limit of all calls of the environment in an episode.
         options: other arguments of ``MultiTurnEnv``.
     """
+    return _environment_class(make, seconds)(
+        dataset=_data_set(data),
+        eval_dataset=None if eval_data is None else _data_set(eval_data),
+        rubric=_rubric(columns),
+        max_turns=max_turns,
+        **options,
+    )
+
+
+def _environment_class(make: Callable[..., Environment], seconds: float) -> Any:
+    """A ``verifiers.MultiTurnEnv`` whose rollouts are episodes of ``make(**row)``."""
     vf = package()
     normalized = importlib.import_module("verifiers.utils.message_utils").normalize_messages
-
-    @contextmanager
-    def as_verifiers_errors(what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # verifiers ends only the rollout if vf.Error is raised
-            reason = f"longer than {seconds} s" if isinstance(error, TimeoutError) and not str(error) else error
-            raise vf.Error(f"{what}: {type(error).__name__}: {reason}") from error
 
     base: Any = vf.MultiTurnEnv
 
     class Ours(base):  # type: ignore[misc]
         async def setup_state(self, state: Any) -> Any:
             state["ask"], state["columns"] = Asker(seconds), {}
-            with as_verifiers_errors("reset"):
+            with _as_verifiers_error("reset", seconds):
                 state["environment"] = await state["ask"](lambda: make(**state["info"]))
                 start = await state["ask"](state["environment"].reset)
                 messages, tools = start if isinstance(start, tuple) else (start, ())
@@ -69,7 +72,7 @@ def to_verifiers(
             await super().add_trajectory_step(state, trajectory_step)
             written = trajectory_step["completion"][-1]
             message = as_ours(written) | {"finish": "length" if trajectory_step["is_truncated"] else "stop"}
-            with as_verifiers_errors("step"):
+            with _as_verifiers_error("step", seconds):
                 step: Step = await state["ask"](state["environment"].step, message)
                 trajectory_step["reward"] = float(step.reward)
                 state["columns"].update(step.columns)
@@ -92,6 +95,22 @@ def to_verifiers(
             finally:
                 ask.close()
 
+    return Ours
+
+
+@contextmanager
+def _as_verifiers_error(what: str, seconds: float) -> Iterator[None]:
+    """An error that is raised inside becomes a ``vf.Error``, with which verifiers ends only the rollout."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"longer than {seconds} s" if isinstance(error, TimeoutError) and not str(error) else error
+        raise package().Error(f"{what}: {type(error).__name__}: {reason}") from error
+
+
+def _rubric(columns: Sequence[str]) -> Any:
+    """The sum of the rewards, and a metric for each column."""
+
     def reward(state: Any) -> float:
         return math.fsum(step["reward"] or 0.0 for step in state["trajectory"])
 
@@ -102,16 +121,10 @@ def to_verifiers(
         of_state.__name__ = name
         return of_state
 
-    rubric = vf.Rubric(funcs=[reward])
+    rubric = package().Rubric(funcs=[reward])
     for name in columns:
         rubric.add_metric(metric(name))
-    return Ours(
-        dataset=_data_set(data),
-        eval_dataset=None if eval_data is None else _data_set(eval_data),
-        rubric=rubric,
-        max_turns=max_turns,
-        **options,
-    )
+    return rubric
 
 
 def _data_set(data: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,0 +1,239 @@
+"""A file of rows before a run: its layout, columns, lengths, doubles and bad rows, and the same rows in our fields."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlprims.fit.config import FitDataConfig
+from rlprims.fit.rows import Reader as StoredReader
+from rlprims.reports._visible import visible
+from rlprims.reports.terminal import make_table
+from rlprims.runs.end_tokens import load_end_tokens
+from rlprims.runs.layouts import MISSING, Fields, Use, as_messages, fields_of, layout_of, value_at
+from rlprims.runs.rows import BadRows, RowsConfig, read_rows
+from rlprims.trainer.data import DataConfig, Reader
+from rlprims.turns.tokens import checked_tools, shown
+
+_NEEDED: dict[Use, tuple[str, ...]] = {
+    "prompts": ("question", "answer"),
+    "demonstrations": ("prompt", "response"),
+    "pairs": ("prompt", "chosen", "rejected"),
+}
+_AS_THEY_ARE = ("answer", "source", "tools", "system")
+_SAMPLES, _BARS, _WIDTH = 3, 8, 40
+
+
+class Tokens(NamedTuple):
+    """The tokens of a row, and which of them are learned."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+class Survey(NamedTuple):
+    """What a file has."""
+
+    rows: int
+    columns: dict[str, tuple[int, str]]
+    """By name the number of rows that have it, and its first value."""
+    lengths: list[int]
+    """Tokens of each row; characters without a tokenizer."""
+    contents: Counter[str]
+    samples: list[Tokens | dict[str, Any]]
+    bad: BadRows
+    fields: Fields
+
+
+def use_of(row: Mapping[str, Any]) -> Use:
+    """What the rows of a file are for, by one of them."""
+    if layout_of(row, "pairs"):
+        return "pairs"
+    if layout_of(row, "prompts"):
+        return "prompts"
+    return "demonstrations" if layout_of(row, "demonstrations") or {"prompt", "response"} <= row.keys() else "prompts"
+
+
+def config_for(path: Path, use: Use, layout: str | None, template: str) -> DataConfig | FitDataConfig:
+    """Settings with our names of fields."""
+    how: dict[str, Any] = {"train": path, "on_bad_row": "skip", "layout": layout}
+    how |= {"template": "chat"} if template == "chat" else {}
+    return DataConfig(**how) if use == "prompts" else FitDataConfig(**how)
+
+
+def first_row(path: Path) -> dict[str, Any]:
+    """The first row that can be read.
+
+    Raises:
+        ValueError: there is none.
+    """
+    bad = BadRows(path)
+    for _, row in read_rows(path, bad):
+        return row
+    raise ValueError(f"{path}: it has no rows" if not bad.found else bad.text())
+
+
+def fields_in(config: RowsConfig, use: Use, row: Mapping[str, Any]) -> Fields:
+    """The paths of the fields of a file."""
+    others = {"prompts": ("source", "tools"), "demonstrations": ("messages", "tools"), "pairs": ("tools",)}
+    needed: tuple[str, ...] = _NEEDED[use]
+    if use == "demonstrations" and value_at(row, str(getattr(config, "messages", ""))) is not MISSING:
+        needed = ("messages",)
+    return fields_of(config, use, row, (*_NEEDED[use], *others[use]), needed)
+
+
+def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any]:
+    """The row in our fields, as settings by default read it; other fields stay.
+
+    Raises:
+        ValueError: a field is missing.
+    """
+    found = {name: value_at(row, path) for name, path in fields.paths.items()}
+    found = {
+        name: value if name in _AS_THEY_ARE else as_messages(value, fields.layout)
+        for name, value in found.items()
+        if value is not MISSING
+    }
+    needed: tuple[str, ...] = ("messages",) if "messages" in found else _NEEDED[use]
+    if use == "pairs" and not isinstance(found.get("chosen"), str):
+        needed = ("chosen", "rejected")
+    if missing := [name for name in needed if name not in found]:
+        raise ValueError(f"expected {', '.join(fields.paths[name] for name in missing)}; the row has {sorted(row)}")
+    if fields.convert is not None:
+        found["answer"] = fields.convert(found["answer"])
+    if "tools" in found:
+        found["tools"] = checked_tools(found["tools"], fields.paths["tools"])
+    if isinstance(found.get("system"), str) and "messages" in found:
+        found["messages"] = [{"role": "system", "content": found.pop("system")}, *found["messages"]]
+    used = {path.partition(".")[0] for path in fields.paths.values()}
+    named = {"data_source" if name == "source" else name: value for name, value in found.items()}
+    return {**{name: value for name, value in row.items() if name not in used}, **named}
+
+
+def convert(path: Path, to: Path, config: RowsConfig, use: Use) -> tuple[int, BadRows]:
+    """Write the rows of a file as JSON lines in our fields; returns their number, and those that were left out."""
+    bad, count, fields = BadRows(path, "skip"), 0, fields_in(config, use, first_row(path))
+    with to.open("x", encoding="ascii") as file:
+        for place, row in read_rows(path, bad):
+            try:
+                line = json.dumps(converted(row, fields, use), default=str)
+            except ValueError as error:
+                bad.add(place, error)
+                continue
+            file.write(line + "\n")
+            count += 1
+    return count, bad
+
+
+def tokenizing(
+    config: RowsConfig, use: Use, model: str, first: Mapping[str, Any]
+) -> tuple[Any, Callable[[Any], Tokens]]:
+    """The tokenizer of a model, and a function of a row that returns its tokens, as a run would have them."""
+    tokenizer, ends = load_end_tokens(model)
+    if isinstance(config, DataConfig):
+        prompts = Reader(config, tokenizer, first, lambda answer, source, fields: None)
+
+        def of_prompt(row: dict[str, Any]) -> Tokens:
+            ids = prompts.example(row, "").prompt_ids
+            return Tokens(ids, [False] * len(ids))
+
+        return tokenizer, of_prompt
+    assert isinstance(config, FitDataConfig)
+    stored = StoredReader(config, use, tokenizer, ends or [tokenizer.eos_token_id], 2**31)  # type: ignore[arg-type]
+    stored.see(first)
+
+    def of_stored(row: dict[str, Any]) -> Tokens:
+        prompt_ids, (response, *_), _ = stored.row(row)
+        return Tokens([*prompt_ids, *response.ids], [False] * len(prompt_ids) + response.learned)
+
+    return tokenizer, of_stored
+
+
+def survey(path: Path, config: RowsConfig, use: Use, tokens: Callable[[Any], Tokens] | None = None) -> Survey:
+    """Read a file once; with ``tokens`` as :func:`tokenizing` returns it."""
+    bad, columns, contents = BadRows(path, "skip"), dict[str, tuple[int, str]](), Counter[str]()
+    lengths, samples = list[int](), list[Tokens | dict[str, Any]]()
+    rows, fields = 0, fields_in(config, use, first_row(path))
+    for place, row in read_rows(path, bad):
+        rows += 1
+        for name, value in row.items():
+            count, example = columns.get(name, (0, shown(value)))
+            columns[name] = count + 1, example
+        try:
+            ours = converted(row, fields, use)
+            found: Tokens | dict[str, Any] = ours if tokens is None else tokens(row)
+        except ValueError as error:
+            bad.add(place, error)
+            continue
+        content = json.dumps([ours.get(name) for name in ("messages", *_NEEDED[use])], default=str, sort_keys=True)
+        contents[content] += 1
+        lengths.append(len(content) if isinstance(found, dict) else len(found.ids))
+        samples += [found] if len(samples) < _SAMPLES else []
+    return Survey(rows, columns, lengths, contents, samples, bad, fields)
+
+
+def show(found: Survey, path: Path, console: Any, tokenizer: Any = None) -> None:
+    """Print what a file has."""
+    has = [(name, place) for name, place in found.fields.paths.items() if place.partition(".")[0] in found.columns]
+    layout = ", ".join(f"{name} in {place}" for name, place in has)
+    name = f"layout {found.fields.layout}: " if found.fields.layout else ""
+    console.print(f"{path}: {found.rows} rows; {name}{layout}", highlight=False, soft_wrap=True)
+    table = [(visible(name), str(count), visible(value)[:_WIDTH]) for name, (count, value) in found.columns.items()]
+    console.print(make_table(("column", "rows", "first value"), table))
+    for number, sample in enumerate(found.samples, 1):
+        console.print(f"row {number}", style="bold")
+        if isinstance(sample, dict):
+            for name, value in sample.items():
+                console.print(f"  {visible(name)}: {visible(shown(value))}", highlight=False, soft_wrap=True)
+        else:
+            _show_tokens(sample, console, tokenizer)
+    unit = "characters of JSON" if tokenizer is None else "tokens"
+    console.print(f"lengths in {unit}", style="bold")
+    for line in histogram(found.lengths):
+        console.print(line, highlight=False)
+    doubles = sum(count - 1 for count in found.contents.values())
+    console.print(f"duplicates: {doubles}; rows that cannot be used: {found.bad.count}", highlight=False)
+    if found.bad.count:
+        console.print(visible(found.bad.text()), style="yellow", highlight=False, soft_wrap=True)
+
+
+def _show_tokens(tokens: Tokens, console: Any, tokenizer: Any) -> None:
+    """The text of a row; what is learned is green, and stands between ⟦ and ⟧ if there are no colours."""
+    text = list[tuple[str, str]]()
+    coloured = getattr(console, "color_system", None) is not None
+    pairs = zip(tokens.ids, tokens.learned, strict=True)
+    for learned, part in groupby(pairs, key=lambda pair: pair[1]):
+        words = visible(tokenizer.decode([token for token, _ in part]))
+        text.append((words if coloured or not learned else f"⟦{words}⟧", "green" if learned else "dim"))
+    with suppress(ModuleNotFoundError):
+        from rich.text import Text
+
+        console.print(Text.assemble(*text))
+        return
+    console.print("".join(words for words, _ in text))
+
+
+def histogram(lengths: list[int]) -> Iterator[str]:
+    """Lines of a histogram, at most 80 columns wide.
+
+    >>> print("\\n".join(histogram([1, 1, 1, 16])))
+       1 to    2  ████████████████████████████████████████ 3
+      15 to   16  █████████████ 1
+    """
+    if not lengths:
+        return
+    low, step = min(lengths), (max(lengths) - min(lengths)) // _BARS + 1
+    counts = Counter((length - low) // step for length in lengths)
+    digits = max(4, len(str(max(lengths))))
+    for bar, count in sorted(counts.items()):
+        begin = low + bar * step
+        size = max(1, _WIDTH * count // max(counts.values()))
+        yield f"{begin:{digits}} to {begin + step - 1:{digits}}  {'█' * size} {count}"
+
+
+def overlap(a: Survey, b: Survey) -> int:
+    """The number of rows of ``b`` that ``a`` also has."""
+    return sum(count for content, count in b.contents.items() if content in a.contents)

@@ -1,0 +1,150 @@
+"""The parts of a batch: the rows of each rank, and micro-batches within a token budget."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from rlprims.algorithms import Algorithm, step_counts
+from rlprims.batching import micro_batches, prefix_tree
+from rlprims.data_proto import DataProto
+from rlprims.execution import ModelConfig, kept_of
+from rlprims.execution.hf._models import load_causal_lm, usable_device
+from rlprims.execution.hf._packed import packed_micro_batches
+from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
+from rlprims.grouping import dense_ids, rows_by_label
+from rlprims.types import Kept, Totals
+
+StepTotals: TypeAlias = Mapping[str, Totals]
+"""The totals of a step by name: of the policy's tokens, and of each loss term with its own tokens."""
+
+
+class Ranks(NamedTuple):
+    """The processes that share a model. Each has some rows of a batch, and the totals of the whole batch."""
+
+    size: int
+    """Parts of a batch: fewer than processes where some compute the same rows together."""
+    shard: Callable[[nn.Module], nn.Module]
+    """Wrap a module so that its gradients are means over the ranks."""
+    load: Callable[[str, ModelConfig], nn.Module]
+    """Load a causal language model and wrap it. If its files can be read in parts, no rank loads the whole model."""
+    largest: Callable[[int], int]
+    """The maximum of a number over the ranks."""
+    within: Callable[[nn.Module, Callable[[], Any]], Any]
+    """Call a function while the weights outside the module's layers, such as the LM head's, are whole."""
+    reduce_next: Callable[[nn.Module, bool], None]
+    """Set whether the next backward pass of a module sums the gradients over the ranks, or keeps them on the rank."""
+
+
+SINGLE_PROCESS = Ranks(
+    size=1,
+    shard=lambda module: module,
+    load=load_causal_lm,
+    largest=lambda number: number,
+    within=lambda module, compute: compute(),
+    reduce_next=lambda module, last: None,
+)
+
+
+def with_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, StepTotals]:
+    """The batch of an optimizer step with the counts for its means, and its totals. Call it before the split."""
+    counts = step_counts(algorithm, dict(batch.batch.items()))
+    return batch.union(DataProto.from_dict(tensors=counts.columns)), counts.totals
+
+
+def with_critic_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProto, StepTotals]:
+    """The same for a critic, whose loss has no further terms, so that the batch needs no token selections of theirs."""
+    return with_counts(batch, algorithm.model_copy(update={"loss_terms": ()}))
+
+
+def without_tokens(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks among the columns, such as ``response_mask``, set to False everywhere."""
+    shape = columns["response_mask"].shape
+    tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}  # not the kept sets
+    masks = {name: x for name, x in tensors.items() if x.dtype is torch.bool and x.shape == shape}
+    return {name: torch.zeros_like(x) for name, x in masks.items()}
+
+
+def token_budget(config: ModelConfig, longest: int) -> int:
+    """The tokens of a micro-batch: as configured, else 16384, or the longest row (pair, rollout) if that is longer."""
+    return config.max_tokens_per_micro_batch or max(16384, longest)
+
+
+class Part(NamedTuple):
+    """A micro-batch on the device."""
+
+    rows: list[int]
+    """Its rows in the batch. Empty on a rank that has fewer micro-batches than another: it has no valid tokens."""
+    data: dict[str, Tensor]
+    is_last: bool
+
+
+def parts_of(
+    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool, together: str | None = None
+) -> Iterator[Part]:
+    """Micro-batches within the token budget, the same number on every rank.
+
+    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch.
+    """
+    device = usable_device(model)
+    routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
+    tensors = {name: x.to(device) for name, x in without_routes(batch).batch.items() if not x.is_nested}
+    kept = kept_of(batch)
+    ids = {name: batch[name] for name in ("group_ids", "trajectory_ids") if name in tensors}
+    labels = batch[together].tolist() if together is not None and together in tensors else None
+    width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
+    prompts, responses = attention[:, :width].sum(-1).tolist(), attention[:, width:].sum(-1).tolist()
+    budget = token_budget(model, _largest_unit(prompts, responses, labels))
+    if packing:
+        tokens = torch.cat([batch["prompts"], batch["responses"]], 1)
+        if routes is not None and len(batch):
+            tokens = tree_ids(tokens, routes, device)
+            tensors["tree_ids"] = tokens.to(device)
+        parts = packed_micro_batches(prefix_tree(tokens, attention).nodes, labels, max_tokens=budget)
+    else:
+        parts = micro_batches(prompts, responses, labels, max_tokens=budget)
+    count = ranks.largest(len(parts))  # before the first forward pass, in which the ranks wait for each other
+    for i, rows in enumerate(parts, start=1):
+        dense = {name: dense_ids(x[rows]).to(device) for name, x in ids.items()}
+        yield Part(rows, {**_trimmed(tensors, rows, kept, routes), **dense}, i == count)
+    for i in range(len(parts) + 1, count + 1):
+        part = _trimmed(tensors, [0], kept, routes)
+        dense = {name: torch.zeros_like(part[name]) for name in ids}
+        yield Part([], {**part, **dense, **without_tokens(part)}, i == count)
+
+
+def _largest_unit(prompts: Sequence[int], responses: Sequence[int], labels: Sequence[Hashable] | None) -> int:
+    """The tokens, with padding, of the largest row, or of the largest set of rows that stay together."""
+    units = [[row] for row in range(len(prompts))] if labels is None else rows_by_label(labels)
+    sizes = (len(rows) * (max(prompts[i] for i in rows) + max(responses[i] for i in rows)) for rows in units)
+    return max(sizes, default=1)
+
+
+def _trimmed(
+    batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None, routes: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Some rows without the columns that are padding in all of them.
+
+    Also their kept sets as ``kept``, and their experts. ``kept`` and ``routes`` are on the CPU, because they are large.
+    """
+    index = torch.tensor(list(rows), device=batch["responses"].device)
+    part = {name: tensor[index] for name, tensor in batch.items()}
+    width = part["prompts"].shape[1]
+    attention = part["attention_mask"]
+    prompt = int(attention[:, :width].sum(-1).max())
+    response = max(1, int(attention[:, width:].sum(-1).max()))
+    whole = slice(width - prompt, width + response)
+    columns = {"prompts": slice(width - prompt, None), "attention_mask": whole, "tree_ids": whole}
+    found = {
+        name: tensor[:, columns.get(name, slice(response))] if tensor.dim() >= 2 else tensor
+        for name, tensor in part.items()
+    }
+    if routes is not None:
+        found[ROUTES] = routes[index.cpu()][:, whole].to(index.device)
+    if kept is None:
+        return found
+    tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)
+    ids, offsets = kept.take(rearrange(tokens, "b t -> (b t)"))
+    return {**found, "kept": Kept(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]

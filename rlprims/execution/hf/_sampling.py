@@ -1,0 +1,299 @@
+"""Sampling of responses to prompts, with the columns that ``Execution`` defines.
+
+It has a key-value cache. A prompt is read once for all its samples, and finished rows leave the batch.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from transformers import (
+    DynamicCache,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
+from rlprims.execution import Sampling, kept_columns
+from rlprims.execution._columns import left_padded
+from rlprims.execution.hf._draw import draw, sample_seeds
+from rlprims.execution.hf._routes import are_read, recorded, routes_column
+from rlprims.logprobs import from_logits
+from rlprims.types import Kept
+
+_COMPACT_BELOW = 7 / 8
+"""If less than this share of the batch's rows is active, the finished rows are removed, which copies the cache."""
+
+
+class Responses(NamedTuple):
+    tokens: Tensor  # int64 (B, T), padded right
+    mask: Tensor  # bool (B, T)
+    log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
+    ended: Tensor  # int8 (B,), why: codes of Ended
+    kept_ids: Tensor | None = None  # int32 (K,), row after row: what top-k, top-p or min-p left; None: they are off
+    kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
+    routes: Tensor | None = None  # int16 (N, L, K), row after row: the experts of each token that was read
+
+
+class _KeptSets:
+    """The kept sets of a batch, position after position."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.ids = [torch.zeros(0, dtype=torch.int32)]
+        self.counts = torch.zeros(width, rows, dtype=torch.int32)
+
+    def add(self, position: int, rows: Tensor, logits: Tensor) -> None:
+        """Add the sets of these rows, in ascending order, at a position: the ids with finite logits (A, V)."""
+        left = logits.isfinite()
+        left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
+        self.ids.append(left.nonzero()[:, 1].int().cpu())
+        self.counts[position, rows.cpu()] = left.sum(-1, dtype=torch.int32).cpu()
+
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """The ids, row after row, and their counts (B, T)."""
+        by_position = Kept.from_counts(torch.cat(self.ids), self.counts)
+        order = rearrange(torch.arange(self.counts.numel()), "(t b) -> (b t)", t=len(self.counts))
+        return by_position.take(order).ids, self.counts.T.contiguous()
+
+
+def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
+    """The function from a model's logits to the logits for sampling: temperature, min-p, top-k, top-p.
+
+    Each one is applied to the result of the one before, in the order of vLLM.
+    """
+    steps: list[Any] = []
+    if sampling.temperature not in (0.0, 1.0):
+        steps.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
+    if sampling.top_k:
+        steps.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        steps.append(TopPLogitsWarper(sampling.top_p))
+
+    def process(logits: Tensor) -> Tensor:
+        for step in steps:
+            logits = step(None, logits)
+        return logits
+
+    return process
+
+
+class _Drawn:
+    """The responses of B rows while they are sampled."""
+
+    def __init__(self, rows: int, sampling: Sampling, pad_id: int, device: torch.device) -> None:
+        limit = sampling.max_new_tokens
+        self.tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
+        self.mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
+        self.log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
+        self.ended = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
+        self.kept = _KeptSets(rows, limit) if sampling.truncates else None
+
+    def add(self, t: int, rows: Tensor, chosen: Tensor, logits: Tensor, active: Tensor) -> None:
+        """Add the chosen tokens (A,) of these rows where they are active; ``logits`` (A, V) are those drawn from."""
+        now = rows[active]
+        self.tokens[now, t] = chosen[active]
+        self.mask[now, t] = True
+        self.log_probs[now, t] = from_logits(logits, chosen)[active]
+        if self.kept is not None:
+            self.kept.add(t, now, logits[active])
+
+    def responses(self, routes: Tensor | None) -> Responses:
+        kept_ids, kept_counts = (None, None) if self.kept is None else self.kept.by_row()
+        return Responses(self.tokens, self.mask, self.log_probs, self.ended, kept_ids, kept_counts, routes)
+
+
+@torch.no_grad()
+def sample(
+    model: nn.Module,
+    prompts: Tensor,
+    prompt_mask: Tensor,
+    source: Tensor,
+    sampling: Sampling,
+    *,
+    seeds: Tensor,
+    end_ids: Tensor,
+    pad_id: int,
+    ends_text: Callable[[list[int]], bool] | None = None,
+    take_routes: Callable[[], Tensor] | None = None,
+) -> Responses:
+    """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``.
+
+    ``take_routes`` returns the experts of the tokens that the model has read since its last call, (N, L, K).
+    """
+    rows, device = len(source), prompts.device
+    process, seeds = processed(sampling), seeds.to(device)
+    drawn, routes = _Drawn(rows, sampling, pad_id, device), _Routes(take_routes, source)
+    row_of = torch.arange(rows, device=device)  # the response of each row of the batch
+    active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
+    is_padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
+    positions = (attention.cumsum(-1) - 1).clamp(min=0)
+    inputs, cache = prompts, DynamicCache(config=model.config)
+    for t in range(sampling.max_new_tokens if rows else 0):
+        output = model(
+            input_ids=inputs,
+            attention_mask=attention if is_padded else None,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits, positions = output.logits[:, -1], positions[:, -1:] + 1
+        routes.add(t, row_of, inputs)
+        if t == 0:
+            cache.batch_select_indices(source)
+            logits, attention, positions = logits[source], attention[source], positions[source]
+        logits = process(logits.float())
+        chosen = draw(logits, seeds[row_of], positions[:, 0] - 1) if sampling.temperature > 0 else logits.argmax(-1)
+        drawn.add(t, row_of, chosen, logits, active)
+        ended = torch.isin(chosen, end_ids)
+        if ends_text is not None:
+            texts = [ends_text(row) for row in drawn.tokens[row_of, : t + 1].tolist()]
+            ended |= torch.tensor(texts, dtype=torch.bool, device=device)
+        drawn.ended[row_of[ended & active]] = Ended.STOP
+        active &= ~ended
+        number_active = int(active.sum())
+        if not number_active:
+            break
+        if number_active < _COMPACT_BELOW * active.shape[0]:
+            left = active.nonzero()[:, 0]
+            cache.batch_select_indices(left)
+            row_of, attention, positions, chosen = row_of[left], attention[left], positions[left], chosen[left]
+            active = active[left]
+        attention = nn.functional.pad(attention, (0, 1), value=1)
+        inputs = chosen[:, None]
+    return drawn.responses(routes.of_read(torch.cat([prompt_mask[source], drawn.mask], 1)))
+
+
+class _Routes:
+    """The experts of the tokens that a sampler reads; nothing if ``take`` is None."""
+
+    def __init__(self, take: Callable[[], Tensor] | None, source: Tensor) -> None:
+        self.take, self.source = take, source
+        self.found: list[Tensor] = []  # (B, P, L, K) of the prompts, then (B, 1, L, K) of each token
+
+    def add(self, t: int, row_of: Tensor, inputs: Tensor) -> None:
+        """Add those of the ``inputs`` of step ``t``: the distinct prompts, then one token of each row of the batch."""
+        if self.take is None:
+            return
+        place = torch.zeros_like(self.source).scatter(0, row_of, torch.arange(len(row_of), device=row_of.device))
+        read = rearrange(self.take(), "(b p) l k -> b p l k", b=len(inputs))
+        self.found.append(read[(self.source if t == 0 else place).cpu()])
+
+    def of_read(self, attention_mask: Tensor) -> Tensor | None:
+        """int16 (N, L, K): the experts of each token that was read, row after row."""
+        if self.take is None:
+            return None
+        used = torch.cat(self.found, 1) if self.found else self.take()[:, None]
+        return used[are_read(attention_mask).cpu()[:, : used.shape[1]]]
+
+
+class Generation:
+    """Samples responses from a model in this process, ``max_rows`` at a time; ``routes``: and records the experts."""
+
+    def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int, routes: bool = False) -> None:
+        self.module = module
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self.routes = routes
+        self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
+
+    def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
+        ids = prompt_ids(prompts, prompt_width)
+        seeds = sample_seeds(seed, prompts["sample_id"].tolist())
+        starts = range(0, max(1, len(ids)), self.max_rows)
+        parts = [self._sample(ids[i : i + self.max_rows], seeds[i : i + self.max_rows], sampling) for i in starts]
+        columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+        responses = Responses(*columns)  # type: ignore[arg-type]
+        return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+
+    def _sample(self, ids: list[list[int]], seeds: Tensor, sampling: Sampling) -> Responses:
+        distinct = list(dict.fromkeys(map(tuple, ids)))
+        index = {prompt: i for i, prompt in enumerate(distinct)}
+        padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
+        device = next(self.module.parameters()).device
+        with recorded(self.module) if self.routes else nullcontext() as take_routes:
+            return sample(
+                self.module,
+                padded.to(device),
+                mask.to(device),
+                torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
+                sampling,
+                seeds=seeds,
+                end_ids=torch.tensor(self.end_ids, device=device),
+                pad_id=self.pad_token_id,
+                ends_text=self._ends_text(sampling),
+                take_routes=take_routes,
+            )
+
+    def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
+        if not sampling.stop:
+            return None
+        longest = max(map(len, sampling.stop))
+
+        def ends(tokens: list[int]) -> bool:
+            # A character has at most 4 bytes and a token at least one, so these tokens contain a whole stop text.
+            text = self.tokenizer.decode(tokens[-4 * longest :])
+            return any(stop in text for stop in sampling.stop)
+
+        return ends
+
+
+def prompt_ids(prompts: DataProto, prompt_width: int | None) -> list[list[int]]:
+    """The prompts' tokens.
+
+    Raises:
+        ValueError: a prompt is longer than ``prompt_width``.
+    """
+    ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
+    longest = max(map(len, ids), default=0)
+    if prompt_width is not None and longest > prompt_width:
+        raise ValueError(f"a prompt has {longest} tokens, more than prompt_width={prompt_width}: raise the width")
+    return ids
+
+
+def with_responses(
+    prompts: DataProto, responses: Responses, *, prompt_width: int | None, pad_token_id: int
+) -> DataProto:
+    """The prompts with their responses, in the columns that :class:`rlprims.execution.Execution` defines."""
+    ids = prompt_ids(prompts, prompt_width)
+    width = max(map(len, ids), default=0) if prompt_width is None else prompt_width
+    padded, mask = left_padded(ids, width, pad_token_id)
+    attention = torch.cat([mask, responses.mask], 1)
+    more: dict[str, Tensor] = {}
+    if responses.kept_ids is not None and responses.kept_counts is not None:
+        more |= kept_columns(responses.kept_ids, responses.kept_counts)
+    if responses.routes is not None:
+        more |= routes_column(responses.routes, attention)
+    sampled = DataProto.from_dict(
+        tensors={
+            "prompts": padded,
+            "responses": responses.tokens,
+            "attention_mask": attention,
+            "response_mask": responses.mask,
+            "rollout_log_probs": responses.log_probs,
+            "ended": responses.ended,
+            **more,
+        }
+    )
+    return prompts.union(sampled)
+
+
+def special_ids(settings: Any, tokenizer: Any) -> tuple[int, list[int]]:
+    """The padding token, and the tokens that end a response according to the model's ``generation_config``.
+
+    Raises:
+        ValueError: the model has no token that ends a response.
+    """
+    ends = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
+    if ends is None:
+        raise ValueError("the model has no end-of-sequence token: set eos_token_id in its generation_config.json")
+    ends = list(ends) if isinstance(ends, list) else [ends]
+    return (tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]), ends

@@ -1,0 +1,138 @@
+"""What is checked of the settings before Ray starts.
+
+vLLM checks the values of its options when an engine starts. Their names are read from its source, because its import
+takes many seconds.
+"""
+
+import ast
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlprims.execution import ModelConfig, RayConfig, RunNeeds
+from rlprims.execution._ray_config import check_teacher_engine
+from rlprims.execution.hf._models import device_of
+from rlprims.execution.hf._routes import routed_layers
+from rlprims.execution.ray._tensor_parallel import check_plans
+
+_DECIDED = {
+    "model": "model.path",
+    "dtype": "model.dtype or ray.mixed_precision",
+    "enforce_eager": "ray.enforce_eager",
+    "enable_sleep_mode": "ray.colocate",
+    "tensor_parallel_size": "ray.tensor_parallel_size",
+    "kv_cache_memory_bytes": "ray.kv_cache_bytes",
+    "max_num_seqs": "model.max_rows_per_generation",
+    "seed": "the run's seed",
+    "max_model_len": None,
+    "logprobs_mode": None,
+    "max_logprobs": None,
+    "worker_extension_cls": None,
+    "disable_log_stats": None,
+}
+"""Options that other settings decide, or None: this library needs one value."""
+_COPIES = "data_parallel"
+"""The beginning of options by which vLLM runs several copies of a model."""
+_OTHER_PROCESSES = {"pipeline_parallel_size", "prefill_context_parallel_size", "nnodes"}
+"""Options by which an engine has other processes than those of ``ray.tensor_parallel_size``."""
+
+
+def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
+    """Check that cluster and models fit together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    check_plans(cluster, model, run["algorithm"])
+    check_engine_options(cluster, model)
+    if run["algorithm"].needs_teacher:
+        check_teacher_engine(cluster, model, temperature=run["temperature"])
+    if model.replay_routes:
+        _check_routes(cluster, model)
+
+
+def with_whole_paths(model: ModelConfig) -> ModelConfig:
+    """Return the config with absolute paths of local model folders: a worker may have another working directory."""
+
+    def whole(path: str) -> str:
+        return str(Path(path).absolute()) if Path(path).exists() else path
+
+    paths: dict[str, Any] = {
+        name: getattr(model, name) for name in ("path", "reference", "teacher", "critic", "reward")
+    }
+    changed = {
+        name: {role: whole(each) for role, each in path.items()} if isinstance(path, dict) else whole(path)
+        for name, path in paths.items()
+        if path is not None
+    }
+    return model.model_copy(update=changed)
+
+
+def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
+    """Check the names of the options."""
+    known = _known_options()
+    decided = _DECIDED | _decided_for(cluster, model)
+    for name in cluster.engine_options:
+        place = f"ray.engine_options: {name}"
+        if known and name not in known:
+            near = get_close_matches(name, known, 3)
+            raise ValueError(
+                f"{place}: vLLM has no such option"
+                + (f"; use {', '.join(near)}" if near else "; its EngineArgs has the names")
+            )
+        if name.startswith(_COPIES):
+            raise ValueError(f"{place}: an engine here is one copy of the model; use ray.rollout_workers for several")
+        if name in _OTHER_PROCESSES:
+            raise ValueError(
+                f"{place}: an engine here is divided over devices by ray.tensor_parallel_size alone; use this, and "
+                "ray.rollout_workers for several engines"
+            )
+        if name in decided:
+            setting = decided[name]
+            raise ValueError(f"{place}: " + (f"use {setting}" if setting else "this library needs its own value"))
+
+
+def _decided_for(cluster: RayConfig, model: ModelConfig) -> dict[str, str | None]:
+    """Return the options that only some configs decide."""
+    decided = dict[str, str | None]()
+    if model.engine_lora is not None:
+        decided |= dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "model.lora")
+    else:
+        decided["weight_transfer_config"] = "ray.weight_transfer"
+    if cluster.tensor_parallel_size > 1:
+        decided["distributed_executor_backend"] = None
+    if device_of(model).type == "cpu":
+        decided["enable_chunked_prefill"] = None
+    return decided
+
+
+def _known_options() -> set[str]:
+    """Return the names of the options of the installed vLLM; an empty set if its source has another form."""
+    package = find_spec("vllm")
+    if package is None or package.origin is None:
+        return set()
+    source = Path(package.origin).parent / "engine" / "arg_utils.py"
+    try:
+        module = ast.parse(source.read_text())
+    except (OSError, SyntaxError):
+        return set()
+    return {
+        line.target.id
+        for part in module.body
+        if isinstance(part, ast.ClassDef) and part.name == "EngineArgs" and not part.bases
+        for line in part.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
+    """Raise an error if experts cannot be recorded: by a model without experts, or by vLLM without a GPU."""
+    routed_layers(model.path)
+    gpus = cluster.all_pools[cluster.roles.rollout].gpus
+    if cluster.engine == "vllm" and not gpus and device_of(model).type == "cpu":
+        raise ValueError(
+            "model.replay_routes: expected engines with a GPU (ray.gpus_per_worker, or pools with gpus), because only "
+            "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
+            "model.replay_routes: false"
+        )

@@ -1,0 +1,137 @@
+"""The engine of transformers, which shows what a rollout worker needs of an engine."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims.data_proto import DataProto
+from rlprims.execution import ModelConfig, Sampling
+from rlprims.execution.hf import Generation
+from rlprims.execution.hf._adapters import adapt, parameters, trained
+from rlprims.execution.hf._models import load_causal_lm
+from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums, differences
+
+
+class ModelEngine:
+    """Samples with the model's forward pass, as the local execution does. A step samples one call completely.
+
+    A rollout worker calls its public methods. :class:`rlprims.execution.ray._vllm.VllmEngine` has the same ones.
+    """
+
+    joins = False
+    """Whether new requests join the batch of the running ones, and running requests continue after new weights."""
+
+    def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
+        self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
+        self.device = next(self.module.parameters()).device
+        self._generation = Generation(
+            self.module, tokenizer, max_rows=model.max_rows_per_generation, routes=model.replay_routes
+        )
+        self._calls: dict[int, Callable[[], DataProto]] = {}
+        self.version = 0
+
+    def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
+        """Begin to sample responses to the prompts of a call. ``call`` is the number of the call."""
+        self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
+
+    def step(self) -> dict[int, DataProto]:
+        """Sample the next tokens; returns the calls whose responses are all complete, by their numbers.
+
+        The column ``versions`` (B, T) has the version of the weights that sampled each token.
+        """
+        call = next(iter(self._calls))
+        rows = self._calls.pop(call)()
+        rows["versions"] = torch.full(rows["responses"].shape, self.version)
+        return {call: rows}
+
+    def abandon(self, call: int) -> None:
+        """Abort the requests of a call; :meth:`step` will not return it."""
+        self._calls.pop(call, None)
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether :meth:`sleep` releases memory."""
+        return self.device.type != "cpu"
+
+    def sleep(self, level: int) -> None:
+        """Move the weights to the CPU. Level 2 does the same as level 1: there is no other copy of the weights."""
+        self.module.to("cpu")
+        if self.frees_memory:
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        self.module.to(self.device)
+
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        """Sample responses of the batch's lengths with the engine's own ``generate``, so that its time can be compared.
+
+        With ``sampling`` the requests have seeds and ask for log-probs, as those of :meth:`begin` do. Returns False if
+        the engine has no such function.
+        """
+        return False
+
+    @torch.no_grad()
+    def score(self, tokens: list[int]) -> list[float]:
+        """Return the log-prob of each token except the first, at temperature 1."""
+        ids = torch.tensor([tokens], device=next(self.module.parameters()).device)
+        log_probs = torch.log_softmax(self.module(ids).logits[0].float(), -1)
+        scores: list[float] = log_probs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+        return scores
+
+    @torch.no_grad()
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Load the tensors of an adapter."""
+        missing = trained(self.module)
+        for name, tensor in weights:
+            missing.pop(name).copy_(tensor)
+        if missing:
+            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+
+    def open(self, info: dict[str, Any]) -> None:
+        """Connect to the sender of whole weights, before the first transfer.
+
+        A transfer calls ``start_update``, ``update`` and ``finish_update``. The worker runs no step meanwhile.
+        """
+        self._wire = Receiver(Endpoint(**info))
+
+    def start_update(self) -> None:
+        self._received = Sums()
+
+    @torch.no_grad()
+    def update(self, info: dict[str, Any]) -> None:
+        missing = parameters(self.module)
+        for part in self._wire.parts(info["parts"]):
+            self._received |= checksums(part)
+            for name, tensor in part.items():
+                missing.pop(name).copy_(tensor)
+        if missing:
+            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+
+    def finish_update(self, version: int) -> Sums:
+        """Use the new weights; returns the checksums of the received tensors."""
+        self.version = version
+        return self._received
+
+    def abandon_update(self) -> None:
+        """Discard an incomplete update and close the connection, so that another update can begin."""
+        self.__dict__.pop("_wire", None)
+
+    def mismatched_tensors(self, sent: Sums) -> list[str]:
+        """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
+        return differences(sent, [checksums(parameters(self.module))], {})
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """During the import of vLLM, garbage collection would take a quarter of the start time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,244 @@
+"""The Ray actors of engines: one samples, with a server for its calls; one scores responses by a teacher."""
+
+import asyncio
+import time
+import warnings
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import Algorithm
+from rlprims.data_proto import DataProto
+from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
+from rlprims.execution._observed import Observed, metered
+from rlprims.execution.hf._models import check_vocabularies
+from rlprims.execution.ray._calls import everywhere, first, split
+from rlprims.execution.ray._engine import ModelEngine, without_collection
+from rlprims.execution.ray._wire import Sums
+from rlprims.execution.ray._worker_group import SCORED
+
+if TYPE_CHECKING:
+    from rlprims.execution.ray._vllm import VllmEngine
+
+Arrays = Mapping[str, tuple[str, np.ndarray]]
+"""Weights by name, each with the name of its dtype."""
+
+
+class Built(NamedTuple):
+    """The properties of an engine that the driver needs."""
+
+    frees_memory: bool
+    joins: bool
+
+
+class RolloutWorker(Observed):
+    """A Ray actor that holds an engine. The engine samples the responses of several calls together.
+
+    All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and finished calls
+    return. So if :meth:`ping` does not return, the engine hangs.
+    """
+
+    engine: "ModelEngine | VllmEngine"
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self._numbers = count()
+        self._answers: dict[int, asyncio.Future[DataProto]] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._admits = asyncio.Event()  # new calls may begin
+        self._steady = asyncio.Event()  # the engine may run steps
+        self._admits.set()
+        self._steady.set()
+
+    @first
+    def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
+        """Load the engine. ``backend`` is the backend by which it receives whole weights."""
+        torch.set_num_threads(1)
+        self._completes_calls = cluster.running_requests == "wait"
+        if cluster.engine == "hf":
+            self.engine = ModelEngine(model, tokenizer)
+        else:
+            with without_collection():
+                from rlprims.execution.ray._vllm import VllmEngine
+            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
+        return Built(self.engine.frees_memory, self.engine.joins)
+
+    @first
+    @metered
+    def load(self, weights: Arrays, version: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of read-only arrays; they are only read
+            self.engine.load((name, _as_tensor(dtype, array)) for name, (dtype, array) in weights.items())
+        self.engine.version = version
+
+    @first
+    def open(self, info: dict[str, Any]) -> None:
+        self.engine.open(info)
+
+    @first
+    async def start_update(self) -> None:
+        """Prepare for new weights. The engine runs no step until the update is complete.
+
+        With ``running_requests: wait`` the calls that have begun are completed first.
+        """
+        self._admits.clear()
+        if self._completes_calls and self._serving is not None:
+            await asyncio.wait([self._serving])
+        self._steady.clear()
+        self.engine.start_update()
+
+    @first
+    @metered
+    def receive(self, info: dict[str, Any]) -> None:
+        """Receive new weights, or a part of them. In reports ``update`` is the work of a rank."""
+        try:
+            self.engine.update(info)
+        except BaseException:
+            self.engine.abandon_update()
+            raise
+
+    @first
+    @metered
+    def finish_update(self, version: int) -> Sums:
+        """Use the new weights and continue sampling; returns the checksums of the received tensors."""
+        try:
+            received = self.engine.finish_update(version)
+        except BaseException:
+            self.engine.abandon_update()
+            raise
+        self._steady.set()
+        self._admits.set()
+        return received
+
+    @first
+    def abandon_update(self) -> None:
+        self.engine.abandon_update()
+
+    @first
+    def mismatched_tensors(self, sent: Sums) -> list[str]:
+        return self.engine.mismatched_tensors(sent)
+
+    @first
+    @metered
+    def sleep(self, level: int) -> None:
+        self.engine.sleep(level)
+
+    @first
+    @metered
+    def wake(self) -> None:
+        self.engine.wake()
+
+    @first
+    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        return self.engine.sample_plainly(batch, sampling)
+
+    @first
+    def score(self, tokens: list[int]) -> list[float]:
+        return self.engine.score(tokens)
+
+    @first
+    async def generate(
+        self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int | None, versions: bool
+    ) -> DataProto:
+        """Sample a response to each prompt; returns when all responses are complete.
+
+        The column ``weights_version`` has the oldest version of the weights that sampled a response. With ``versions``
+        the column ``versions`` has the version of each token.
+        """
+        await self._admits.wait()
+        number = next(self._numbers)
+        self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        rows = await self._answers[number]
+        of_tokens, mask = rows["versions"], rows["response_mask"]
+        newest = torch.full((len(rows), 1), self.engine.version)  # the version of a response without tokens
+        rows["weights_version"] = torch.cat([of_tokens.where(mask, self.engine.version), newest], 1).amin(1)
+        if not versions:
+            del rows.batch["versions"]
+        return rows
+
+    async def _serve(self) -> None:
+        """Run steps of the engine until all calls are complete."""
+        while self._answers:
+            await asyncio.sleep(0)  # let the calls that have arrived begin
+            await self._steady.wait()
+            if not self._answers:
+                return
+            begun = time.perf_counter()
+            try:
+                with torch.profiler.record_function("RolloutWorker.generate"):
+                    complete = self.engine.step()
+            except Exception as error:
+                for answer in self._answers.values():
+                    answer.set_exception(error)
+                self._answers.clear()
+                return
+            tokens = 0
+            for number, rows in complete.items():
+                tokens += int(rows["response_mask"].sum())
+                self._answers.pop(number).set_result(rows)
+            self.meter.add("generate", Work(time.perf_counter() - begun, tokens))
+
+    @first
+    def abandon(self) -> None:
+        """Abort all calls. Their callers no longer wait for answers."""
+        for number, answer in self._answers.items():
+            self.engine.abandon(number)
+            answer.set_exception(RuntimeError("the call was abandoned"))
+        self._answers.clear()
+
+    @first
+    def ping(self) -> None:
+        """Return at once. The answer shows that the engine does not hang."""
+
+
+def _as_tensor(dtype: str, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).view(getattr(torch, dtype))
+
+
+class TeacherWorker(Observed):
+    """One engine with the whole teacher. Engines do not know each other: each scores its part of a batch."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.engine: Any = None
+
+    @everywhere
+    def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
+        """Load the teacher, if the algorithm has one."""
+        torch.set_num_threads(1)
+        if not algorithm.needs_teacher:
+            return
+        check_vocabularies(model)
+        with without_collection():
+            from rlprims.execution.ray._vllm_scorer import VllmScorer
+        (path,) = model.teachers.values()
+        self.engine = VllmScorer(path, model, cluster)
+
+    @split(SCORED)
+    @metered
+    def teacher_log_probs(self, batch: DataProto) -> Tensor:
+        log_probs: Tensor = self._scorer(batch).log_probs(batch)
+        return log_probs
+
+    @split(SCORED | {"topk_ids"})
+    @metered
+    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
+        top: DataProto = self._scorer(batch).top(batch, size)
+        return top
+
+    def _scorer(self, batch: DataProto) -> Any:
+        if self.engine is None:
+            raise ValueError("no teacher was loaded: the algorithm does not read teacher_log_probs")
+        if "kept_counts" in batch:
+            raise ValueError(
+                "expected a batch of untruncated sampling, got one with kept_counts: a teacher in vLLM scores over its "
+                "whole vocabulary; use ray.teacher_engine: hf"
+            )
+        return self.engine

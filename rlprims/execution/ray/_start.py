@@ -1,0 +1,186 @@
+"""The start of an execution on a cluster: placement groups for the pools, and the workers of each."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import ray
+from ray.util import placement_group_table
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from rlprims.algorithms import Algorithm
+from rlprims.execution import ExecutionError, ModelConfig, OptimizerConfig, RayConfig, RunNeeds
+from rlprims.execution._ray_config import PoolConfig, backend_of
+from rlprims.execution.hf._models import device_of
+from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
+from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
+from rlprims.execution.ray._head import HEAD, end_of_start
+from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
+from rlprims.execution.ray._training_worker import TrainingWorker
+from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
+
+
+class Workers(NamedTuple):
+    """The workers of an execution."""
+
+    pools: dict[str, WorkerGroup]
+    """The training ranks, by pool."""
+    teachers: WorkerGroup
+    rollouts: Rollouts
+    context_window: int
+    """Of the policy."""
+
+
+def start_workers(
+    cluster: RayConfig,
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    run: RunNeeds,
+    held: ExitStack,
+    *,
+    tokenizer: Any,
+    say: Callable[[str], None],
+) -> Workers:
+    """Start all workers, and load their models. ``held`` stops them when it is closed."""
+    backend = backend_of(cluster, device_of(model).type)
+    places = reserve_pools(cluster, model, held)
+    engines = cluster.roles.rollout
+    count = cluster.rollout_workers if engines == "main" else cluster.pools[engines].workers
+    say(f"ray: loading the models in {cluster.training_workers} ranks and {count} engines ({cluster.engine})")
+    before = cluster.training_workers if engines == "main" and not cluster.colocate else 0
+
+    def process(rank: int) -> Any:
+        return places[engines].start(RolloutWorker, before + rank, before + count)
+
+    # All processes start at the same time, because their imports take seconds. The ranks load their models first,
+    # because an engine reserves the memory that is free.
+    begun = [process(rank) for rank in reversed(range(count))]
+    scoring = None
+    if cluster.teacher_engine == "vllm":  # it loads while the ranks load
+        scoring = start_teacher(cluster, model, run["algorithm"], places, held)
+    pools, window = start_training(cluster, model, optimizer, run, places, held)
+    if scoring is not None:
+        scoring.result(cluster.start_timeout)
+    if cluster.colocate:
+        pools["main"].call(TrainingWorker.offload).result()
+
+    def start(rank: int) -> tuple[Any, Any]:
+        worker = begun.pop() if begun else process(rank)
+        return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
+
+    delivery = _delivery(cluster, model, pools["main"], backend)
+    rollouts = Rollouts(start, count, cluster, delivery, max_rows=model.max_rows_per_generation)
+    held.callback(rollouts.stop)
+    return Workers(pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window)
+
+
+def _delivery(cluster: RayConfig, model: ModelConfig, trainers: WorkerGroup, backend: str) -> Delivery:
+    if model.engine_lora is not None:
+        return Adapters(trainers)
+    # In the dtype of the engine: vLLM uses mixed_precision, the engine ``hf`` always model.dtype.
+    dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
+    return Wire(trainers, cluster.tensor_parallel_size, dtype, backend)
+
+
+def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
+    """Reserve a placement group for every pool; returns the start arguments of the pools' workers, by pool.
+
+    ``held`` removes the groups when it is closed.
+    """
+    places = {}
+    on_cpu = device_of(model).type == "cpu"
+    for name, pool in cluster.all_pools.items():
+        room = reserve(pool, timeout=cluster.start_timeout)
+        held.callback(remove_placement_group, room)
+        environment = {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu and not pool.gpus else {})}
+        share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
+        places[name] = Place(room, bundles_of(room, pool), pool.cpus * share, pool.gpus * share, environment)
+    return places
+
+
+def start_training(
+    cluster: RayConfig,
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    run: RunNeeds,
+    places: dict[str, Place],
+    held: ExitStack,
+) -> tuple[dict[str, WorkerGroup], int]:
+    """Start the ranks of every pool that has a model; returns them by pool, and the policy's context window."""
+    of_engines = {"rollout", *(["teacher"] if cluster.teacher_engine == "vllm" else [])}
+    roles = {"actor": "main", **cluster.roles.model_dump(exclude=of_engines)}
+    groups, building = dict[str, WorkerGroup](), {}
+    for name in dict.fromkeys(roles.values()):
+        count = cluster.training_workers if name == "main" else cluster.pools[name].workers
+        shown = "training" if name == "main" else name
+        groups[name] = WorkerGroup(
+            TrainingWorker,
+            count,
+            places[name],
+            name=shown,
+            timeout=cluster.training_timeout,
+            same_rows=cluster.training_tensor_parallel,
+        )
+        held.callback(groups[name].stop)
+    for name, group in groups.items():
+        address = group.call(TrainingWorker.address).result(cluster.start_timeout)
+        mine = [role for role, pool in roles.items() if pool == name]
+        building[name] = group.call(TrainingWorker.build, address, cluster, model, optimizer, run, mine)
+    windows = {name: pending.result(cluster.start_timeout)[0] for name, pending in building.items()}
+    return groups, windows["main"]
+
+
+def start_teacher(
+    cluster: RayConfig, model: ModelConfig, algorithm: Algorithm, places: dict[str, Place], held: ExitStack
+) -> Pending[Any]:
+    """Start the engines of the teacher's pool; returns the pending call that loads them."""
+    name = cluster.roles.teacher
+    count, timeout = cluster.pools[name].workers, cluster.call_timeout
+    group = WorkerGroup(TeacherWorker, count, places[name], name=name, timeout=timeout)
+    held.callback(group.stop)
+    return group.call(TeacherWorker.build, cluster, model, algorithm)
+
+
+def reserve(pool: PoolConfig, *, timeout: float) -> Any:
+    """Reserve a placement group with one bundle for each worker.
+
+    Raises:
+        ExecutionError: the cluster has too few free resources. The message has the requested and the free ones.
+    """
+    bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
+    group = placement_group([bundle] * pool.workers, strategy=pool.placement)
+    try:
+        if not _placed(group, timeout):  # Ray raises no error for a group that can never be placed
+            raise ExecutionError(
+                f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
+                f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
+            )
+    except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
+        remove_placement_group(group)
+        raise
+    return group
+
+
+def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
+    """Return the bundle of each rank: ranks of one node have consecutive numbers, if the placement packs.
+
+    Ray fills the nodes one after another, but does not number the bundles in this order. ``ray.shard_over`` and
+    ``ray.training_tensor_parallel`` divide the ranks by their numbers.
+    """
+    bundles = list(range(pool.workers))
+    if pool.placement != "PACK":  # STRICT_PACK has one node, and a user who spreads wants neighbours apart
+        return bundles
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
+    return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))
+
+
+def _placed(group: Any, timeout: float) -> bool:
+    """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
+    end = time.monotonic() + timeout
+    while not group.wait(min(1.0, timeout)):
+        HEAD.check()
+        if time.monotonic() >= min(end, end_of_start()):
+            return False
+    return True

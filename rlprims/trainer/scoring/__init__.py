@@ -1,0 +1,1 @@
+"""From texts to scores, and from scores to shaped, filtered groups."""

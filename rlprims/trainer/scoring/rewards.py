@@ -1,0 +1,213 @@
+"""Scores from the verifier, the rewards and the reward model of a config, for the rows of a batch."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlprims.data_proto import DataProto
+from rlprims.execution import RewardScorer
+from rlprims.layout import sequence_sum
+from rlprims.rewards import combine
+from rlprims.rewards._columns import wants
+from rlprims.rewards.pool import Pool
+from rlprims.rewards.remote import remote
+from rlprims.rewards.scoring import Failure
+from rlprims.rewards.several import Reward, Several, several
+from rlprims.rewards.verifiers import check_answer, without_thinking
+from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig, ScoringSettings
+
+_INTERNAL = {"prompt_ids", "fields", "failure", "response", "example"}
+_REPORTED: set[tuple[str, str]] = set()
+_POOLS: dict[tuple[str, ScoringConfig], Pool] = {}
+
+
+def score(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
+    """The rows with the columns of :func:`verify`, and ``scores``, the weighted sum of verifier and reward model.
+
+    If there are ``rm_scores``, (B,) or (B, T), these are the scores; the verifier runs only on rows where they are NaN.
+    """
+    known = _known_scores(rows)
+    unknown = known.isnan()
+    if unknown.all():
+        return _verifier_and_reward_model(scorer, config, rows)
+    tensors, failures = {"scores": known}, np.full(len(rows), None, dtype=object)
+    if unknown.any():
+        scored = _verifier_and_reward_model(scorer, config, rows[unknown])
+        failures[unknown.numpy()] = scored["failure"]
+        for name in scored.batch.keys() - rows.batch.keys():
+            tensors[name] = tensors.get(name, torch.full_like(known, torch.nan)).masked_scatter(unknown, scored[name])
+    return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": failures}))
+
+
+def _known_scores(rows: DataProto) -> Tensor:
+    if "rm_scores" not in rows:
+        return torch.full((len(rows),), torch.nan)
+    given: Tensor = rows["rm_scores"].float()
+    return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
+
+
+def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
+    """The weighted sum; NaN if a source with a weight could not score the row.
+
+    A column that the verifier did not return counts as 0.
+    """
+    if not config.score_parts:
+        return verify(config.evaluation_verifier, rows, config.scoring)
+    verifiers = config.verifiers()
+    by_reward = call_rewards(verifiers, rows, config.scoring)
+    columns = as_columns(by_reward, unprefixed="verifier_scores")
+    failed = {name: ~part.scores.isfinite() for name, part in by_reward.parts.items()}
+    for reward in verifiers:
+        if reward.skips:  # None means that the reward does not apply to the row
+            applies = [f is None or f.cause != "returned None" for f in by_reward.parts[reward.column].failures]
+            failed[reward.column] &= torch.tensor(applies, dtype=torch.bool)
+    failures = [[f._replace(cause=f.cause.removeprefix("verifier_scores ")) for f in row] for row in by_reward.failures]
+    if config.model.reward is not None:
+        columns["reward_model_scores"] = read = scorer.reward_scores(rows)
+        failed["reward_model_scores"] = ~read.isfinite()
+        unread = Failure("no reward model score", "the text is longer than its window, or the score is not finite")
+        failures = [[*row, *[unread] * (not ok)] for row, ok in zip(failures, read.isfinite().tolist(), strict=True)]
+    weights = config.weights
+    if missing := sorted(set(weights) - set(columns) - set(rows.batch.keys())):
+        raise ValueError(f"score_weights names {missing}; the columns are {sorted({*columns, *rows.batch.keys()})}")
+    known = {**rows.batch, **columns}
+    scores = combine(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
+    for name in failed.keys() & weights.keys():
+        scores = torch.where(failed[name], torch.nan, scores)
+    texts = {"failure": [failure_text(row) for row in failures]}
+    return rows.union(DataProto.from_dict(tensors={**columns, "scores": scores}, non_tensors=texts))
+
+
+def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> DataProto:
+    """The rows with ``scores`` and every number that the verifier returned, as columns.
+
+    If the verifier raises, returns no number, or reaches a limit, the score of that sample is NaN, and the column
+    ``failure`` has the reason.
+    """
+    by_reward = call_rewards([verifier], rows, scoring)
+    columns = as_columns(by_reward, unprefixed=verifier.column)
+    part = by_reward.parts[verifier.column]
+    columns = {name: column for name, column in columns.items() if name != verifier.column} | {"scores": part.scores}
+    texts = {"failure": [failure and failure_text([failure]) for failure in part.failures]}
+    return rows.union(DataProto.from_dict(tensors=columns, non_tensors=texts))
+
+
+def call_rewards(rewards: Sequence[RewardConfig], rows: DataProto, scoring: ScoringConfig) -> Several:
+    """The scores of each reward for every row. A row that fails has no score; each cause is warned of once."""
+    columns = data_columns(rows)
+    responses = rows["response"].tolist()
+    if scoring.thinking is not None:
+        opening, closing = scoring.thinking
+        how: dict[str, Any] = {"opening": opening, "closing": closing, "opened": scoring.thinking_opened}
+        responses = [without_thinking(text, **how) for text in responses]
+    group_ids = rows["group"].tolist() if "group" in rows else None
+    answers = columns.pop("answer")
+    scored = several([_reward(reward, scoring) for reward in rewards], responses, answers, columns, group_ids=group_ids)
+    for name, part in scored.parts.items():
+        for cause, example in part.causes.items():
+            if (name, cause) not in _REPORTED and (name, cause) not in _without_warning(rewards):
+                _REPORTED.add((name, cause))
+                text = rows["response"][example.first][:200]
+                path = next(reward.path for reward in rewards if reward.column == name)
+                warnings.warn(f"{path} {cause}: {example.detail}; of {text!r}. Later ones are counted", stacklevel=2)
+    return scored
+
+
+def _without_warning(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
+    return {(reward.column, "returned None") for reward in rewards if reward.skips}
+
+
+def data_columns(rows: DataProto) -> dict[str, list[Any]]:
+    """The columns for a verifier: the fields of the data, None in rows without the field, and the trainer's texts."""
+    fields = rows["fields"].tolist() if "fields" in rows else [{}] * len(rows)
+    names = dict.fromkeys(name for row in fields for name in row)
+    columns = {name: [row.get(name) for row in fields] for name in names}
+    own = {name: column.tolist() for name, column in rows.non_tensor_batch.items() if name not in _INTERNAL}
+    return columns | own
+
+
+def failure_text(failures: Sequence[Any]) -> str | None:
+    """The failures of a row, one per line; None if there are none."""
+    return "\n".join(" ".join(str(failure).split()) for failure in failures) or None
+
+
+def failure_causes(failure: str | None) -> list[str]:
+    """The causes in the text of a row's failures."""
+    return [line.partition(": ")[0] for line in (failure or "").splitlines()]
+
+
+def answer_check(config: ScoringSettings) -> Callable[[Any, str, Mapping[str, Any]], None]:
+    """A function of an answer, its source and its row: it raises a ValueError if a verifier could never score it."""
+    verifiers = [(r.fn, wants(r.fn.fn)) for r in config.verifiers() if r.fn is not None]
+
+    def check(answer: Any, source: str, fields: Mapping[str, Any]) -> None:
+        for verifier, wanted in verifiers:
+            wanted.of({**fields, "answer": answer, "data_source": source, "prompt": "", "question": ""})
+            check_answer(verifier.fn, answer, source, dict(verifier.bound))
+
+    return check
+
+
+def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
+    common: dict[str, Any] = {"weight": reward.weight, "name": reward.column, "skips": reward.skips}
+    if reward.url is not None:
+        return Reward(_server(reward, reward.url), per="scores", **common)
+    assert reward.fn is not None
+    if reward.workers:
+        return Reward(_pool(reward, scoring), per="scores", **common)
+    return Reward(
+        reward.fn.fn,
+        per=reward.per,
+        options=dict(reward.fn.bound),
+        concurrency=reward.concurrency,
+        seconds=reward.seconds,
+        requests_per_minute=reward.requests_per_minute,
+        tokens_per_minute=reward.tokens_per_minute,
+        **common,
+    )
+
+
+def _server(reward: RewardConfig, url: str) -> Callable[..., Any]:
+    headers = {}
+    if reward.key is not None:
+        if reward.key not in os.environ:
+            raise ValueError(f"rewards: {reward.name}: there is no environment variable {reward.key} with the key")
+        headers["Authorization"] = f"Bearer {os.environ[reward.key]}"
+    return partial(
+        remote,
+        url,
+        rows_per_request=reward.rows_per_request,
+        concurrency=reward.concurrency or 8,
+        requests_per_second=reward.requests_per_minute and reward.requests_per_minute / 60,
+        tokens_per_second=reward.tokens_per_minute and reward.tokens_per_minute / 60,
+        timeout=reward.seconds or 60.0,
+        deadline=reward.deadline,
+        retries=reward.retries,
+        headers=headers,
+    )
+
+
+def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
+    """The pool of a function with its limits. It is kept for the life of the process, as its start takes seconds."""
+    assert reward.fn is not None
+    scoring = scoring.model_copy(update={"workers": reward.workers})
+    key = (reward.fn.model_dump_json(), scoring)
+    if key not in _POOLS:
+        limits = scoring.model_dump(exclude={"thinking", "thinking_opened"})
+        _POOLS[key] = Pool(reward.fn.fn, dict(reward.fn.bound), **limits)
+    return _POOLS[key]
+
+
+def as_columns(scored: Several, *, unprefixed: str | None) -> dict[str, Tensor]:
+    """The columns of a batch; those of the function ``unprefixed`` have no prefix with its name."""
+    columns = dict(scored.columns)
+    if unprefixed is not None and unprefixed in scored.parts:
+        prefix = f"{unprefixed}/"
+        columns = {name.removeprefix(prefix): column for name, column in columns.items()}
+    return {name: column.to(torch.float32) for name, column in columns.items()}

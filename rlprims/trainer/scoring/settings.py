@@ -1,0 +1,178 @@
+"""The settings of scoring: the verifier, the rewards, their limits and weights."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rlprims.algorithms import Use, use
+from rlprims.rewards import verifiers
+from rlprims.rewards.several import Reward
+from rlprims.runs.config import RunConfig, Section
+
+SCORE_COLUMNS = {"verifier_scores", "reward_model_scores", "baseline_scores", "shaped_scores", "rm_scores", "failure"}
+"""Columns of scores whose names no reward may have."""
+COMPUTED = {
+    *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
+    *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
+    *("teacher_log_probs", "teacher_topk_log_probs", "topk_log_probs", "teacher_mask"),
+    *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
+    *("group_ids", "group_tokens", "losses", "totals"),
+}
+"""Columns of the vocabulary that the trainer computes, for any algorithm."""
+
+
+class ScoringConfig(Section):
+    """Processes and limits of the verifier. The limits apply only in worker processes."""
+
+    workers: int = Field(default=0, ge=0, description="processes; 0: the trainer's own, without limits")
+    seconds: float = Field(default=10.0, gt=0, description="wall time of one response")
+    cpu_seconds: float | None = Field(default=None, gt=0, description="CPU time of one response; null: no limit")
+    memory_mb: int | None = Field(
+        default=2048, ge=1, description="address space of a worker beyond its start; null: no limit"
+    )
+    recycle_after: int = Field(default=100_000, ge=1, description="responses after which a worker is replaced")
+    preload: tuple[str, ...] = Field(default=(), description="modules that the verifier imports when it first runs")
+    timeout: Literal["nan", "zero"] = Field(
+        default="nan", description="score of a response that reaches a limit; nan: its group is dropped, see unscored"
+    )
+    thinking: tuple[str, str] | None = Field(
+        default=None,
+        description="opening and closing tag; the text between them is removed before the verifier reads the response",
+    )
+    thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
+
+    @field_validator("preload")
+    @classmethod
+    def _name_modules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is not a module name: write it as package.module")
+        return names
+
+
+class RewardConfig(Section):
+    """One of several reward functions: a function in this process or in workers (``fn``), or a server (``url``)."""
+
+    fn: Use | None = Field(default=None, description="(response, answer, columns by name) to a score; may be async")
+    url: str | None = Field(default=None, description="address of a server that scores, as in rewards.remote")
+    name: str = Field(default="", description="its column; empty: the function's name")
+    weight: float = Field(default=1.0, description="in the sum; score_weights overrides it; 0: only logged")
+    per: Literal["answer", "group", "batch"] = Field(default="answer", description="what one call scores")
+    skips: bool = Field(default=False, description="a result of None means that it does not apply to the response")
+    workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="calls at the same time; null: 64 if async, 8 to a server, otherwise 1"
+    )
+    seconds: float | None = Field(
+        default=None, gt=0, description="limit of one async call, or of one request to a server"
+    )
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0, description="tokens of responses, about 4 bytes each")
+    rows_per_request: int = Field(default=16, ge=1, description="responses in a request to a server")
+    deadline: float | None = Field(default=600.0, gt=0, description="seconds of all requests of a batch to a server")
+    retries: int = Field(default=4, ge=0, description="repetitions of a failed request to a server")
+    key: str | None = Field(
+        default=None, description="environment variable with the server's key, sent as a bearer token"
+    )
+
+    @model_validator(mode="after")
+    def _function_or_server(self) -> "RewardConfig":
+        if (self.fn is None) == (self.url is None):
+            raise ValueError("write fn, a function's import path, or url, a server's address")
+        if self.url is not None and not self.name:
+            raise ValueError("expected a name for the column of a server: write name: ...")
+        if self.url is not None and (self.workers or self.per != "answer"):
+            raise ValueError("workers and per are for functions, not for servers: leave them out")
+        if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
+            raise ValueError(
+                "workers score one response at a time, with the limits of scoring: leave out per, concurrency, seconds"
+            )
+        if self.fn is not None:
+            called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
+            limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
+            reward = Reward(self.fn.fn, **called, **limits)  # type: ignore[arg-type]
+            if self.workers and (reward.is_async or any(limits.values())):
+                raise ValueError("workers do not support async functions and rates: leave workers out")
+        return self
+
+    @property
+    def column(self) -> str:
+        return self.name or (self.fn.fn.__name__ if self.fn else "")
+
+    @property
+    def path(self) -> str:
+        """The import path of the function, or the address of the server."""
+        return self.fn.path if self.fn is not None else str(self.url)
+
+
+class ScoringSettings(RunConfig):
+    """The settings of a run that scores responses."""
+
+    verifier: Use | None = Field(
+        default=use(verifiers.gsm8k),
+        description="function of (response, answer) to a score, also in evaluations; null: evaluations use the first "
+        "of rewards. Default if there are rewards: null",
+    )
+    rewards: tuple[RewardConfig, ...] = Field(default=(), description="reward functions, each with a weight")
+    scoring: ScoringConfig = ScoringConfig()
+    score_weights: dict[str, float] | None = Field(
+        default=None,
+        min_length=1,
+        description="columns whose weighted sum is the score, with weights: verifier_scores, reward_model_scores, "
+        "those of rewards, or any other of the verifier; null: the first three, with weight 1 or that of the reward",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_verifier_beside_rewards(cls, values: Any) -> Any:
+        listed = isinstance(values, Mapping) and values.get("rewards")
+        return {**values, "verifier": None} if listed and "verifier" not in values else values
+
+    @model_validator(mode="after")
+    def _sources_of_the_score_exist(self) -> "ScoringSettings":
+        names = [reward.column for reward in self.rewards]
+        if self.verifier is None and not names:
+            raise ValueError("verifier: null needs rewards: write a function or a server in rewards")
+        if repeated := sorted({n for n in names if names.count(n) > 1 or n in SCORE_COLUMNS or n in COMPUTED}):
+            raise ValueError(f"rewards: {repeated} occur twice or are names of the trainer: give each a different name")
+        if not self.weights:
+            raise ValueError("rewards: every weight is 0, expected at least one other weight")
+        if self.verifier is None and "verifier_scores" in self.weights:
+            raise ValueError("score_weights names verifier_scores, and there is no verifier: write verifier: ...")
+        if self.model.reward is None and "reward_model_scores" in self.weights:
+            raise ValueError("score_weights names reward_model_scores, and there is no reward model: set model.reward")
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The columns whose weighted sum is the score."""
+        if self.score_weights is not None:
+            return self.score_weights
+        listed = {reward.column: reward.weight for reward in self.rewards}
+        return {name: weight for name in self.score_sources if (weight := listed.get(name, 1.0))}
+
+    @property
+    def score_sources(self) -> list[str]:
+        """The score columns of the verifier, the reward model and the rewards."""
+        first = ["verifier_scores"] * (self.verifier is not None) + ["reward_model_scores"] * bool(self.model.reward)
+        return [*first, *(reward.column for reward in self.rewards)]
+
+    @property
+    def evaluation_verifier(self) -> RewardConfig:
+        """The verifier, or the first of the rewards."""
+        return self.verifiers()[0]
+
+    def verifiers(self) -> list[RewardConfig]:
+        """The verifier as a reward, and the rewards of the config."""
+        if self.verifier is None:
+            return list(self.rewards)
+        first = RewardConfig(fn=self.verifier, name="verifier_scores", workers=self.scoring.workers)
+        return [first, *self.rewards]
+
+    @property
+    def score_parts(self) -> list[str]:
+        """Columns that are logged in addition to the score; empty if the score is that of the verifier alone."""
+        if self.model.reward is None and self.score_weights is None and not self.rewards:
+            return []
+        return list(dict.fromkeys([*self.score_sources, *self.weights]))

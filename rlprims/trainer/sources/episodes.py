@@ -1,0 +1,263 @@
+"""Episodes of an environment: their turns, sampled by an execution, and their rows in a batch."""
+
+import math
+import warnings
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from rlprims.algorithms import Use
+from rlprims.data_proto import DataProto
+from rlprims.ended import Ended
+from rlprims.environments import (
+    ChatRenderer,
+    Completion,
+    Environment,
+    Episode,
+    Limits,
+    Renderer,
+    Sample,
+    TextRenderer,
+    rollout,
+)
+from rlprims.execution import Execution, Sampling
+from rlprims.trainer.data import Example
+from rlprims.trainer.scoring.columns import widened
+from rlprims.trainer.sources.group import TURN, Group
+from rlprims.trainer.sources.settings import SamplingSettings
+from rlprims.turns import Turn, to_batch
+
+_NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
+
+
+class TurnPrompt(NamedTuple):
+    """What an episode has to say next: a turn that is to be sampled."""
+
+    sample_id: int
+    turn: int
+    prompt_ids: Sequence[int]
+
+
+class _LazyEnvironment:
+    """An environment that is created from its row at the reset, in the thread and the time limit of the episode."""
+
+    def __init__(self, make: Use, row: Mapping[str, Any]) -> None:
+        self.make, self.row = make, row
+        self.__name__ = make.fn.__qualname__  # for messages
+
+    def reset(self) -> Any:
+        self.environment: Environment = self.make(self.row)
+        return self.environment.reset()
+
+    def step(self, message: Any) -> Any:
+        return self.environment.step(message)
+
+    def close(self) -> Any:
+        close = getattr(getattr(self, "environment", None), "close", None)
+        return close() if callable(close) else None
+
+
+@dataclass(frozen=True)
+class EpisodeRunner:
+    """Runs the episodes of a config: its environment, renderer and limits, and the execution that samples the turns."""
+
+    environment: Use
+    renderer: Renderer
+    limits: Limits
+    execution: Execution
+    tokenizer: Any
+    names: tuple[str, ...] = ()
+    """Columns that the algorithm reads, which the environment must return."""
+    optional: str = ""
+    """The one of them that the scores can replace; empty: none."""
+    count: Callable[[Iterable[str]], None] = lambda causes: None
+    """Called with the causes of the problems of complete episodes."""
+
+    def episode(self, example: Example, sample_id: int, sample: Sample) -> Awaitable[Episode]:
+        """One episode, for an event loop; ``sample`` draws its turns."""
+        environment = _LazyEnvironment(self.environment, example.fields)
+        return rollout(environment, sample, self.renderer, self.limits, sample_id=sample_id)
+
+    def rows(self, groups: Sequence[Group], episodes: list[Episode]) -> DataProto:
+        """The rows of all episodes of the groups, in their order."""
+        self.count(cause for episode in episodes for cause in episode.causes.elements())
+        names = self._column_names(episodes)
+        for episode in episodes:
+            _warn_once(self.environment.path, episode)
+            if episode.is_done and (missing := sorted(set(names) - episode.columns.keys())):
+                raise ValueError(
+                    f"{self.environment.path} gave no column {missing}, which the algorithm reads (filter.metric or "
+                    f"components): return Step(..., done=True, columns={{{missing[0]!r}: ...}}), or set "
+                    "filter.metric: scores"
+                )
+        return episode_rows(
+            episodes,
+            [group.example for group in groups for _ in group.samples],
+            [group.number for group in groups for _ in group.samples],
+            tokenizer=self.tokenizer,
+            pad_token_id=self.execution.pad_token_id,
+            version=self.execution.weights_version,
+            names=names,
+        )
+
+    def _column_names(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
+        """The columns that the episodes must have. If none has ``acc``, the filter reads scores, as with a verifier."""
+        done = [episode for episode in episodes if episode.is_done]
+        if not done or not self.optional or any(self.optional in episode.columns for episode in done):
+            return self.names
+        if (self.environment.path, self.optional) not in _WARNED:
+            _WARNED.add((self.environment.path, self.optional))
+            warnings.warn(f"{self.environment.path} gives no column acc: the filter looks at scores", stacklevel=3)
+        return tuple(name for name in self.names if name != self.optional)
+
+    def complete(self, turns: Sequence[TurnPrompt], sampling: Sampling, seed: int) -> list[Completion]:
+        """Sample turns, in one call for each token limit. A nearly full window lowers the limit of a turn."""
+        window, most = self.limits.tokens, sampling.max_new_tokens
+        allowed = [most if window is None else min(most, window - len(each.prompt_ids)) for each in turns]
+        completions = dict[int, Completion]()
+        for tokens in sorted(set(allowed), reverse=True):
+            these = [i for i, own in enumerate(allowed) if own == tokens]
+            how = sampling.model_copy(update={"max_new_tokens": tokens})
+            rows = self.execution.generate(turn_rows([turns[i] for i in these]), how, seed=seed, prompt_width=None)
+            completions |= zip(these, completions_of(rows), strict=True)
+        return [completions[i] for i in range(len(turns))]
+
+
+def episode_runner(
+    config: SamplingSettings,
+    execution: Execution,
+    tokenizer: Any,
+    count: Callable[[Iterable[str]], None] = lambda causes: None,
+) -> EpisodeRunner | None:
+    """The runner of a config; None if it has no environment. ``count`` is called with causes of problems."""
+    data = config.data
+    if data.environment is None:
+        return None
+    renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
+    if data.template == "chat":
+        renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
+    tokens = min(config.limits.tokens or execution.context_window, execution.context_window)
+    limits = config.limits.model_copy(update={"tokens": tokens})
+    names = list(config.algorithm.components)
+    if config.algorithm.filter is not None and "scores" in config.algorithm.filter.keep.needs:
+        names.append(config.algorithm.filter.metric)
+    columns = tuple(name for name in names if name not in ("scores", "shaped_scores"))
+    optional = "acc" if "acc" in columns and "acc" not in config.algorithm.components else ""
+    return EpisodeRunner(data.environment, renderer, limits, execution, tokenizer, columns, optional, count)
+
+
+def turn_rows(turns: Sequence[TurnPrompt]) -> DataProto:
+    """The prompts of turns, as an execution samples them."""
+    return DataProto.from_dict(
+        tensors={"sample_id": torch.tensor([each.sample_id + TURN * each.turn for each in turns])},
+        non_tensors={"prompt_ids": [list(each.prompt_ids) for each in turns]},
+    )
+
+
+def completions_of(rows: DataProto) -> list[Completion]:
+    """The turns that an execution sampled."""
+    completions, kept = list[Completion](), None
+    for i in range(len(rows)):
+        mask = rows["response_mask"][i]
+        if "kept_ids" in rows:
+            parts = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
+            kept = [part.tolist() or None for part in parts]
+        of_tokens = rows["versions"][i][mask].tolist() if "versions" in rows else None
+        completions.append(
+            Completion(
+                rows["responses"][i][mask].tolist(),
+                rows["rollout_log_probs"][i][mask].tolist(),
+                finish=Ended(int(rows["ended"][i])).label,  # type: ignore[arg-type]
+                version=of_tokens or int(rows["weights_version"][i]),
+                kept=kept,
+            )
+        )
+    return completions
+
+
+_WARNED: set[tuple[str, str]] = set()
+
+
+def _warn_once(path: str, episode: Episode) -> None:
+    """Warn once of each cause of failure."""
+    cause = next(reversed(episode.causes), "")
+    if episode.failure is not None and (path, cause) not in _WARNED:
+        _WARNED.add((path, cause))
+        warnings.warn(f"{path}: {episode.failure}. Such episodes have no score; later ones are counted", stacklevel=3)
+
+
+def episode_rows(
+    episodes: Sequence[Episode],
+    examples: Sequence[Example],
+    groups: Sequence[int],
+    *,
+    tokenizer: Any,
+    pad_token_id: int,
+    version: int,
+    names: Sequence[str] = (),
+) -> DataProto:
+    """The rows of the episodes, in order. An episode in which nothing was sampled has one row without tokens.
+
+    They have the columns of :func:`rlprims.turns.to_batch`; ``scores``, ``turns``, ``tool_calls`` and the numbers that
+    the environment returned, (B,); ``state_ids`` (B, T); and ``turn_rewards`` (B, T), the rewards of all turns except
+    the one that ended the episode, whose reward is part of the score. A number that an episode did not return, such as
+    ``acc`` if a limit ended it, is 0, or NaN if the environment failed. The columns ``names`` always exist.
+    """
+    numbers: dict[Hashable, int] = {}
+    rollouts = [replace(e, turns=_with_states(e, numbers, pad_token_id)).rows() for e in episodes]
+    batch = to_batch(rollouts, groups, pad_id=pad_token_id)
+    which: list[int] = batch["trajectory_ids"].tolist()
+    columns = {name: column for name, column in batch.batch.items() if name not in ("trajectory_ids", "group_ids")}
+    columns["turn_rewards"] = columns.pop("rewards")
+    columns.setdefault("state_ids", torch.zeros_like(columns["turn_ids"]))  # if nothing was sampled
+    if batch["responses"].shape[1] == 0:
+        columns = widened(columns, prompts=0, responses=1, pad_token_id=pad_token_id)
+    returned = dict.fromkeys([*names, *(name for episode in episodes for name in episode.columns)])
+    if reserved := sorted(returned.keys() & {*columns, *_NAMES}):
+        raise ValueError(f"Step.columns has {reserved}, which are the trainer's own names: give them other names")
+    of_episodes = {
+        "scores": [episode.score for episode in episodes],
+        "turns": [float(len(episode.turns)) for episode in episodes],
+        "tool_calls": [float(episode.tool_calls) for episode in episodes],
+        **{
+            name: [episode.columns.get(name, math.nan if episode.failure else 0.0) for episode in episodes]
+            for name in returned
+        },
+    }
+    columns |= {name: torch.tensor(values)[which] for name, values in of_episodes.items()}
+    columns["sample_id"] = torch.tensor([episodes[i].sample_id for i in which])
+    columns["group"] = torch.tensor([groups[i] for i in which], dtype=torch.int64)
+    mask = columns["response_mask"]
+    oldest = columns["versions"].masked_fill(~mask, 2**62).amin(-1)
+    columns["weights_version"] = torch.where(mask.any(-1), oldest, version)
+    rows = [row for of_episode in rollouts for row in of_episode]
+    prompt_ids = [list(row.token_ids[: row.prompt_length]) for row in rows]
+    texts = {
+        "prompt": [tokenizer.decode(ids) for ids in prompt_ids],
+        "prompt_ids": prompt_ids,
+        "response": [
+            tokenizer.decode(list(row.token_ids[row.prompt_length :]), skip_special_tokens=True) for row in rows
+        ],
+        "question": [examples[i].question for i in which],
+        "answer": [examples[i].answer for i in which],
+        "data_source": [examples[i].data_source for i in which],
+        "fields": [examples[i].fields for i in which],
+        "example": [examples[i].key for i in which],
+        "failure": [episodes[i].failure for i in which],
+    }
+    return DataProto.from_dict(tensors=columns, non_tensors=texts)
+
+
+def _with_states(episode: Episode, numbers: dict[Hashable, int], pad_token_id: int) -> list[Turn]:
+    """The turns with ``state_ids``, the number of the state that each turn answers, and without the last reward."""
+    turns = [
+        replace(
+            turn, extras={**turn.extras, "state_ids": [numbers.setdefault(state, len(numbers))] * len(turn.sampled_ids)}
+        )
+        for turn, state in zip(episode.turns, episode.states, strict=True)
+    ]
+    if not turns:
+        return [Turn([pad_token_id], [], [], finish=episode.ended)]
+    return [*turns[:-1], replace(turns[-1], reward=0.0)] if episode.is_done else turns

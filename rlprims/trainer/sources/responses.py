@@ -1,0 +1,58 @@
+"""Groups of single responses."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlprims.data_proto import DataProto
+from rlprims.execution import Stream
+from rlprims.trainer.data import Example
+from rlprims.trainer.sources.group import Group
+
+
+class Responses:
+    """A source of groups of responses. Each group is one part of a stream of an execution."""
+
+    def __init__(self, stream: Stream, tokenizer: Any) -> None:
+        self.stream = stream.__enter__()
+        self.tokenizer = tokenizer
+        self._numbers: dict[int, int] = {}  # the numbers of groups, by the numbers of their parts
+
+    def begin(self, group: Group) -> None:
+        rows = prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
+        self._numbers[self.stream.submit(rows)] = group.number
+
+    def take(self) -> dict[int, DataProto]:
+        sampled = self.stream.take()
+        return {self._numbers.pop(part): with_texts(self.tokenizer, rows) for part, rows in sampled.items()}
+
+    def close(self) -> None:
+        self.stream.__exit__(None, None, None)
+
+
+def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:
+    """The rows of prompts, each example ``copies`` times in a row; samples are numbered from ``first_sample``."""
+    rows = [(example, group) for example, group in zip(examples, groups, strict=True) for _ in range(copies)]
+    return DataProto.from_dict(
+        tensors={
+            "sample_id": torch.arange(first_sample, first_sample + len(rows)),
+            "group": torch.tensor([group for _, group in rows], dtype=torch.int64),
+        },
+        non_tensors={
+            "prompt": [example.prompt for example, _ in rows],
+            "question": [example.question for example, _ in rows],
+            "prompt_ids": [example.prompt_ids for example, _ in rows],
+            "answer": [example.answer for example, _ in rows],
+            "data_source": [example.data_source for example, _ in rows],
+            "fields": [example.fields for example, _ in rows],
+            "example": [example.key for example, _ in rows],
+        },
+    )
+
+
+def with_texts(tokenizer: Any, sampled: DataProto) -> DataProto:
+    """The rows with their responses as text."""
+    tokens, mask = sampled["responses"], sampled["response_mask"]
+    texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(tokens, mask, strict=True)]
+    return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))
