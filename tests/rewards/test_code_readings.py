@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,19 @@ except ImportError:
 """
     result = run(program, packages=["numpy"], limits=Limits(seconds=20))
     assert result.stdout == "['numpy', 'numpy.libs']\nalone\n" or result.stdout == "['numpy']\nalone\n", result
+
+
+def test_a_package_that_everyone_may_write_is_read_only_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "open_to_all"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("value = 7")
+    folder.chmod(0o777)
+    (folder / "__init__.py").chmod(0o666)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = "import open_to_all\nprint(open_to_all.value)\nopen(open_to_all.__file__, 'a')"
+    result = run(program, packages=["open_to_all"])
+    assert result.stdout == "7\n"
+    assert "Read-only file system" in result.stderr
 
 
 METHOD = {

@@ -39,6 +39,8 @@ def last_value(text: str) -> Fraction | None:
 
 def only_value(text: str) -> Fraction | None:
     """The value in the first sentence of the text; None if it has two or none: ``7 or 8`` is no answer."""
+    if len(text) <= _LONGEST and (number := plain_number(text.strip())) is not None:
+        return Fraction(number)
     line = _SENTENCE.split(text.lstrip().partition("\n")[0].translate(_MINUS), maxsplit=1)[0]
     values = list(islice(_VALUE.finditer(line), 2))
     if len(values) != 1 or _OPERATION.match(line, values[0].end()):
