@@ -213,6 +213,11 @@ def test_where_the_program_is(response: str) -> None:
     assert code_stdin(response.replace("3 * n", "2 * n"), THRICE)["score"] == 0
 
 
+def test_examples_and_thoughts_are_no_programs() -> None:
+    assert python_code("```python\nprint(6)\n```\nFor example\n```python\n>>> 1\n1\n```", "last") == "print(6)\n"
+    assert python_code("<think>\n```\nx\n```</think>\n```\nprint(6)\n```", "last") == "print(6)\n"
+
+
 def test_the_other_mark_is_part_of_a_program() -> None:
     assert python_code("```python\nx = '''\n~~~\n'''\n```\n", "last") == "x = '''\n~~~\n'''\n"
     assert python_code("~~~python\nx = '```'\n~~~", "last") == "x = '```'\n"

@@ -61,6 +61,7 @@ RIGHT = {
         ("3,4", "3、4"), ("8", "８。"), ("x^3", "x³"), ("x_1", "x₁"), (r"\frac{\pi}{6}", "π/6"), (r"\emptyset", "∅"),
     ],
     "where the answer is defined": [(r"2\ln x", r"\ln x^2"), (r"\sqrt{x}\sqrt{x}", "x")],
+    "sets by a condition": [(r"x>2", r"\{x \in \mathbb{R} : x>2\}"), (r"(2,\infty)", r"\{x \mid x>2\}")],
     "sets": [(r"\emptyset", r"\varnothing"), (r"\emptyset", r"\{\}"), ("6", r"\{6\}"), (r"\{1,2\}", "2, 1")],
     "separators": [("2.75", "2{,}75"), ("2750", "2{,}750"), ("2750", r"2\,750"), (r"32,\!348", "32348"),
         ("2,750", "2750"), ("100, 250", "100,250")],
@@ -94,8 +95,8 @@ WRONG = {
         ("3", said) for said in (
             r"3\text{ million}", r"3\text{ dozen}", r"3\text{ squared}", r"3\text{ is wrong, it is four}",
             r"3\text{ or four}", r"3\text{ halves}", r"3\text{ thousandths}", "about 3", "3 or 4", "at least 3",
-            "not 3",
-            r"3\text{ times}", r"\text{either }3", r"3\text{ something}", "three", "3k", "3!", r"3\text{ (4)}",
+            "not 3", r"3\text{ times}", r"\text{either }3", r"3\text{ something}", r"3\text{ quarters}", r"3\text{K}",
+            "3K", "three", "3k", "3!", r"3\text{ (4)}",
         )
     ],
     "units": [
@@ -133,7 +134,7 @@ WRONG = {
         (r"y\le 3x", r"y\ge 3x"),
     ],
     "spaces and separators": [("34", "3 4"), ("34", r"3\,4"), ("1200", "1, 200"), ("100", "1,00"), ("12", "3 4"),
-        ("6", "2 3")],
+        ("6", "2 3"), ("30", "{5}6"), ("0", "2^{1}0")],
     "times of day": [("4:00 p.m.", "4:00 a.m."), ("4:00 p.m.", "5:00 p.m.")],
     "exact values": [(r"\frac{\sqrt3}{2}", r"\sin 60"), (r"\ln 7", r"\log_7 7"), ("|x|", "x"),
         (r"\ln x^2", r"2\ln x"), ("0", r"\frac00")],
@@ -146,6 +147,11 @@ WRONG = {
         ("5", "5,5"),
         (r"\begin{cases}1&x>0\\2&x\le0\end{cases}", r"\begin{cases}2&x>0\\1&x\le0\end{cases}"),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
+    ],
+    "names of points": [("ABC", "abc"), (r"\triangle ABC", r"\triangle abc")],
+    "sets by a condition": [
+        (r"(2,\infty)", r"\{x^2 : x>2\}"), (r"(2,\infty)", r"\{x \in (0,3) \mid x>2\}"),
+        (r"x>2", r"\{x \in \mathbb{Z} : x>2\}"),
     ],
     "what is not known": [
         ("6", said) for said in (
@@ -220,7 +226,20 @@ def test_an_answer_that_cannot_be_read_raises_when_the_data_is_read(gold: str) -
 
 
 @pytest.mark.parametrize(
-    "gold", ["Monday", r"\text{no solution}", r"\int_0^1 f", "7", 7, [r"\frac12"], r"so \boxed{7}", "(3,4]"]
+    "gold",
+    [
+        "Monday",
+        r"\text{no solution}",
+        r"3\text{ widgets}",
+        r"3\widget",
+        "3,",
+        r"\int_0^1 f",
+        "7",
+        7,
+        [r"\frac12"],
+        r"so \boxed{7}",
+        "(3,4]",
+    ],
 )
 def test_an_answer_that_can_be_read_raises_nothing(gold: object) -> None:
     check_answer(by_source, gold, "math500")

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from rlprims.rewards.verifiers._units import symbol
-from rlprims.rewards.verifiers._values import Group, Name, divided, scalar, times
+from rlprims.rewards.verifiers._values import Group, Name, divided, reals, scalar, times
 
 if TYPE_CHECKING:
     from rlprims.rewards.verifiers._grammar import Reader
@@ -77,7 +77,7 @@ def command(reader: "Reader") -> Any:
             return Group("()", value.parts) if isinstance(value, Group) else reader.fail()
         case "mathbb" | "R":
             is_real = name == "R" or reader.take("R", "{R}", "{ R }")
-            return Group("()", (-sympy.oo, sympy.oo)) if is_real else reader.fail()
+            return reals() if is_real else reader.fail()
         case "matrix" | "cases":
             return _rows(reader, name)
         case "text" | "dots" | "ldots":

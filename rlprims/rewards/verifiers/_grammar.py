@@ -19,6 +19,7 @@ from rlprims.rewards.verifiers._values import (
     has_units,
     is_number,
     power,
+    reals,
     scalar,
     times,
 )
@@ -55,7 +56,10 @@ class _Text:
         self.sympy: Any = sympy
 
     def fail(self) -> NoReturn:
-        raise (Malformed if self.at >= len(self.text) else Unreadable)(f"at {self.text[self.at : self.at + 20]!r}")
+        raise Unreadable(f"at {self.text[self.at : self.at + 20]!r}")
+
+    def end(self) -> NoReturn:
+        raise Malformed("the text ends in the middle of an expression")
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         self.skip()
@@ -80,7 +84,7 @@ class _Text:
         return None
 
     def need(self, *marks: str) -> str:
-        return self.take(*marks) or self.fail()
+        return self.take(*marks) or (self.fail() if self.text[self.at :] else self.end())
 
     def inside(self, read: Callable[[], Any]) -> Any:
         """Read within brackets, where a comma separates."""
@@ -189,7 +193,7 @@ class Reader(_Text):
         before = self.text[:start].rstrip()[-1]
         is_number_next = self.text[start].isdigit() or self.text[start] == "."
         mixed = self.text.startswith(r"\frac", start) and _WHOLE.search(self.text[:start])
-        if is_number_next and before.isdigit():
+        if is_number_next and (before.isdigit() or before == "}"):
             self.fail()
         factor = self.power()
         if mixed and getattr(value, "is_Integer", False) and getattr(factor, "is_Rational", False):
@@ -244,7 +248,7 @@ class Reader(_Text):
     def primary(self) -> Any:
         self.skip()
         if self.at >= len(self.text):
-            self.fail()
+            self.end()
         character = self.text[self.at]
         if character.isdigit() or character == ".":
             return number(self)
@@ -326,7 +330,9 @@ class Reader(_Text):
         value, condition = self.inside(inner)
         self.need(r"\}")
         if condition is not None:
-            return condition if isinstance(value, self.sympy.Symbol | Relation) else self.fail()
+            if isinstance(value, Relation) and value == Relation((r"\in",), (value.sides[0], reals())):
+                value = value.sides[0]
+            return condition if isinstance(value, self.sympy.Symbol) else self.fail()
         return Group("set", value.parts if isinstance(value, Group) and value.kind in ("list", "or") else (value,))
 
     def absolute(self) -> Any:

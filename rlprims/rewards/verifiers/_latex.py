@@ -80,7 +80,7 @@ def plain(text: str) -> str:
     if clock := _CLOCK.fullmatch(text):
         hour, minute, half = clock.groups()
         return f"{int(hour)}:{minute or '00'}{half.lower()}m"
-    return text.casefold() if len(text) > 2 and text.isalpha() else text
+    return text.casefold() if len(text) > 2 and text.isalpha() and text[1:].islower() else text
 
 
 def spelled(text: str) -> str:

@@ -154,7 +154,7 @@ def _read_gold(text: str) -> Any:
     if re.fullmatch(r"[\sA-Za-z]{3,}", words_unwrapped(text)):
         return None
     try:
-        return _grammar.read(text)
+        return _grammar.read(text.rstrip(" ,;"))
     except Malformed as error:
         raise ValueError(f"answer={text!r} cannot be parsed as mathematics: it ends too early") from error
     except Unreadable:

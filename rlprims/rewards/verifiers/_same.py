@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlprims.rewards.verifiers import _units
-from rlprims.rewards.verifiers._values import Group, Name, Relation, Rounded
+from rlprims.rewards.verifiers._values import Group, Name, Relation, Rounded, reals
 
 _POINTS = ("17/13", "-23/29", "101/37", "3/11", "-71/19", "43/7", "5/41", "-13/31")
 _DIGITS = 1000
@@ -169,7 +169,7 @@ def _interval(value: Any) -> Any:
 
     if isinstance(value, Group) and value.kind == r"\setminus" and all(isinstance(part, Group) for part in value.parts):
         whole, points = value.parts
-        if whole == Group("()", (-sympy.oo, sympy.oo)) and points.kind == "set":
+        if whole == reals() and points.kind == "set":
             return _without(points.parts)
     if isinstance(value, Group) and value.kind in ("list", "or"):
         return _joined(value)

@@ -10,7 +10,7 @@ in inch inches|ft foot feet|yd yard|mi mile|g gram|kg kilogram kilo|mg milligram
 L l liter litre|mL ml milliliter millilitre|gal gallon|qt quart|pt pint|cup|tablespoon|teaspoon
 s sec second|min minute|h hr hrs hour|day|week|month|year yr|decade|century centuries|ms millisecond
 deg degree|rad radian|arcminute|unit|mph|N newton|J joule|kJ kilojoule|W watt|kW kilowatt|V volt|Hz hertz|Pa pascal
-K kelvin|celsius|fahrenheit|mol mole|acre|hectare|knot|bit|byte|rpm|kmh kph|calorie|eV|Ω ohm
+kelvin|celsius|fahrenheit|mol mole|acre|hectare|knot|bit|byte|rpm|kmh kph|calorie|eV|Ω ohm
 $ § dollar usd bucks|cent|€ euro eur|£ gbp|¥ yen yuan rmb cny|₹ rupee inr|penny pennies pence|nickel|dime
 person people|man men|woman women|child children|vertex vertices|leaf leaves|sheep|fish|mouse mice|box boxes
 bus buses|class classes|glass glasses|match matches|way|choice|possibility possibilities|guess guesses
@@ -19,13 +19,13 @@ _THINGS = """
 boy girl student teacher friend worker player member team book page pencil pen apple orange banana egg cookie cake
 candy marble ball coin stamp ticket card toy sticker car train truck bike ship boat house home room floor door window
 chair table tree flower plant bird dog cat cow horse animal rabbit duck chicken bottle bag basket bucket bowl plate
-piece slice point game race goal vote combination permutation arrangement outcome solution root number integer digit
-value term factor divisor prime side edge face angle diagonal triangle circle line segment step move turn trip word
+piece slice point game race goal vote combination permutation arrangement outcome solution number integer digit
+value divisor side edge face angle diagonal triangle circle line segment step move turn trip word
 letter part item object element subset function path sequence committee guest customer passenger employee family clip
 cupcake muffin donut doughnut pizza sandwich burger bead button block brick tile stone rock shell seed packet pack jar
 can carton crate roll sheet shirt sock shoe hat dress bracelet necklace ring lemon peach pear grape cherry strawberry
 potato tomato carrot onion pumpkin melon song movie show photo picture message call question problem test exam lesson
-quarter night meal lap kid adult patient nurse doctor soldier farmer fan spectator kitten puppy balloon gift letter
+night meal lap kid adult patient nurse doctor soldier farmer fan spectator kitten puppy balloon gift letter
 """
 SCALES = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,

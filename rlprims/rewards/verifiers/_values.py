@@ -42,6 +42,13 @@ class Name(NamedTuple):
     text: str
 
 
+def reals() -> Group:
+    """All real numbers, as an interval."""
+    import sympy
+
+    return Group("()", (-sympy.oo, sympy.oo))
+
+
 def scalar(value: Any) -> Any:
     if isinstance(value, Group | Relation | Name):
         raise Unreadable("expected an expression")
