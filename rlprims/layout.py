@@ -70,7 +70,7 @@ def sequence_ids(cu_seqlens: CuSeqlens, tokens: int) -> Tensor:
     tensor([0, 0, 2])
     """
     positions = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), positions, right=True)
+    return torch.bucketize(positions, cu_seqlens[1:].contiguous(), right=True)
 
 
 def sequence_sum(
@@ -289,4 +289,4 @@ def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuS
     """
     ends = last_of_turn(turn_ids, response_mask, cu_seqlens).flatten().long()
     turn = ends.cumsum(0) - ends
-    return torch.searchsorted(turn, torch.arange(turn.shape[0] + 1, device=turn.device))
+    return torch.bucketize(torch.arange(turn.shape[0] + 1, device=turn.device), turn)

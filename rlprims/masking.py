@@ -4,6 +4,7 @@ A mask is bool and has the shape of the tokens, padded ``(B, T)`` or packed ``(N
 read: even NaN there changes neither a value nor a gradient.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, get_args
 
@@ -220,8 +221,29 @@ def check_logits(logits: Tensor, temperature: float) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Raise ``ValueError`` unless the temperature is above 0."""
-    if temperature <= 0:
+    if not temperature > 0:
         raise ValueError(f"temperature={temperature}, expected a number above 0: greedy decoding has log-prob 0")
+
+
+def check_range(low: float, high: float, **numbers: float) -> None:
+    """Raise ``ValueError`` unless every named number is in [low, high]; NaN is not.
+
+    >>> check_range(0, 1, gamma=0.99, lam=1.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: lam=1.5, expected a number in [0, 1]
+    """
+    for name, number in numbers.items():
+        if not low <= number <= high:
+            expected = f"in [{low}, {high}]" if high < math.inf else f"of at least {low}"
+            raise ValueError(f"{name}={number}, expected a number {expected}")
+
+
+def check_deviation(ddof: int, **eps: float) -> None:
+    """Raise ``ValueError`` unless a deviation's ``ddof`` is 0 or 1, and what is added to it at least 0."""
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof={ddof}, expected 0 or 1: the divisor of the variance is n − ddof")
+    check_range(0, math.inf, **eps)
 
 
 def check_choice(name: str, value: str, choices: object) -> None:

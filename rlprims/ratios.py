@@ -32,6 +32,15 @@ def log_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: TokenMask) -> 
     return clamp_log_ratio(zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), mask))
 
 
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log σ(x) = −log(e^0 + e^(−x)). torch has no rule of DTensor for the gradient of its own ``logsigmoid``.
+
+    >>> log_sigmoid(torch.tensor([0.0, -200.0]))
+    tensor([  -0.6931, -200.0000])
+    """
+    return -torch.logaddexp(torch.zeros_like(x), -x)
+
+
 def summed_log_ratio(
     log_probs: PerToken,
     old_log_probs: PerToken,

@@ -123,34 +123,21 @@ def weights(importance_weights, response_mask):
 WITHOUT_A_RULE = {
     "aten.scatter_reduce.two": (
         *("advantage.beta_normalized", "advantage.gdpo", "advantage.gigpo", "advantage.gpg", "advantage.grpo"),
-        *("advantage.maxrl", "advantage.opo", "advantage.optimal_token_baseline", "advantage.optimal_value"),
-        *("advantage.pass_at_k", "advantage.prime", "advantage.quantile", "advantage.reinforce_pp_baseline"),
-        *("advantage.rloo", "advantage.rtmc", "advantage.tree", "advantage.turn_grpo"),
+        *("advantage.optimal_value", "advantage.pass_at_k", "advantage.pkpo", "advantage.quantile"),
+        *("advantage.reinforce_pp_baseline", "advantage.tree", "advantage.turn_grpo"),
         *("filters.max_variance", "filters.nonzero_range", "filters.solve_rate", "filters.varied_components"),
-        *("rewards.linear_cost", "rewards.relative_length", "diagnostics.dead_groups", "losses.gvpo", "losses.real"),
-    ),
-    "aten.searchsorted.Tensor": ("advantage.pkpo", "advantage.vine"),
-    "aten.log_sigmoid_backward.default": (
-        *("losses.bco", "losses.bradley_terry", "losses.discopop", "losses.dpo", "losses.exo", "losses.f_dpo"),
-        *("losses.implicit_reward", "losses.nca", "losses.orpo", "losses.robust_dpo", "losses.simpo"),
+        *(
+            "rewards.linear_cost",
+            "rewards.relative_length",
+            "diagnostics.dead_groups",
+            "losses.online_dpo",
+            "losses.real",
+        ),
     ),
 }
 """Operations for which torch 2.13 has no rule of DTensor, and what calls them."""
 
-SCANS_OF_TOKENS = (
-    *("advantage.discounted_returns", "advantage.gae", "advantage.gigpo", "advantage.length_adaptive_gae"),
-    *(
-        "advantage.optimal_token_baseline",
-        "advantage.reinforce_pp",
-        "advantage.remax",
-        "advantage.td_lambda",
-        "advantage.vtrace",
-    ),
-    *("advantage.prime", "advantage.rtmc", "advantage.turn_grpo", "advantage.vine", "advantage.vtrace_returns"),
-    *("corrections.fipo", "rewards.potential_shaping"),
-)
 OF_DTENSORS = ("replicated tensors work", "row sharded tensors work")
-OF_PACKED_SIZES = ("one graph for all packed batches", "exports packed with a dynamic batch")
 
 
 def without_a_rule(operation: str) -> dict[str, str]:
@@ -163,8 +150,6 @@ def exemptions(name: str) -> dict[str, str]:
     for operation, names in WITHOUT_A_RULE.items():
         if name in names:
             exempt |= without_a_rule(operation)
-    if name in SCANS_OF_TOKENS:
-        exempt |= dict.fromkeys(OF_PACKED_SIZES, "a scan is specialized on the number of tokens")
     return exempt
 
 

@@ -17,7 +17,7 @@ from rlprims._described import described
 from rlprims.advantage._group import response_scores
 from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths, to_tokens
-from rlprims.masking import batch_moments, check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import batch_moments, check_deviation, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -83,6 +83,7 @@ def spo(
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     check_sequences(response_mask, cu_seqlens, baseline_scores=baseline_scores)
+    check_deviation(ddof, eps=eps)
     group_ids = torch.zeros_like(baseline_scores, dtype=torch.int64)  # all rows are one group
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     valid = sequence_lengths(mask, cu_seqlens) > 0

@@ -10,7 +10,7 @@ from rlprims._described import described
 from rlprims.advantage._group import Singleton, tokens_of_valid_rows, z_scores
 from rlprims.grouping import safe_sqrt
 from rlprims.layout import sequence_lengths, to_tokens
-from rlprims.masking import batch_moments, check_choice, check_tokens, upcast, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_deviation, check_tokens, upcast, zero_outside
 from rlprims.types import ComponentScores, CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 WhitenOver: TypeAlias = Literal["responses", "tokens", "none"]
@@ -60,6 +60,7 @@ def gdpo(
     """
     check_choice("singleton", singleton, Singleton)
     check_choice("whiten_over", whiten_over, WhitenOver)
+    check_deviation(ddof, eps=eps, whiten_eps=whiten_eps)
     check_tokens(response_mask, cu_seqlens)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     weights = _checked_weights(component_scores, group_ids, weights)

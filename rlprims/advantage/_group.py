@@ -24,7 +24,7 @@ from rlprims.grouping import (
     variance_of_centred,
 )
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
-from rlprims.masking import batch_moments, check_choice, check_sequences, check_tokens, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_deviation, check_sequences, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 Singleton: TypeAlias = Literal["zero", "raw"]
@@ -118,6 +118,7 @@ def grpo(
     check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
+    check_deviation(ddof, eps=eps)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     n = group_count(group_ids, valid_rows)
     if singleton == "error" and bool((n == 1).any()):
@@ -299,6 +300,7 @@ def quantile(
     """
     if not 0 < level <= 1:
         raise ValueError(f"level={level}, expected a number above 0 and at most 1: the share of rewards <= Q")
+    check_deviation(ddof, eps=eps)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     ranks = group_ranks(s, group_ids, valid_rows)
     sorted_scores = ranks.sort(s)

@@ -9,7 +9,7 @@ from rlprims._described import described
 from rlprims.advantage._group import divide_by_std, response_scores
 from rlprims.grouping import Ranks, group_bounds, group_count, group_ranks, group_std, is_constant
 from rlprims.layout import sequence_ids, to_tokens
-from rlprims.masking import check_choice, zero_outside
+from rlprims.masking import check_choice, check_deviation, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 SubsetBaseline: TypeAlias = Literal["leave_one_out_minus_one", "leave_one_out", "none"]
@@ -44,6 +44,7 @@ def pass_at_k(
     >>> pass_at_k(torch.tensor([[0.25], [1.0], [0.5]]), torch.zeros(3, dtype=torch.int64), m).T
     tensor([[0.0000, 0.5000, 0.0000]])
     """
+    check_deviation(ddof, eps=eps)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     ranks = group_ranks(s, group_ids, valid_rows)
     sorted_scores = ranks.sort(s)

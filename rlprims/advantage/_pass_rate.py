@@ -1,5 +1,6 @@
 """Estimators for rewards of 0 and 1 that weight a prompt by its pass rate: MaxRL and Beta normalization."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ from rlprims._described import described
 from rlprims.advantage._group import response_scores
 from rlprims.grouping import first_rows, group_centred, group_mean
 from rlprims.layout import to_tokens
-from rlprims.masking import batch_moments
+from rlprims.masking import batch_moments, check_range
 from rlprims.ratios import clamp_log_ratio
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -45,6 +46,7 @@ def maxrl(
     >>> maxrl(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m, eps=0.0).T
     tensor([[ 3., -1., -1., -1.]])
     """
+    check_range(0, math.inf, eps=eps)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     mean = group_mean(s, group_ids, valid_rows)
     has_no_weight = mean <= 0  # False for NaN, so that NaN rewards give NaN

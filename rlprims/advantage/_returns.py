@@ -9,7 +9,7 @@ import torch
 from rlprims import scan
 from rlprims._described import described
 from rlprims.layout import expand_to_tokens, last_of_turn, last_token, sequence_lengths, to_tokens
-from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import check_range, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask, TurnIds
 
 
@@ -41,6 +41,7 @@ def discounted_returns(
     >>> discounted_returns(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), m, turn_ids=torch.tensor([[0, 0, 0, 1]]), gamma=0.5)
     tensor([[0.5000, 0.5000, 0.0000, 1.0000]])
     """
+    check_range(0, 1, gamma=gamma)
     check_critic_data(response_mask, cu_seqlens, bootstrap_values, rewards=rewards)
     rewards = upcast(rewards)
     discount: float | PerToken = gamma
@@ -101,6 +102,7 @@ def gae(
     >>> gae(torch.tensor([[0.0, 0.0, 9.0, 1.0]]), v, m, lam=0.5)
     tensor([[0.3500, 0.5000, 0.0000, 0.6000]])
     """
+    check_range(0, 1, gamma=gamma, lam=lam)
     return _gae(rewards, values, response_mask, cu_seqlens, bootstrap_values, gamma, lam, shard)
 
 
@@ -156,6 +158,7 @@ def length_adaptive_gae(
     """
     if not alpha > 0:
         raise ValueError(f"alpha={alpha}, expected a number above 0: λ is 1 − 1 / (alpha · length)")
+    check_range(0, 1, gamma=gamma)
     check_tokens(response_mask, cu_seqlens, rewards=rewards)
     all_reduce_rows = None if shard is None else shard.all_reduce_rows
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)

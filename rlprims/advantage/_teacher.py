@@ -69,7 +69,7 @@ def iw_opd(
     >>> iw_opd(teacher, rollout, torch.ones(1, 2, dtype=torch.bool))  # 1.5 · 1 and (1 + ½ · ¾) · −3
     tensor([[ 1.5000, -4.1250]])
     """
-    if gamma < 0:
+    if not gamma >= 0:
         raise ValueError(f"gamma={gamma}, expected a number of at least 0")
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, rollout_log_probs=rollout_log_probs)
     gap = (upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach()

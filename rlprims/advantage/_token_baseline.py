@@ -1,5 +1,6 @@
 """The optimal token baseline: a baseline for each token, from the tokens of the group at the same step."""
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -10,7 +11,7 @@ from rlprims._described import described
 from rlprims.advantage._group import Singleton, tokens_of_valid_rows
 from rlprims.grouping import group_centred, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
-from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.masking import check_choice, check_range, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -63,6 +64,7 @@ def optimal_token_baseline(
     """
     check_choice("align", align, Align)
     check_choice("singleton", singleton, Singleton)
+    check_range(0, math.inf, eps=eps)
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     returns = sum_from_right(rewards, mask, cu_seqlens)

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlprims._described import described
 from rlprims.advantage._group import Singleton, grpo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.masking import batch_moments, check_choice, check_tokens, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_deviation, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -42,6 +42,7 @@ def whiten(
     tensor([[-0.8729, -0.2182,  1.0911]])
     """
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
+    check_deviation(ddof, eps=eps)
     moments = batch_moments(advantages, response_mask, ddof=ddof, all_reduce=all_reduce)
     denominator = moments.variance + eps
     is_defined = denominator != 0

@@ -103,7 +103,7 @@ def rtmc(
     >>> rtmc(torch.tensor([[1.0], [0.0], [1.0]]), steps[:, 0], steps, steps, actions, m, prior=0.0).T
     tensor([[-0.1667, -0.1667,  0.3333]])
     """
-    if prior < 0:
+    if not prior >= 0:
         raise ValueError(f"prior={prior}, expected a number of at least 0: the weight of the mean score, in visits")
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     check_ids(mask, cu_seqlens, state_ids=state_ids, action_ids=action_ids)

@@ -7,7 +7,7 @@ from rlprims.advantage._group import response_scores, z_scores
 from rlprims.advantage._returns import check_critic_data, discounted_returns
 from rlprims.advantage._turns import check_ids, pair_ids, turn_sums
 from rlprims.layout import expand_to_tokens, last_of_turn, to_tokens
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_range, check_tokens, zero_outside
 from rlprims.scan import next_values
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, TurnIds
 
@@ -103,6 +103,7 @@ def vine(
     >>> vine(torch.tensor([[0.0, 0.0, 0.0, 1.0]]), values, steps, m)
     tensor([[ 0.2500,  0.2500, -0.5000,  0.7500]])
     """
+    check_range(0, 1, gamma=gamma)
     check_critic_data(
         response_mask, cu_seqlens, bootstrap_values, rewards=rewards, continuation_values=continuation_values
     )

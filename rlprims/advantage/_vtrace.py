@@ -1,9 +1,11 @@
 """V-trace: advantages and critic targets with importance weights per token, for samples of another policy."""
 
+import math
+
 from rlprims import scan
 from rlprims._described import described
 from rlprims.advantage._returns import check_critic_data
-from rlprims.masking import check_tokens, upcast, zero_outside
+from rlprims.masking import check_range, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask
 
@@ -47,6 +49,7 @@ def vtrace(
     >>> vtrace(r, v, mu + torch.tensor([[0.5, 4.0]]).log(), mu, torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000]])
     """
+    check_range(0, math.inf, clip_pg_rho=clip_pg_rho)
     data = (rewards, values, old_log_probs, rollout_log_probs, response_mask, cu_seqlens, bootstrap_values)
     rho, td_errors, errors = _errors(*data, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_c=clip_c, shard=shard)
     next_errors = scan.next_values(errors, response_mask, None, cu_seqlens, shard)
@@ -108,6 +111,8 @@ def _errors(
     shard: SequenceShard | None,
 ) -> tuple[PerToken, PerToken, PerToken]:
     """ρ_t, the TD errors r_t + γ V_{t+1} − V_t without the ratio, and the errors E_t."""
+    check_range(0, 1, gamma=gamma, lam=lam)
+    check_range(0, math.inf, clip_rho=clip_rho, clip_c=clip_c)
     check_critic_data(mask, cu_seqlens, bootstrap_values, rewards=rewards, values=values)
     check_tokens(mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
     rewards, values = upcast(rewards), upcast(values)

@@ -127,7 +127,7 @@ def opsm(
     check_tokens(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
-    if delta < 0:
+    if not delta >= 0:
         raise ValueError(f"delta={delta}, expected at least 0, in nats")
     difference = zero_outside(rollout_log_probs, response_mask) - zero_outside(log_probs, response_mask)
     total = sequence_sum(difference.detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
@@ -140,7 +140,7 @@ def opsm(
 def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float, float]:
     """The bounds on the log-ratio (k1) or on the divergence in nats (k2, k3)."""
     if estimator != "k1":
-        if low is not None or high < 0:
+        if low is not None or not high >= 0:
             raise ValueError(
                 f"low={low} and high={high}, expected low=None for {estimator} and high at least 0, in nats"
             )

@@ -96,10 +96,10 @@ def solve_rate(scores: PerSequence, group_ids: GroupIds, *, low: float = 0.0, hi
     _check(scores, group_ids)
     if not low < high:
         raise ValueError(f"low={low} and high={high}, expected low < high: no group would be kept")
-    # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9.
-    # Beyond the least score, so that equal scores have exactly that mean.
-    least, _ = group_bounds(scores.double(), group_ids)
-    mean = (least + group_sum(scores.double() - least, group_ids) / group_count(group_ids)).to(upcast(scores).dtype)
+    # The float64 sum of float32 scores is exact, so the mean is rounded once: 9 of 10 is exactly the bound 0.9. The
+    # mean of equal scores is exactly their value, because it is between the smallest and the largest.
+    mean = group_sum(scores.double(), group_ids) / group_count(group_ids)
+    mean = mean.clamp(*group_bounds(scores.double(), group_ids)).to(upcast(scores).dtype)
     return (low < mean) & (mean < high)
 
 

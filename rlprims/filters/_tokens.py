@@ -58,7 +58,7 @@ def clip_cov(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages)
     _check_fraction(fraction)
-    if low >= high:
+    if not low < high:
         raise ValueError(f"low={low} and high={high}, expected low < high: the band would be empty")
     if generator is None:
         raise ValueError("generator is None, expected a torch.Generator, so that the draw can be repeated")
@@ -178,7 +178,7 @@ def m2po(
     [[True, False, True, True]]
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs)
-    if tau < 0:
+    if not tau >= 0:
         raise ValueError(f"tau={tau}, expected at least 0, in nats²")
     difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
     squares = difference.detach().square()

@@ -104,5 +104,5 @@ def check_head(
             f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
             f"expected int64 {tuple(hidden.shape[:-1])}: one token for each hidden state"
         )
-    if soft_cap is not None and soft_cap <= 0:
+    if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap}, expected a number above 0, or None for logits without a cap")

@@ -127,7 +127,7 @@ def seq_mean_token_sum_norm(
     >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
     tensor(0.5000)
     """
-    if length <= 0:
+    if not length > 0:
         raise ValueError(f"length={length}, expected a number above 0: the maximum number of response tokens")
     return seq_mean_token_sum(losses, response_mask, cu_seqlens, totals) / length
 

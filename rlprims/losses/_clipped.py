@@ -15,7 +15,7 @@ from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 def check_clip(clip_low: float, clip_high: float) -> None:
     """Raise ``ValueError`` unless 0 <= 1 − clip_low <= 1 <= 1 + clip_high."""
-    if not 0 <= clip_low <= 1 or clip_high < 0:
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ValueError(
             f"clip_low={clip_low} and clip_high={clip_high}, expected clip_low in [0, 1] and clip_high at least 0"
         )
@@ -23,7 +23,7 @@ def check_clip(clip_low: float, clip_high: float) -> None:
 
 def check_max_weight(w_max: float | None) -> None:
     """Raise ``ValueError`` unless the largest weight is None or at least 1, which is the weight on policy."""
-    if w_max is not None and w_max < 1:
+    if w_max is not None and not w_max >= 1:
         raise ValueError(f"w_max={w_max}, expected a number of at least 1, or None for no bound")
 
 
@@ -62,7 +62,7 @@ def clipped_surrogate(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_clip(clip_low, clip_high)
-    if dual_clip is not None and dual_clip <= 1:
+    if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip={dual_clip}, expected a number above 1 (usually 3.0), or None for no dual clip")
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
@@ -154,7 +154,7 @@ def gppo(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_clip(clip_low, clip_high)
-    if beta_low < 0 or beta_high < 0:
+    if not (beta_low >= 0 and beta_high >= 0):
         raise ValueError(f"beta_low={beta_low} and beta_high={beta_high}, expected numbers of at least 0")
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
@@ -239,7 +239,7 @@ def sapo(
     tensor([[-2.0000, -2.6269]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if tau_pos <= 0 or tau_neg <= 0:
+    if not (tau_pos > 0 and tau_neg > 0):
         raise ValueError(f"tau_pos={tau_pos} and tau_neg={tau_neg}, expected numbers above 0")
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there

@@ -56,7 +56,7 @@ def gvpo(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if beta <= 0:
+    if not beta > 0:
         raise ValueError(f"beta={beta}, expected a number above 0: the coefficient of the KL")
 
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
@@ -107,7 +107,7 @@ def real(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if tau <= 0:
+    if not tau > 0:
         raise ValueError(f"tau={tau}, expected a number above 0: the temperature of the logits")
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
@@ -174,7 +174,7 @@ def flowrl(
         advantages=advantages,
     )
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if beta <= 0 or w_max <= 0:
+    if not (beta > 0 and w_max > 0):
         raise ValueError(f"beta={beta} and w_max={w_max}, expected numbers above 0")
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0

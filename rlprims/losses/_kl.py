@@ -143,7 +143,7 @@ def sdar(
     >>> x.grad  # the teacher finds the first token more likely, the second less likely
     tensor([[-0.9933, -0.0067]])
     """
-    if beta <= 0:
+    if not beta > 0:
         raise ValueError(f"beta={beta}, expected a number above 0: the steepness of the gate")
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
     gap = zero_outside(upcast(teacher_log_probs).detach() - upcast(log_probs), response_mask)

@@ -6,10 +6,10 @@ All take one log-prob for each response: the sum over its tokens, ``layout.seque
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from rlprims._described import described
 from rlprims.masking import upcast
+from rlprims.ratios import log_sigmoid
 from rlprims.types import PerPair, PerSequence, RowMask
 
 _MIN_REST = 1e-6
@@ -47,7 +47,7 @@ def dpo(
     check_label_smoothing(label_smoothing)
 
     margins = c - r
-    return -(1 - label_smoothing) * logsigmoid(beta * margins) - label_smoothing * logsigmoid(-beta * margins)
+    return -(1 - label_smoothing) * log_sigmoid(beta * margins) - label_smoothing * log_sigmoid(-beta * margins)
 
 
 @described
@@ -126,7 +126,7 @@ def kto(
         baseline_kl=baseline_kl,
     )
     _check_desirable(desirable, sequence_log_probs)
-    if beta <= 0 or desirable_weight < 0 or undesirable_weight < 0:
+    if not (beta > 0 and desirable_weight >= 0 and undesirable_weight >= 0):
         raise ValueError(
             f"beta={beta}, desirable_weight={desirable_weight} and undesirable_weight={undesirable_weight}, "
             "expected beta above 0 and weights of at least 0"
@@ -165,7 +165,7 @@ def implicit_reward(
     _check_desirable(desirable, sequence_log_probs)
     check_positive("beta", beta)
     rewards = beta * _log_ratio(sequence_log_probs, ref_sequence_log_probs)
-    return -logsigmoid(torch.where(desirable, rewards, -rewards))
+    return -log_sigmoid(torch.where(desirable, rewards, -rewards))
 
 
 @described
@@ -191,7 +191,7 @@ def orpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, odds_coef: f
     check_positive("odds_coef", odds_coef)
 
     log_odds_ratio = _log_odds(upcast(chosen_log_probs)) - _log_odds(upcast(rejected_log_probs))
-    return -upcast(chosen_log_probs) - odds_coef * logsigmoid(log_odds_ratio)
+    return -upcast(chosen_log_probs) - odds_coef * log_sigmoid(log_odds_ratio)
 
 
 def _log_odds(log_probs: Tensor) -> Tensor:
@@ -216,9 +216,9 @@ def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float
     tensor([0.6931])
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
-    if beta <= 0 or margin < 0:
+    if not (beta > 0 and margin >= 0):
         raise ValueError(f"beta={beta} and margin={margin}, expected beta above 0 and margin at least 0")
-    return -logsigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
+    return -log_sigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
 
 
 def check_responses(**log_probs: Tensor) -> None:
@@ -244,7 +244,7 @@ def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Raise ``ValueError`` unless the value is above 0."""
-    if value <= 0:
+    if not value > 0:
         raise ValueError(f"{name}={value}, expected a number above 0")
 
 

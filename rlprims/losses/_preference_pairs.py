@@ -10,12 +10,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from rlprims._described import described
 from rlprims.losses._preference import check_label_smoothing, check_positive, check_responses, log_ratios
 from rlprims.masking import check_choice, upcast
-from rlprims.ratios import LOG_RATIO_LIMIT
+from rlprims.ratios import LOG_RATIO_LIMIT, log_sigmoid
 from rlprims.types import PerPair
 
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
@@ -73,8 +72,8 @@ def robust_dpo(
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
     margins = beta * (c - r)
-    as_labelled = (1 - label_smoothing) * logsigmoid(margins)
-    flipped = label_smoothing * logsigmoid(-margins)
+    as_labelled = (1 - label_smoothing) * log_sigmoid(margins)
+    flipped = label_smoothing * log_sigmoid(-margins)
     return -(as_labelled - flipped) / (1 - 2 * label_smoothing)
 
 
@@ -108,8 +107,8 @@ def exo(
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
     margins = beta * (c - r)
-    chosen = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-label_smoothing))
-    rejected = (-margins).sigmoid() * (logsigmoid(-margins) - math.log(label_smoothing))
+    chosen = margins.sigmoid() * (log_sigmoid(margins) - math.log1p(-label_smoothing))
+    rejected = (-margins).sigmoid() * (log_sigmoid(-margins) - math.log(label_smoothing))
     return chosen + rejected
 
 
@@ -133,7 +132,7 @@ def nca(
     """
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
-    return -logsigmoid(beta * c) - 0.5 * logsigmoid(-beta * c) - 0.5 * logsigmoid(-beta * r)
+    return -log_sigmoid(beta * c) - 0.5 * log_sigmoid(-beta * c) - 0.5 * log_sigmoid(-beta * r)
 
 
 @described
@@ -161,10 +160,10 @@ def bco(
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
     if reward_shift is None:
-        return -logsigmoid(beta * c) - logsigmoid(-beta * r)
+        return -log_sigmoid(beta * c) - log_sigmoid(-beta * r)
     check_responses(chosen_log_probs=chosen_log_probs, reward_shift=reward_shift)
     delta = upcast(reward_shift).detach()
-    return -logsigmoid(beta * c - delta) - logsigmoid(delta - beta * r)
+    return -log_sigmoid(beta * c - delta) - log_sigmoid(delta - beta * r)
 
 
 @described
@@ -265,7 +264,7 @@ def discopop(
     margins = beta * (c - r)
     modulation = (margins / tau).sigmoid()
     exponential = (-margins).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    return (1 - modulation) * -logsigmoid(margins) + modulation * exponential
+    return (1 - modulation) * -log_sigmoid(margins) + modulation * exponential
 
 
 @described
@@ -298,7 +297,7 @@ def f_dpo(
         raise ValueError('alpha=1, expected another number; use divergence="reverse_kl", which is the limit')
     c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
     check_positive("beta", beta)
-    return -logsigmoid(beta * (_f_prime(c, divergence, alpha) - _f_prime(r, divergence, alpha)))
+    return -log_sigmoid(beta * (_f_prime(c, divergence, alpha) - _f_prime(r, divergence, alpha)))
 
 
 def _f_prime(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor:
@@ -306,7 +305,7 @@ def _f_prime(log_ratios: Tensor, divergence: Divergence, alpha: float) -> Tensor
     if divergence == "reverse_kl":
         return log_ratios
     if divergence == "js":
-        return math.log(2) + logsigmoid(log_ratios)
+        return math.log(2) + log_sigmoid(log_ratios)
     power = -1.0 if divergence == "forward_kl" else alpha - 1
     return torch.expm1((power * log_ratios).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / power
 
@@ -330,11 +329,11 @@ def bradley_terry(
     tensor([1.5931])
     """
     check_responses(chosen_scores=chosen_scores, rejected_scores=rejected_scores)
-    if centering < 0:
+    if not centering >= 0:
         raise ValueError(f"centering={centering}, expected a number of at least 0")
     chosen, rejected = upcast(chosen_scores), upcast(rejected_scores)
     gaps = chosen - rejected
     if score_margins is not None:
         check_responses(chosen_scores=chosen_scores, score_margins=score_margins)
         gaps = gaps - upcast(score_margins).detach()
-    return -logsigmoid(gaps) + centering * (chosen + rejected).square()
+    return -log_sigmoid(gaps) + centering * (chosen + rejected).square()

@@ -130,7 +130,7 @@ def gmpo(
     tensor([[-1.2214, -1.2214]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if clip_low < 0 or clip_high < 0:
+    if not (clip_low >= 0 and clip_high >= 0):
         raise ValueError(
             f"clip_low={clip_low} and clip_high={clip_high}, expected numbers of at least 0: they bound the log-ratio"
         )
@@ -178,7 +178,7 @@ def opmd(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_choice("level", level, Level)
-    if tau <= 0:
+    if not tau > 0:
         raise ValueError(f"tau={tau}, expected a number above 0; use losses.reinforce for no regularizer")
 
     advantages = zero_outside(advantages, response_mask).detach()

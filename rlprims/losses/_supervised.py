@@ -102,7 +102,7 @@ def luffy(
     tensor([[-0.8000, -1.0000]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, advantages=advantages, expert_mask=expert_mask)
-    if gamma <= 0:
+    if not gamma > 0:
         raise ValueError(f"gamma={gamma}, expected a number above 0: the probability at which f is 1/2")
     own, expert = response_mask & ~expert_mask, response_mask & expert_mask
     surrogate = clipped_surrogate(

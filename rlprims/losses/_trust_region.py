@@ -64,7 +64,7 @@ def dppo(
     )
     check_choice("divergence", divergence, Divergence)
     check_max_weight(w_max)
-    if threshold_low < 0 or threshold_high < 0:
+    if not (threshold_low >= 0 and threshold_high >= 0):
         raise ValueError(
             f"threshold_low={threshold_low} and threshold_high={threshold_high}, expected numbers of at least 0"
         )
@@ -120,7 +120,7 @@ def tv_symmetric(
     check_tokens(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
-    if threshold < 0:
+    if not threshold >= 0:
         raise ValueError(f"threshold={threshold}, expected a number of at least 0: a difference of probabilities")
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there

@@ -39,9 +39,9 @@ def value(
     tensor([[1.1250]])
     """
     check_tokens(response_mask, cu_seqlens, new_values=new_values, values=values, returns=returns)
-    if clip is not None and clip <= 0:
+    if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip}, expected a number above 0, or None for no clipping")
-    if huber_delta is not None and huber_delta <= 0:
+    if huber_delta is not None and not huber_delta > 0:
         raise ValueError(f"huber_delta={huber_delta}, expected a number above 0, or None for the squared error")
 
     new_values = zero_outside(new_values, response_mask)

@@ -3,6 +3,7 @@
 :func:`reinforce` applies the mask to weights and advantages, which have no gradient.
 """
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -63,7 +64,7 @@ def cispo(
     tensor([[1., 5.]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if not 0 <= w_min <= 1 or w_max < 1:
+    if not 0 <= w_min <= 1 <= w_max:
         raise ValueError(
             f"w_min={w_min} and w_max={w_max}, expected w_min in [0, 1] and w_max at least 1: they bound the weight, "
             "which is 1 on policy; for a distance eps from 1 use 1 - eps and 1 + eps"
@@ -109,7 +110,7 @@ def topr(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
     check_choice("level", level, Level)
-    if w_max < 1:
+    if not w_max >= 1:
         raise ValueError(f"w_max={w_max}, expected a number of at least 1, the weight on policy")
 
     if level == "sequence":
@@ -157,7 +158,7 @@ def vespo(
     check_tokens(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
-    if min(k_pos, lambda_pos, k_neg, lambda_neg) < 0:
+    if not all(x >= 0 for x in (k_pos, lambda_pos, k_neg, lambda_neg)):
         raise ValueError(f"{k_pos=}, {lambda_pos=}, {k_neg=} and {lambda_neg=}, expected numbers of at least 0")
 
     constants = log_probs.detach(), rollout_log_probs, response_mask, cu_seqlens
@@ -196,4 +197,6 @@ def asymre(
     >>> asymre(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.6000, -0.4000]])
     """
+    if math.isnan(shift):
+        raise ValueError(f"shift={shift}, expected a number in units of the reward")
     return reinforce(log_probs, upcast(advantages) - shift, response_mask, cu_seqlens)

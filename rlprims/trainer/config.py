@@ -95,7 +95,7 @@ class Config(SamplingSettings):
                     )
         plays = self.data.environment is not None
         if not plays and (missing := sorted(self.algorithm.needs & _COMPUTED_FROM_TURNS)):
-            raise ValueError(f"the algorithm needs {missing}, which only episodes have: set data.environment")
+            raise ValueError(f"the algorithm needs {missing}, which only an environment gives: set data.environment")
         if missing := sorted(self.algorithm.needs & _NOT_COMPUTED):
             raise ValueError(
                 f"the algorithm needs {missing}, which nothing in a run computes: call its parts in a loop of your own"

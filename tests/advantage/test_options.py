@@ -63,3 +63,38 @@ def test_a_choice_of_grpo_alone_is_not_one_of_others(name: str) -> None:
     """gdpo and reinforce_pp_baseline handed it on to what they share with grpo, which has it."""
     with pytest.raises(ValueError, match=r"singleton='error', expected 'zero' or 'raw'"):
         answer(name, singleton="error")
+
+
+NAN = float("nan")
+RANGES = {
+    "gamma": (-0.1, 1.1, NAN),
+    "lam": (-0.1, 1.1, NAN),
+    "ddof": (-1, 2),
+    "eps": (-1e-9, NAN),
+    "whiten_eps": (-1e-9, NAN),
+    "clip_rho": (-1.0, NAN),
+    "clip_c": (-1.0, NAN),
+    "clip_pg_rho": (-1.0, NAN),
+    "discount": (-0.1, 1.1, NAN),
+}
+OF_ANOTHER_RANGE = {("iw_opd", "gamma"): (-0.1, NAN)}
+OUTSIDE = [
+    (name, p.name, wrong)
+    for name in advantage.__all__
+    if inspect.isfunction(getattr(advantage, name))
+    for p in inspect.signature(getattr(advantage, name)).parameters.values()
+    for wrong in OF_ANOTHER_RANGE.get((name, p.name), RANGES.get(p.name, ()))
+]
+
+
+def test_the_estimators_with_a_discount_or_a_deviation() -> None:
+    assert {"gae", "td_lambda", "vtrace", "gigpo", "rtmc", "vine", "prime", "reinforce_pp"} <= {
+        n for n, _, _ in OUTSIDE
+    }
+    assert {"grpo", "gdpo", "spo", "whiten", "quantile", "pass_at_k", "tree", "maxrl"} <= {n for n, _, _ in OUTSIDE}
+
+
+@pytest.mark.parametrize(("name", "option", "wrong"), OUTSIDE)
+def test_a_number_outside_its_range_is_refused(name: str, option: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match=rf"^{option}={re.escape(str(wrong))}, expected "):
+        answer(name, **{option: wrong})

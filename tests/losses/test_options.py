@@ -69,3 +69,18 @@ def test_a_loss_is_marked_token_wise_if_and_only_if_each_token_stands_for_itself
 def test_a_marked_loss_is_the_same_function() -> None:
     assert inspect.isfunction(losses.clipped_surrogate)
     assert losses.clipped_surrogate.__module__ == "rlprims.losses._clipped"
+
+
+def numbers_of_losses() -> Iterator[tuple[str, str]]:
+    for name in PER_TOKEN:
+        for option, hint in get_type_hints(getattr(losses, name)).items():
+            if hint is float or float in get_args(hint):
+                yield name, option
+
+
+@pytest.mark.parametrize(("name", "option"), list(numbers_of_losses()))
+def test_a_hyperparameter_that_is_no_number_is_refused(name: str, option: str) -> None:
+    loss = getattr(losses, name)
+    _, arguments = arguments_of(loss, batch())
+    with pytest.raises(ValueError, match="nan"):
+        loss(**{**arguments, option: float("nan")})

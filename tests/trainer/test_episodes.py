@@ -29,7 +29,7 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.scoring.columns import outcome_scores, same_widths
 from rlprims.trainer.session import build, resume, start
-from rlprims.trainer.sources.episodes import EpisodeRunner, episode_rows, episode_runner
+from rlprims.trainer.sources.episodes import EpisodeRunner, episode_rows
 from rlprims.trainer.sources.group import Group
 from rlprims.trainer.sources.rounds import Rounds
 from rlprims.turns import Turn
@@ -134,8 +134,7 @@ def test_the_next_turns_of_all_episodes_are_one_call_and_do_not_depend_on_each_o
 ) -> None:
     config = load(episodes)
     parts = build(config, console)
-    runner = episode_runner(config, parts.execution, parts.tokenizer)
-    assert runner is not None
+    runner = EpisodeRunner(config, parts.execution, parts.tokenizer)
     calls, generate = [], parts.execution.generate
 
     def counted(prompts: DataProto, *args: Any, **options: Any) -> DataProto:
@@ -314,8 +313,7 @@ def test_states_are_the_environments_or_the_conversation(
         episodes["data"]["environment"] = {"fn": DIGITS, "names_states": names}
         config = load(episodes)
         parts = build(config, console)
-        runner = episode_runner(config, parts.execution, parts.tokenizer)
-        assert runner is not None
+        runner = EpisodeRunner(config, parts.execution, parts.tokenizer)
         groups = [Group(i, parts.training.rows[i], range(8 * i, 8 * i + 8)) for i in range(2)]
         played = play(runner, config, groups, seed=0)
         rows = runner.rows(groups, played)

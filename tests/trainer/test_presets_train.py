@@ -15,11 +15,11 @@ from rlprims.trainer.session import build
 
 REFUSED = {
     "chord": r"needs \['expert_mask'\], which nothing in a run computes",
-    "echo": r"needs \['observation_mask'\], which only episodes have: set data.environment",
+    "echo": r"needs \['observation_mask'\], which only an environment gives: set data.environment",
     "luffy": r"needs \['expert_mask'\], which nothing in a run computes",
     "prime": r"needs \['process_rewards'\], which nothing in a run computes",
     "tree_grpo": r"needs \['tree_ids'\], which nothing in a run computes",
-    "turn_grpo": r"needs \['turn_ids', 'turn_rewards'\], which only episodes have: set data.environment",
+    "turn_grpo": r"needs \['turn_ids', 'turn_rewards'\], which only an environment gives: set data.environment",
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "gdpo": {"verifier": "tests.trainer.verifiers.a_digit_and_a_letter"},

@@ -7,7 +7,7 @@ from typing import Any
 from rlprims.execution import BatchStream, Execution, Sampling, Stream
 from rlprims.trainer.data import Example
 from rlprims.trainer.sources.continuous import ContinuousEpisodes
-from rlprims.trainer.sources.episodes import episode_runner
+from rlprims.trainer.sources.episodes import EpisodeRunner
 from rlprims.trainer.sources.group import Group, GroupSource
 from rlprims.trainer.sources.pace import Pace
 from rlprims.trainer.sources.responses import Responses
@@ -33,7 +33,7 @@ def sources_of(
     All prompts are padded to the longest. ``count`` is called with the causes of the problems of episodes.
     """
     width = max(len(example.prompt_ids) for example in examples)
-    runner = episode_runner(config, execution, tokenizer, count)
+    runner = None if config.data.environment is None else EpisodeRunner(config, execution, tokenizer, count)
 
     def stream(sampling: Sampling, prompt_width: int | None) -> Stream:
         if pace == "rounds":

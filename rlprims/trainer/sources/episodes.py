@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from rlprims.environments import (
     Completion,
     Environment,
     Episode,
-    Limits,
     Renderer,
     Sample,
     TextRenderer,
@@ -25,7 +24,7 @@ from rlprims.environments import (
 from rlprims.execution import Execution, Sampling
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import widened
-from rlprims.trainer.sources.group import TURN, Group
+from rlprims.trainer.sources.group import TURN, Group, example_columns
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.turns import Turn, to_batch
 
@@ -59,21 +58,34 @@ class _LazyEnvironment:
         return close() if callable(close) else None
 
 
-@dataclass(frozen=True)
 class EpisodeRunner:
-    """Runs the episodes of a config: its environment, renderer and limits, and the execution that samples the turns."""
+    """Runs the episodes of a config: its environment, renderer and limits, and the execution that samples the turns.
 
-    environment: Use
-    renderer: Renderer
-    limits: Limits
-    execution: Execution
-    tokenizer: Any
-    names: tuple[str, ...] = ()
-    """Columns that the algorithm reads, which the environment must return."""
-    optional: str = ""
-    """The one of them that the scores can replace; empty: none."""
-    count: Callable[[Iterable[str]], None] = lambda causes: None
-    """Called with the causes of the problems of complete episodes."""
+    ``count`` is called with the causes of the problems of complete episodes.
+    """
+
+    def __init__(
+        self,
+        config: SamplingSettings,
+        execution: Execution,
+        tokenizer: Any,
+        count: Callable[[Iterable[str]], None] = lambda causes: None,
+    ) -> None:
+        data, algorithm = config.data, config.algorithm
+        assert data.environment is not None
+        self.environment, self.execution, self.tokenizer, self.count = data.environment, execution, tokenizer, count
+        self.renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
+        if data.template == "chat":
+            self.renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
+        tokens = min(config.limits.tokens or execution.context_window, execution.context_window)
+        self.limits = config.limits.model_copy(update={"tokens": tokens})
+        names = list(algorithm.components)
+        if algorithm.filter is not None and "scores" in algorithm.filter.keep.needs:
+            names.append(algorithm.filter.metric)
+        self.names = tuple(name for name in names if name not in ("scores", "shaped_scores"))
+        """Columns that the algorithm reads, which the environment must return."""
+        self.needs_acc = "acc" not in self.names or "acc" in algorithm.components
+        """False if the filter can read the scores instead of ``acc``."""
 
     def episode(self, example: Example, sample_id: int, sample: Sample) -> Awaitable[Episode]:
         """One episode, for an event loop; ``sample`` draws its turns."""
@@ -105,12 +117,12 @@ class EpisodeRunner:
     def _column_names(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
         """The columns that the episodes must have. If none has ``acc``, the filter reads scores, as with a verifier."""
         done = [episode for episode in episodes if episode.is_done]
-        if not done or not self.optional or any(self.optional in episode.columns for episode in done):
+        if not done or self.needs_acc or any("acc" in episode.columns for episode in done):
             return self.names
-        if (self.environment.path, self.optional) not in _WARNED:
-            _WARNED.add((self.environment.path, self.optional))
+        if (self.environment.path, "acc") not in _WARNED:
+            _WARNED.add((self.environment.path, "acc"))
             warnings.warn(f"{self.environment.path} gives no column acc: the filter looks at scores", stacklevel=3)
-        return tuple(name for name in self.names if name != self.optional)
+        return tuple(name for name in self.names if name != "acc")
 
     def complete(self, turns: Sequence[TurnPrompt], sampling: Sampling, seed: int) -> list[Completion]:
         """Sample turns, in one call for each token limit. A nearly full window lowers the limit of a turn."""
@@ -123,29 +135,6 @@ class EpisodeRunner:
             rows = self.execution.generate(turn_rows([turns[i] for i in these]), how, seed=seed, prompt_width=None)
             completions |= zip(these, completions_of(rows), strict=True)
         return [completions[i] for i in range(len(turns))]
-
-
-def episode_runner(
-    config: SamplingSettings,
-    execution: Execution,
-    tokenizer: Any,
-    count: Callable[[Iterable[str]], None] = lambda causes: None,
-) -> EpisodeRunner | None:
-    """The runner of a config; None if it has no environment. ``count`` is called with causes of problems."""
-    data = config.data
-    if data.environment is None:
-        return None
-    renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
-    if data.template == "chat":
-        renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
-    tokens = min(config.limits.tokens or execution.context_window, execution.context_window)
-    limits = config.limits.model_copy(update={"tokens": tokens})
-    names = list(config.algorithm.components)
-    if config.algorithm.filter is not None and "scores" in config.algorithm.filter.keep.needs:
-        names.append(config.algorithm.filter.metric)
-    columns = tuple(name for name in names if name not in ("scores", "shaped_scores"))
-    optional = "acc" if "acc" in columns and "acc" not in config.algorithm.components else ""
-    return EpisodeRunner(data.environment, renderer, limits, execution, tokenizer, columns, optional, count)
 
 
 def turn_rows(turns: Sequence[TurnPrompt]) -> DataProto:
@@ -240,11 +229,7 @@ def episode_rows(
         "response": [
             tokenizer.decode(list(row.token_ids[row.prompt_length :]), skip_special_tokens=True) for row in rows
         ],
-        "question": [examples[i].question for i in which],
-        "answer": [examples[i].answer for i in which],
-        "data_source": [examples[i].data_source for i in which],
-        "fields": [examples[i].fields for i in which],
-        "example": [examples[i].key for i in which],
+        **example_columns([examples[i] for i in which]),
         "failure": [episodes[i].failure for i in which],
     }
     return DataProto.from_dict(tensors=columns, non_tensors=texts)

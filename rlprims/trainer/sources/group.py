@@ -29,6 +29,17 @@ class Group(NamedTuple):
     """The number of the example in the data."""
 
 
+def example_columns(examples: Sequence[Example]) -> dict[str, list[Any]]:
+    """The columns of rows that come from their examples."""
+    return {
+        "question": [example.question for example in examples],
+        "answer": [example.answer for example in examples],
+        "data_source": [example.data_source for example in examples],
+        "fields": [example.fields for example in examples],
+        "example": [example.key for example in examples],
+    }
+
+
 class GroupSource(Protocol):
     """What samples groups. Groups begin at any time, and are complete in any order."""
 

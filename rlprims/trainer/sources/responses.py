@@ -8,7 +8,7 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.execution import Stream
 from rlprims.trainer.data import Example
-from rlprims.trainer.sources.group import Group
+from rlprims.trainer.sources.group import Group, example_columns
 
 
 class Responses:
@@ -33,20 +33,16 @@ class Responses:
 
 def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:
     """The rows of prompts, each example ``copies`` times in a row; samples are numbered from ``first_sample``."""
-    rows = [(example, group) for example, group in zip(examples, groups, strict=True) for _ in range(copies)]
+    repeated = [example for example in examples for _ in range(copies)]
     return DataProto.from_dict(
         tensors={
-            "sample_id": torch.arange(first_sample, first_sample + len(rows)),
-            "group": torch.tensor([group for _, group in rows], dtype=torch.int64),
+            "sample_id": torch.arange(first_sample, first_sample + len(repeated)),
+            "group": torch.tensor(list(groups), dtype=torch.int64).repeat_interleave(copies),
         },
         non_tensors={
-            "prompt": [example.prompt for example, _ in rows],
-            "question": [example.question for example, _ in rows],
-            "prompt_ids": [example.prompt_ids for example, _ in rows],
-            "answer": [example.answer for example, _ in rows],
-            "data_source": [example.data_source for example, _ in rows],
-            "fields": [example.fields for example, _ in rows],
-            "example": [example.key for example, _ in rows],
+            "prompt": [example.prompt for example in repeated],
+            "prompt_ids": [example.prompt_ids for example in repeated],
+            **example_columns(repeated),
         },
     )
 
