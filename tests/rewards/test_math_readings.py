@@ -23,7 +23,8 @@ RIGHT = {
         (r"4\text{ m/s}^2", r"4\text{ m}/\text{s}^2"), (r"4\text{ m/s}", r"4\frac{\text{m}}{\text{s}}"),
         (r"4\text{ m/s}", "4 meters per second"), (r"4\text{ cm}^2", "4 square centimeters"),
         ("4", r"4\text{ sq. units}"),
-        (r"6\text{ ft } 3\text{ in}", "6 feet 3 inches"), (r"20^\circ\text{C}", r"20^\circ C"), ("11", "11 students"),
+        (r"6\text{ ft } 3\text{ in}", "6 feet 3 inches"), (r"20^\circ\text{C}", r"20^\circ C"),
+        ("11", "11 students"), (r"3\text{ widgets}", "3"),
     ],
     "currency": [
         (r"\$6", "6 dollars"), (r"\$6", "6"), ("6", "€6"), (r"6\text{ euros}", "€6"), ("$6$", r"\$6.00"),
@@ -104,6 +105,7 @@ WRONG = {
         (r"4\text{ m}", r"4\text{ m}^2"),
         (r"\$4", r"4\text{ cents}"), (r"\$4", "€4"), (r"4\text{ hours}", "4 minutes"), (r"4\text{ cats}", "4 dogs"),
         ("1", r"\text{m}"), (r"12\text{ inches}", "1 foot"), (r"4\text{ kg}", "4 grams"),
+        (r"3\text{ widgets}", "3 cats"), (r"3\text{ widgets}", r"3\text{ gadgets}"),
     ],
     "subscripts and primes": [
         ("1011_2", "1011_3"), ("34", "34_6"), ("34_6", "34"), ("1011_2", "11"), ("40", "40'"), (r"40^\circ", "40'"),

@@ -4,14 +4,15 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from rlprims.rewards.verifiers._latex import plain, words_unwrapped
+from rlprims.rewards.verifiers._latex import plain, spelled, words_unwrapped
 from rlprims.rewards.verifiers._numbers import plain_number
 from rlprims.rewards.verifiers._tags import answer_line, boxed, depth, final_answer_phrase
-from rlprims.rewards.verifiers._units import NUMBERS, SCALES
+from rlprims.rewards.verifiers._units import BARE, NUMBERS, SCALES, symbol, unit
 
 _LONGEST, _DEEPEST = 1000, 8
 _CHOICE = re.compile(r"\s*\(?([A-J])(?:\)[.:]?|[.:])\s*(\S.*)", re.DOTALL)
 _BECAUSE = re.compile(r"[,;.]?\s+\(?(?:because|since)\b(.*)", re.DOTALL | re.IGNORECASE)
+_COUNTED = re.compile(r"([^⟦]*[\d}])\s*⟦([a-z]{4,})⟧")
 _RETRACTED = re.compile(
     r"\b(?:or|and|not|no|except|but|maybe|perhaps|wrong|is|are|false|actually|instead|either|neither|unless|[A-J])\b",
     re.ASCII,
@@ -154,6 +155,9 @@ def _read_gold(text: str) -> Any:
     if re.fullmatch(r"[\sA-Za-z]{3,}", words_unwrapped(text)):
         return None
     try:
+        thing = _COUNTED.fullmatch(spelled(text))
+        if thing and thing.group(2) not in BARE and unit(thing.group(2)) is None:  # a word of the data, so a thing
+            return _grammar.read(thing.group(1)) * symbol(thing.group(2))
         return _grammar.read(text.rstrip(" ,;"))
     except Malformed as error:
         raise ValueError(f"answer={text!r} cannot be parsed as mathematics: it ends too early") from error

@@ -36,7 +36,20 @@ PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 NUMBERS = {
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty"),
-    *("fifty", "sixty", "seventy", "eighty", "ninety", "half", "third", "minus"),
+    *(
+        "fifty",
+        "sixty",
+        "seventy",
+        "eighty",
+        "ninety",
+        "half",
+        "halves",
+        "third",
+        "thirds",
+        "quarters",
+        "times",
+        "minus",
+    ),
 }
 _NAMES = {
     name: names.split()[0]
