@@ -221,3 +221,19 @@ def test_examples_and_thoughts_are_no_programs() -> None:
 def test_the_other_mark_is_part_of_a_program() -> None:
     assert python_code("```python\nx = '''\n~~~\n'''\n```\n", "last") == "x = '''\n~~~\n'''\n"
     assert python_code("~~~python\nx = '```'\n~~~", "last") == "x = '```'\n"
+
+
+def test_a_server_gets_the_imports_that_a_program_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def runs(url: str, program: str, **_: Any) -> sandbox.Result:
+        sent.append(program)
+        return sandbox.Result("finished", 0, "6", "", "server")
+
+    monkeypatch.setattr("rlprims.rewards.sandbox_fusion.run", runs)
+    for program in ("print(6)", "print(sum(Counter('abcabc').values()))"):
+        assert code_stdin(program, {"inputs": [""], "outputs": ["6"]}, server="http://x")["score"] == 1
+    assert sent[0] == "print(6)"
+    namespace: dict[str, Any] = {}
+    exec(sent[1], namespace)
+    assert namespace["Counter"]("aab")["a"] == 2

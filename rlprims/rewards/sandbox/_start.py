@@ -7,6 +7,7 @@ import ast
 import builtins
 import importlib
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def begin() -> None:
     sys.path.append(str(Path(__file__).parent / "packages"))
 
 
+def public_names(module: types.ModuleType) -> set[str]:
+    """The names that ``from module import *`` imports."""
+    return set(getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")])
+
+
 def standard_names(tree: ast.AST, known: Mapping[str, Any]) -> dict[str, Any]:
     """The names of :data:`MODULES` that a program uses and neither defines nor imports."""
     used: set[str] = set()
@@ -43,8 +49,7 @@ def standard_names(tree: ast.AST, known: Mapping[str, Any]) -> dict[str, Any]:
     missing = used - defined
     found: dict[str, Any] = {name: importlib.import_module(name) for name in missing & set(MODULES)}
     for module in map(importlib.import_module, MODULES if missing - set(found) else ()):
-        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-        found |= {name: getattr(module, name) for name in (missing - set(found)) & set(public)}
+        found |= {name: getattr(module, name) for name in (missing - set(found)) & public_names(module)}
         if missing == set(found):
             break
     return found

@@ -1,7 +1,11 @@
 """Verifiers of programs: by standard input and output, by calls of a function, and by assertions."""
 
+import builtins
+import importlib
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from typing import Any, TypeAlias
 
 from rlprims.masking import check_choice
@@ -189,7 +193,11 @@ def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: 
     from rlprims.rewards.sandbox._start import IMPORTS
 
     # A program that imports from __future__ must begin so.
-    text = program if "__future__" in program else "\n".join([IMPORTS, cases.before, program])
+    text = f"{cases.before}\n{program}" if cases.before else program
+    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(
+        re.findall(r"[A-Za-z]\w+", program)
+    )
+    text = f"{IMPORTS}\n{text}" if needs_imports else text
     for case in cases.inputs:
         if cases.function is not None:
             limits: dict[str, Any] = {"seconds": seconds, "memory_mb": memory_mb}
@@ -197,3 +205,11 @@ def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: 
             continue
         result = sandbox_fusion.run(url, text, stdin=case, seconds=seconds, memory_mb=memory_mb)
         yield sandbox.CaseResult(result.status, result.code, result.stdout)
+
+
+@cache
+def _standard_names() -> set[str]:
+    from rlprims.rewards.sandbox import _start
+
+    modules = map(importlib.import_module, _start.MODULES)
+    return set(_start.MODULES).union(*map(_start.public_names, modules)) - set(dir(builtins))

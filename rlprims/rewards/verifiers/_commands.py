@@ -1,13 +1,10 @@
-"""Numbers and LaTeX commands of :mod:`._grammar`: fractions, roots, functions, matrices."""
+"""Numbers and LaTeX commands of :mod:`._grammar`, read by its ``Reader``: fractions, roots, functions, matrices."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprims.rewards.verifiers._units import symbol
 from rlprims.rewards.verifiers._values import Group, Name, divided, reals, scalar, times
-
-if TYPE_CHECKING:
-    from rlprims.rewards.verifiers._grammar import Reader
 
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])")
 _REPEATING = re.compile(
@@ -28,7 +25,7 @@ _LETTERS = re.compile(
 )
 
 
-def number(reader: "Reader") -> Any:
+def number(reader: Any) -> Any:
     rational = reader.sympy.Rational
     if found := reader.match(_SCIENTIFIC):
         return rational(found.group(1)) * reader.sympy.Integer(10) ** int(found.group(2))
@@ -50,7 +47,7 @@ def number(reader: "Reader") -> Any:
     return rational(digits.rstrip(".")) if "." in digits else reader.sympy.Integer(digits)
 
 
-def command(reader: "Reader") -> Any:
+def command(reader: Any) -> Any:
     found = reader.match(_COMMAND) or reader.fail()
     name, sympy = found.group(1), reader.sympy
     if _LETTERS.fullmatch(name):
@@ -85,7 +82,7 @@ def command(reader: "Reader") -> Any:
     return _function(reader, name)
 
 
-def _rows(reader: "Reader", kind: str) -> Any:
+def _rows(reader: Any, kind: str) -> Any:
     """A matrix, or the lines of a definition by cases."""
     reader.need("{")
     rows = [[]]  # type: list[list[Any]]
@@ -107,11 +104,11 @@ def _rows(reader: "Reader", kind: str) -> Any:
     return Group("matrix", tuple(Group("row", row) for row in lines))
 
 
-def _cell(reader: "Reader") -> Any:
+def _cell(reader: Any) -> Any:
     return Name("otherwise") if reader.match(_OTHERWISE) else reader.relation()
 
 
-def _function(reader: "Reader", name: str) -> Any:
+def _function(reader: Any, name: str) -> Any:
     r"""\sin, \ln and others: of a bracket, or of the product that follows."""
     sympy, exponent, base = reader.sympy, None, None
     names = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "ln": "log", "lg": "log"}
@@ -131,7 +128,7 @@ def _function(reader: "Reader", name: str) -> Any:
     return result if exponent is None else result**exponent
 
 
-def _argument_of_function(reader: "Reader") -> Any:
+def _argument_of_function(reader: Any) -> Any:
     reader.skip()
     if reader.text[reader.at : reader.at + 1] in ("(", "{", "["):
         return reader.bracketed() if reader.text[reader.at] != "{" else reader.argument()
