@@ -44,6 +44,9 @@ def cases(quick: bool) -> Iterator[Case]:
     halved = [f"{work}So the answer is $\\boxed{{\\frac{{{number}}}{{2}}}}$." for work, number in said]
     dfracs = [f"\\dfrac{{{gold}}}{{2}}" for gold in golds]
     yield _math("math, fractions", halved[:400], dfracs[:400], labels[:400])
+    roots = [f"{work}So the answer is $\\boxed{{{number}\\sqrt{{2}}+x}}$." for work, number in said]
+    sums = [f"x+{gold}\\sqrt{{2}}" for gold in golds]
+    yield _math("math, roots", roots[:400], sums[:400], labels[:400])
 
 
 def _rows(count: int) -> tuple[list[tuple[str, str]], list[str], list[bool]]:
@@ -76,8 +79,17 @@ def _math(name: str, responses: list[str], golds: list[str], labels: list[bool])
         completions = [[{"role": "assistant", "content": response}] for response in responses]
         dollars = [f"${gold}$" for gold in golds]
         peers["trl accuracy_reward"] = lambda: rewards.accuracy_reward(completions, dollars)
+    if (module := peer("math_verify")) is not None:
+        peers["math-verify"] = partial(_one_by_one, _by_math_verify, responses, golds)
     name = f"{name}, {len(responses)} rows"
     return _case(name, partial(_scores, verifiers.math, responses, golds), peers, labels)
+
+
+def _by_math_verify(response: str, gold: str) -> float:
+    import math_verify
+
+    expected, found = math_verify.parse(f"${gold}$"), math_verify.parse(response)
+    return float(math_verify.verify(expected, found))
 
 
 def _case(name: str, ours: Callable[[], Any], peers: dict[str, Callable[[], Any]], labels: list[bool]) -> Case:
@@ -117,7 +129,7 @@ def by_the_clock(count: int) -> None:
     try:
         with (
             Pool(verifiers.gsm8k, workers=workers) as pool,
-            Pool(verifiers.math, workers=workers, preload=["math_verify"]) as math_pool,
+            Pool(verifiers.math, workers=workers, preload=["sympy"]) as math_pool,
         ):
             ways: dict[str, Callable[[], Any]] = {
                 "gsm8k, one by one": lambda: naive(verifiers.gsm8k, marked, golds).scores,

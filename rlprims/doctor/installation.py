@@ -33,7 +33,7 @@ _PACKAGES = (
     ("ray", "execution: ray", _CLUSTER),
     ("aiohttp_cors", "ray job submit, Ray's dashboard", "pip install 'ray[default]'"),
     ("vllm", "ray.engine: vllm", _CLUSTER),
-    ("math_verify", "verifiers.math", hint("rewards")),
+    ("sympy", "verifiers.math", hint("rewards")),
     ("tensorboard", "log_to: [tensorboard]", hint("track")),
     ("wandb", "log_to: [wandb]", hint("track")),
 )

@@ -135,8 +135,9 @@ class Config(SamplingSettings):
             )
         messages += teacher_warnings(self)
         in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
-        if not plays and rewards.verifiers.math in in_this_process:
-            messages.append("verifiers.math may never finish on a model's response: set scoring.workers")
+        endless = [one for one in (rewards.verifiers.math, rewards.verifiers.by_source) if one in in_this_process]
+        if endless and not plays:
+            messages.append(f"verifiers.{endless[0].__name__} may never finish on a response: set scoring.workers")
         return messages
 
 

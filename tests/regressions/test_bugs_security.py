@@ -27,7 +27,7 @@ BANNED = {
     "sympy.sympify",
     "sympy.parse_expr",
 }
-INSIDE_THE_WALLS = {f"rewards/sandbox/{name}.py" for name in ("_cases", "_functions", "_tests")}
+INSIDE_THE_WALLS = {f"rewards/sandbox/{name}.py" for name in ("_cases", "_functions", "_program", "_tests")}
 """Programs of the sandbox's own processes, which run what they are given: that is what the walls are for."""
 BANNED_OPTIONS = {"shell", "trust_remote_code", "allow_pickle"}
 

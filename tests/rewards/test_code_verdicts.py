@@ -128,7 +128,7 @@ def test_imports_and_helpers_of_the_prompt_stand_before_a_block() -> None:
     assert code_asserts(block, unfinished)["score"] == 1
     stub = "class Solution:\n    def total(self, values: List[int]) -> int: return sum(values)"
     calls = {"fn_name": "total", "inputs": [[[1, 2]]], "outputs": [3]}
-    assert code_stdin(stub, calls)["score"] == 0
+    assert code_stdin(stub, calls)["score"] == 1  # LiveCodeBench's harness imports List
     assert code_stdin(stub, calls | {"prompt": "from typing import List"})["score"] == 1
 
 

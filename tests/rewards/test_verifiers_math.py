@@ -61,12 +61,12 @@ def test_not_the_same(gold: str, said: str) -> None:
         (r"Answer: 3 then \boxed{2}", 1, 1),
         ("Answer: 3\nAnswer: 2", 1, 1),
         ("answer : $2$", 1, 1),
-        ("**Answer:** 2", 0, 1),
+        ("**Answer:** 2", 1, 1),
         ("The answer is 2", 0, 0),
         ("2", 0, 0),
         ("", 0, 0),
         (r"\boxed{}", 0, 1),
-        (r"\boxed 2", 0, 0),
+        (r"\boxed 2", 1, 1),
     ],
 )
 def test_where_the_answer_is(response: str, score: float, form: float) -> None:

@@ -261,3 +261,61 @@ def test_any_text_has_a_score(response: str, answer: str) -> None:
         numeric(response, 5),
     ):
         assert all(0.0 <= x <= 1.0 for x in verdict.values())
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "score"),
+    [
+        ("#### 3/4", "0.75", 1), ("#### 3/4", "3", 0), ("#### 7 or 8", "7", 0), ("#### 7, 8", "7", 0),
+        ("#### 7-8", "7", 0),
+        ("#### −7", "-7", 1), ("#### −7", "7", 0), ("so it is −7", "-7", 1), ("#### 2 million", "2000000", 1),
+        ("#### 2 million", "2", 0), ("#### 7 + x", "7", 0), ("#### 7 clips. She had 9.", "7", 1), ("####\n7", "7", 1),
+        ("#### 7\n#### or 8?", "7", 0), ("#### 7, because 14/2 = 7", "7", 1), ("about 3/4", "4", 0),
+        ("about 3/4", "3/4", 1),
+        ("#### 7^2", "7", 0), ("#### 3/0", "3", 0), ("#### 7!", "7", 0),
+    ],
+)  # fmt: skip
+def test_one_number_is_an_answer(response: str, gold: str, score: float) -> None:
+    assert verifiers.gsm8k(response, gold)["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "score"),
+    [
+        (r"\boxed{4.5 \times 10^{33}}", "4.5e33", 1), (r"\boxed{4.5 \times 10^{33}}", "33", 0),
+        ("it is 4.5 × 10^3", "4500", 1),
+        (r"\boxed{7 or 8}", "8", 0), (r"\boxed{7, 8}", "8", 0), (r"\boxed{\frac{3}{4}}", "0.75", 1),
+        (r"\boxed{−2}", "-2", 1),
+        (r"4.5 \times 10^{33}", 4.5e33, 1), (r"\boxed{2\text{ million}}", "2e6", 1),
+    ],
+)  # fmt: skip
+def test_numbers_in_scientific_notation_and_fractions(response: str, gold: str, score: float) -> None:
+    assert numeric(response, gold)["score"] == score
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is A or B", "Answer: B, C", "Answer: (B) (C)", "<answer>A/B</answer>", r"\boxed{A, B}",
+        "Answer: B. No, C",
+        "Answer: B and C", "The answer is (B) or (C).", r"\boxed{B C}",
+    ],
+)  # fmt: skip
+def test_two_letters_choose_nothing(response: str) -> None:
+    assert [multiple_choice(response, gold)["score"] for gold in "ABC"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "response", ["The answer is (B), not A.", "Answer: B) A cat", "Answer: B. B it is", "Answer: (B), not (A)"]
+)
+def test_a_letter_that_is_denied_is_no_choice(response: str) -> None:
+    assert [multiple_choice(response, gold)["score"] for gold in "AB"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "gold"),
+    [("gsm8k", "forty two"), ("gsm8k", "#### 7 or 8"), ("gpqa", "heat"), ("numbers", "seven"), ("numbers", r"\frac{")],
+)
+def test_answers_that_cannot_be_read_raise_when_the_data_is_read(source: str, gold: str) -> None:
+    with pytest.raises(ValueError, match="answer="):
+        verifiers.check_answer(by_source, gold, source, {"table": {"numbers": numeric}})

@@ -49,7 +49,10 @@ def test_what_fails_is_counted_by_cause(
         assert step.batch["scores"].isfinite().all()
 
 
-def test_sympy_in_the_trainers_process_is_warned_about(load: Callable[..., Config], settings: dict[str, Any]) -> None:
-    settings |= {"verifier": "rlprims.rewards.verifiers.math"}
+@pytest.mark.parametrize("name", ["math", "by_source"])
+def test_sympy_in_the_trainers_process_is_warned_about(
+    load: Callable[..., Config], settings: dict[str, Any], name: str
+) -> None:
+    settings |= {"verifier": f"rlprims.rewards.verifiers.{name}"}
     assert any("set scoring.workers" in warning for warning in load(settings).warnings())
     assert not any("set scoring.workers" in warning for warning in load(settings, "scoring.workers=2").warnings())

@@ -26,11 +26,18 @@ _HERE = Path(__file__).parent
 _UNTESTABLE = 97
 
 
-def run(program: str, *, stdin: str = "", limits: Limits | None = None, allow_unisolated: bool = False) -> Result:
+def run(
+    program: str,
+    *,
+    stdin: str = "",
+    packages: Sequence[str] = (),
+    limits: Limits | None = None,
+    allow_unisolated: bool = False,
+) -> Result:
     """Run a Python program within the limits, and remove its processes and files afterwards.
 
-    The program can use the standard library and an empty writable directory. ``isolation`` of the result is the kind of
-    isolation.
+    The program can use the standard library, an empty writable directory, and the ``packages`` of this environment,
+    such as ``numpy``, which are read-only. ``isolation`` of the result is the kind of isolation.
 
     Raises:
         IsolationError: this machine offers no isolation, and ``allow_unisolated`` is not set.
@@ -39,8 +46,16 @@ def run(program: str, *, stdin: str = "", limits: Limits | None = None, allow_un
     '144\\n'
     """
     isolate = choose(allow_unisolated)
-    with Guest({"main.py": program}, limits or Limits(), isolate=isolate, stdin=stdin) as guest:
+    files = _files("_program", program=program)
+    with Guest(files, limits or Limits(), isolate=isolate, stdin=stdin, packages=packages) as guest:
         return guest.wait()
+
+
+def _files(main: str, **texts: str) -> dict[str, str]:
+    """The files of a sandbox: its main program, what all of them import, and the texts that it reads."""
+    names = {"main.py": f"{main}.py", "_start.py": "_start.py", "_values.py": "_values.py"}
+    own = {target: (_HERE / source).read_text() for target, source in names.items()}
+    return own | {f"{name}.py": text for name, text in texts.items()}
 
 
 def run_tests(
@@ -50,6 +65,7 @@ def run_tests(
     before: str = "",
     setup: str = "",
     functions: Sequence[str] = (),
+    packages: Sequence[str] = (),
     limits: Limits | None = None,
     allow_unisolated: bool = False,
 ) -> Result:
@@ -57,26 +73,22 @@ def run_tests(
 
     Program and tests run in two sandboxes. The tests are trusted code. They get only plain data from the program, so
     that the program cannot forge the result. Names that the tests use and do not define are functions of the program.
-    ``setup`` is code for the tests; if it defines a function that is to be tested, name it in ``functions``.
+    ``setup`` is code for the tests; if it defines a function that is to be tested, name it in ``functions``. There
+    ``Solution().add`` is a method of a new object; the tests call it ``Solution_add``. Both can import ``packages``.
 
     Raises:
         IsolationError: as for :func:`run`.
     """
     isolate, limits = choose(allow_unisolated), limits or Limits()
     ours, theirs = socket.socketpair()
-    values = {"_values.py": (_HERE / "_values.py").read_text()}
-    tested = {"main.py": (_HERE / "_functions.py").read_text(), "before.py": before, "program.py": program}
-    testing = {
-        "main.py": (_HERE / "_tests.py").read_text(),
-        "setup.py": setup,
-        "tests.py": tests,
-        "names.txt": "\n".join(functions),
-    }
+    tested = _files("_functions", before=before, program=program)
+    testing = _files("_tests", setup=setup, tests=tests) | {"names.txt": "\n".join(functions)}
+    start: dict[str, Any] = {"isolate": isolate, "packages": packages}
     with (
         ours,
         theirs,
-        Guest(values | tested, limits, isolate=isolate, channel=theirs) as answering,
-        Guest(values | testing, limits, isolate=isolate, channel=ours) as asking,
+        Guest(tested, limits, channel=theirs, **start) as answering,
+        Guest(testing, limits, channel=ours, **start) as asking,
     ):
         ours.close()
         theirs.close()
@@ -118,6 +130,8 @@ def run_cases(
     *,
     function: str | None = None,
     before: str = "",
+    standard_imports: bool = False,
+    packages: Sequence[str] = (),
     limits: Limits | None = None,
     total_seconds: float = 60.0,
     allow_unisolated: bool = False,
@@ -134,6 +148,9 @@ def run_cases(
         cases: texts, or sequences of arguments.
         function: the name of the function to call; None: the cases are texts of stdin.
         before: code to put before the program: imports, helpers.
+        standard_imports: names of the standard library that the program uses and does not define are imported, as the
+            harnesses of APPS, TACO and LiveCodeBench do: ``List``, ``deque``, ``math``, ...
+        packages: packages of this environment that the program can import; read-only.
         limits: the limits of each case; ``disk_mb``, ``files`` and ``processes`` are limits of all cases together.
         total_seconds: wall time of all cases; the remaining cases then have the status ``timeout``.
         allow_unisolated: see :func:`run`.
@@ -144,30 +161,23 @@ def run_cases(
     >>> [case.output for case in run_cases("print(2 * int(input()))", ["3", "4"])]  # doctest: +SKIP
     ['6\\n', '8\\n']
     """
-    return _run_cases(
-        program, cases, function, before, limits or Limits(), total_seconds, isolate=choose(allow_unisolated)
-    )
+    files = _files("_cases", before=before, program=program)
+    files["options.json"] = json.dumps({"standard_imports": standard_imports, "packages": list(packages)})
+    start: dict[str, Any] = {"isolate": choose(allow_unisolated), "packages": packages}
+    return _run_cases(files, cases, function, limits or Limits(), total_seconds, start)
 
 
 def _run_cases(
-    program: str,
+    files: dict[str, str],
     cases: Sequence[Any],
     function: str | None,
-    before: str,
     limits: Limits,
     total_seconds: float,
-    *,
-    isolate: bool,
+    start: dict[str, Any],
 ) -> Generator[CaseResult, None, None]:
     ours, theirs = socket.socketpair()
-    files = {
-        "main.py": (_HERE / "_cases.py").read_text(),
-        "_values.py": (_HERE / "_values.py").read_text(),
-        "before.py": before,
-        "program.py": program,
-    }
     total_limits = replace(limits, seconds=total_seconds)
-    with ours, theirs, Guest(files, total_limits, isolate=isolate, channel=theirs) as guest:
+    with ours, theirs, Guest(files, total_limits, channel=theirs, **start) as guest:
         theirs.close()
         while not guest.ready:
             if guest.step(wait_for(guest)):

@@ -4,6 +4,7 @@ A case is read from descriptor 3 as a line of JSON. Its result is written there,
 output. The trainer compares the outputs: the expected outputs are not in the sandbox, so that they cannot be copied.
 """
 
+import ast
 import importlib
 import json
 import os
@@ -22,11 +23,20 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     channel = os.fdopen(os.dup(3), "rb")
-    values = importlib.import_module("_values")
+    values, start = importlib.import_module("_values"), importlib.import_module("_start")
+    start.begin()
+    options = json.loads((HERE / "options.json").read_text(encoding="utf-8"))
     codes: list[types.CodeType] | None = None
+    standard: dict[str, Any] = {}
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        names = ("before.py", "program.py")
-        codes = [compile((HERE / name).read_text(encoding="utf-8"), name, "exec") for name in names]
+        trees = [ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8")) for name in ("before", "program")]
+        if options["standard_imports"]:
+            standard = start.standard_names(ast.Module([part for tree in trees for part in tree.body], []), {})
+        codes = [compile(tree, f"{name}.py", "exec") for tree, name in zip(trees, ("before", "program"), strict=True)]
+        source = (HERE / "program.py").read_text(encoding="utf-8")
+        for package in options["packages"]:
+            if package in source:
+                importlib.import_module(package)  # once for all cases
     for line in channel:
         case = json.loads(line)
         ended: tuple[str, int | None, bytes] = ("exit", 1, b"")
@@ -39,7 +49,7 @@ def main() -> None:
             reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
-                answer(codes, case, values, stdin_fd, writing)
+                answer(codes, standard, case, values, stdin_fd, writing)
                 return
             os.close(stdin_fd)
             os.close(writing)
@@ -52,7 +62,14 @@ def main() -> None:
     os._exit(0)
 
 
-def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, stdin_fd: int, writing: int) -> None:
+def answer(
+    codes: list[types.CodeType],
+    standard: dict[str, Any],
+    case: dict[str, Any],
+    values: Any,
+    stdin_fd: int,
+    writing: int,
+) -> None:
     """Run the program on one case. After the return the interpreter exits as after an ordinary program."""
     os.setsid()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -70,6 +87,7 @@ def answer(codes: list[types.CodeType], case: dict[str, Any], values: Any, stdin
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["main.py"]
     program = sys.modules["__main__"] = types.ModuleType("__main__")
+    program.__dict__.update(standard)
     if calls:
         sys.setrecursionlimit(10_000)
         program.__name__ = "program"

@@ -1,6 +1,7 @@
 """Starts one sandboxed program from the trainer's process, reads its output, and enforces its limits."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -100,6 +101,7 @@ class Guest:
         main: str = "main.py",
         stdin: str = "",
         channel: socket.socket | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
         self._limits, self._isolate = limits, isolate
         self._folder = None if isolate else tempfile.mkdtemp(prefix=f"rlprims-sandbox-{os.getpid()}-")
@@ -116,6 +118,7 @@ class Guest:
             "stdin": stdin,
             "python": python,
             "readable": _readable(),
+            "packages": _folders(tuple(packages)),
             "cpu_seconds": int(limits.seconds) + 1,
             "files_at_most": limits.files,
             **{name: asdict(limits)[name] for name in ("memory_mb", "processes", "disk_mb")},
@@ -242,3 +245,17 @@ def _readable() -> list[str]:
     paths = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache"]
     prefix = os.path.realpath(sys.base_prefix)
     return paths if prefix == "/usr" or prefix.startswith("/usr/") else [*paths, prefix]
+
+
+@cache
+def _folders(packages: tuple[str, ...]) -> dict[str, str]:
+    """The folders of packages of this environment, and of the libraries that belong to their wheels."""
+    found: dict[str, str] = {}
+    for package in packages:
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"packages has {package!r}, which is not a package of this environment: install it")
+        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+        libraries = folder.with_name(f"{package}.libs")
+        found |= {path.name: str(path) for path in (folder, libraries) if path.is_dir()}
+    return found

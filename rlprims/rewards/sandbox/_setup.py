@@ -112,14 +112,12 @@ def build_root(job: dict[str, Any]) -> None:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(os.readlink(old), path)
         elif os.path.exists(old):
-            bind(old, path)
-            attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY | ATTR_NOSUID, 0, 0, 0)
-            check(
-                libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, attributes, 32), f"read-only {path}"
-            )
+            bind_read_only(old, path)
     for device in ("null", "zero", "random", "urandom"):
         bind(f"/.old/dev/{device}", f"/dev/{device}")
     write_files(job, "/box")
+    for name, folder in job["packages"].items():
+        bind_read_only("/.old" + folder, f"/box/packages/{name}")
     os.mkdir("/tmp")
     mount(
         "tmpfs",
@@ -144,6 +142,12 @@ def bind(source: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     mount(source, target, "", BIND | RECURSIVE)
+
+
+def bind_read_only(source: str, target: str) -> None:
+    bind(source, target)
+    attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY | ATTR_NOSUID, 0, 0, 0)
+    check(libc.syscall(MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, 32), f"read-only {target}")
 
 
 def write_files(job: dict[str, Any], folder: str) -> None:
@@ -192,6 +196,8 @@ def execute(job: dict[str, Any], folder: str, writable: str) -> None:
         signal.signal(number, signal.SIG_DFL)  # the defaults that a new interpreter expects
     os.chdir(writable)
     environment = {"PATH": "/usr/bin:/bin", "HOME": writable, "TMPDIR": writable, "LANG": "C.UTF-8"}
+    if job["packages"]:
+        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads count as processes
     label = f"trainer={job['parent']}"  # shown in the list of processes
     arguments = ["python", "-I", "-S", "-B", "-X", label, os.path.join(folder, job["main"])]
     os.execve(job["python"], arguments, environment)
@@ -271,6 +277,9 @@ def main() -> None:
         else:
             libc.prctl(SUBREAPER, 1, 0, 0, 0)
             write_files(job, job["folder"])
+            os.mkdir(os.path.join(job["folder"], "packages"))
+            for name, folder in job["packages"].items():
+                os.symlink(folder, os.path.join(job["folder"], "packages", name))
     except OSError as error:
         say(job, f"error {error}")
         return

@@ -49,7 +49,7 @@ class _Expected:
         self._left: dict[int, BaseException | None] = {}
 
     def caught(self) -> None:
-        self._expect(sys.exception())
+        self.expect(sys.exception())
 
     @contextlib.contextmanager
     def leaves(self, number: int) -> Iterator[None]:
@@ -61,9 +61,9 @@ class _Expected:
             raise
 
     def kept(self, number: int) -> None:
-        self._expect(self._left.pop(number, None))
+        self.expect(self._left.pop(number, None))
 
-    def _expect(self, error: BaseException | None) -> None:
+    def expect(self, error: BaseException | None) -> None:
         while error is not None:
             self.open = [other for other in self.open if other is not error]
             error = error.__cause__ or error.__context__
@@ -73,6 +73,7 @@ def main() -> None:
     here = Path(__file__).parent
     sys.path.insert(0, str(here))
     values = importlib.import_module("_values")
+    importlib.import_module("_start").begin()
     sys.setrecursionlimit(10_000)
     answers = os.fdopen(os.dup(3), "rb")
     expected, called = _Expected(), set[str]()
@@ -114,16 +115,48 @@ def main() -> None:
         exec(compile((here / "setup.py").read_text(encoding="utf-8"), "setup.py", "exec"), namespace)
     tree = ast.parse((here / "tests.py").read_text(encoding="utf-8"))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for name in {*names, *(used - set(namespace) - set(dir(builtins)))}:
-        namespace[name] = remote(name)  # definitions of the tests replace it
+    for name in [*(used - set(namespace) - set(dir(builtins))), *names]:
+        namespace[name.replace("().", "_")] = remote(name)  # definitions of the tests replace it
     namespace[_NOTE] = expected
-    exec(compile(ast.fix_missing_locations(_Mark().visit(tree)), "tests.py", "exec"), namespace)
+    cases = TestCases(expected)
+    try:
+        exec(compile(ast.fix_missing_locations(_Mark().visit(tree)), "tests.py", "exec"), namespace)
+        cases.run(namespace)
+    except SystemExit as error:
+        end(1, f"the tests ended themselves: {error!r}")
     if expected.open:
         end(1, f"the program raised {expected.open[0]!r}, which no test expects"[:1000])
     never = sorted(set(names) - called) if names or called else ["a function of the program"]
     if never:
         end(_NEVER_CALLED, f"the tests never called {', '.join(never)}")
     os._exit(0)
+
+
+class TestCases:
+    """The classes of ``unittest`` in the tests. They run after the tests' text, in the place of ``unittest.main()``."""
+
+    def __init__(self, expected: _Expected) -> None:
+        unittest: Any = importlib.import_module("unittest")
+        unittest.main = unittest.TestProgram = lambda *_, **__: None
+        context = unittest.case._AssertRaisesContext
+        leave = context.__exit__
+
+        def leave_and_note(self: Any, kind: Any, error: Any, trace: Any) -> bool:
+            is_expected = bool(leave(self, kind, error, trace))
+            if is_expected:
+                expected.expect(error)
+            return is_expected
+
+        context.__exit__ = leave_and_note
+        self._unittest: Any = unittest
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        for kind in list(namespace.values()):
+            if isinstance(kind, type) and issubclass(kind, self._unittest.TestCase) and kind.__module__ == "tests":
+                result = self._unittest.TestResult()
+                self._unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
+                if not result.wasSuccessful():
+                    end(1, f"{kind.__name__}: {(result.failures + result.errors)[0][1]}"[:1000])
 
 
 def exception(kinds: Sequence[str], text: str) -> Exception:

@@ -32,6 +32,8 @@ def pack(value: Any) -> Any:
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return {name: [pack(part) for part in kind.__iter__(value)]}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # a number or an array, as lists
+        return pack(value.tolist())
     raise TypeError(f"got a {type(value).__name__}, expected plain data: only plain data can be given to the tests")
 
 

@@ -10,14 +10,21 @@ from rlprims.rewards.verifiers._code_data import read_cases, read_tests
 from rlprims.rewards.verifiers._exact import exact
 from rlprims.rewards.verifiers._gsm8k import gsm8k
 from rlprims.rewards.verifiers._imported import imported
-from rlprims.rewards.verifiers._math import math
+from rlprims.rewards.verifiers._math import check_expression, math
 from rlprims.rewards.verifiers._multiple_choice import multiple_choice
+from rlprims.rewards.verifiers._numeric import numeric
 
 
 def _search(response: str, answer: Any) -> dict[str, float]:
     golds = answer.get("target", answer) if isinstance(answer, Mapping) else answer
     return exact(response, golds, tag="answer", normalized=True)
 
+
+def _evalplus(response: str, answer: Any) -> dict[str, float]:
+    return code_asserts(response, answer, packages=_PACKAGES)
+
+
+_PACKAGES = ("numpy",)  # the tests of HumanEval+ and MBPP+ import it
 
 SOURCES: dict[str, Callable[..., Any] | str] = {
     **dict.fromkeys(("openai/gsm8k", "gsm8k"), gsm8k),
@@ -32,10 +39,9 @@ SOURCES: dict[str, Callable[..., Any] | str] = {
     **dict.fromkeys(("open-r1/DAPO-Math-17k-Processed", "AI-MO/NuminaMath-*", "numina_*"), math),
     **dict.fromkeys(("math*", "aime*", "AIME*", "hiyouga/geometry3k", "geometry3k"), math),
     **dict.fromkeys(("Idavidrein/gpqa", "gpqa", "gpqa_*", "fingertap/GPQA-Diamond"), multiple_choice),
-    **dict.fromkeys(
-        ("openai/openai_humaneval", "openai_humaneval", "humaneval", "evalplus/humanevalplus"), code_asserts
-    ),
-    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp", "evalplus/mbppplus", "mbppplus"), code_asserts),
+    **dict.fromkeys(("openai/openai_humaneval", "openai_humaneval", "humaneval"), code_asserts),
+    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp"), code_asserts),
+    **dict.fromkeys(("evalplus/humanevalplus", "humanevalplus", "evalplus/mbppplus", "mbppplus"), _evalplus),
     **dict.fromkeys(("codeparrot/apps", "apps", "BAAI/TACO", "taco", "likaixin/TACO-verified"), code_stdin),
     **dict.fromkeys(("deepmind/code_contests", "codecontests", "code_contests", "codeforces"), code_stdin),
     "livecodebench*": code_stdin,
@@ -70,15 +76,19 @@ def check_answer(
     """Check that the verifier can test the answer. Call it when data are read, before sampling starts.
 
     Raises:
-        ValueError: no verifier for the data source; cases or tests that cannot be run.
+        ValueError: no verifier for the data source; an answer that cannot be read; cases or tests that cannot be run.
     """
     options = options or {}
     if verifier is by_source:
         check_answer(_verifier_of(data_source, options.get("table")), answer, data_source)
     elif verifier is code_stdin:
         read_cases(answer, options.get("max_cases"))
-    elif verifier is code_asserts:
-        read_tests(answer)
+    elif verifier in (code_asserts, _evalplus):
+        read_tests(answer, _PACKAGES if verifier is _evalplus else options.get("packages", ()))
+    elif verifier is math:
+        check_expression(answer)
+    elif verifier in (gsm8k, numeric, multiple_choice):  # they read the answer before the response
+        verifier("", answer, **{name: value for name, value in options.items() if name in ("choices", "tag")})
 
 
 def _verifier_of(source: str, table: Mapping[str, Callable[..., Any] | str] | None) -> Callable[..., Any]:

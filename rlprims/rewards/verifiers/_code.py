@@ -1,7 +1,11 @@
 """Verifiers of programs: by standard input and output, by calls of a function, and by assertions."""
 
+import builtins
+import importlib
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from typing import Any, TypeAlias
 
 from rlprims.masking import check_choice
@@ -27,17 +31,20 @@ def code_stdin(
     tolerance: float = 1e-6,
     checker: Checker | str | None = None,
     blocks: Blocks = "last",
+    packages: Sequence[str] = (),
     server: str | None = None,
     allow_unisolated: bool = False,
 ) -> dict[str, float]:
     """1 if the program gives the expected output for every input; it runs in :mod:`rlprims.rewards.sandbox`.
 
-    The program is the last fenced block of Python (else of no language, else any), else the whole response. The answer
-    is ``{"inputs": [text, ...], "outputs": [text, ...]}``, or that as JSON (APPS, TACO, CodeContests). If it has
-    ``fn_name``, an input is a list of arguments, or a text with an argument in JSON on each line (LiveCodeBench). The
-    output is then the value that the function, or the method of a class ``Solution``, returns. Tuples equal lists, and
-    x is accepted for ``[x]``, because those data sets wrap some values. The imports and helpers of ``prompt``, if the
-    answer has it, are put before the program.
+    The program is the last fenced block of Python that reads input or defines the function, else the last one (else of
+    no language, else any), else the whole response. The answer is ``{"inputs": [text, ...], "outputs": [text, ...]}``,
+    or that as JSON (APPS, TACO); a row of CodeContests, LiveCodeBench or Codeforces with its tests; or a list of
+    ``{"input": text, "output": text}``. If it has ``fn_name``, an input is a list of arguments, or a text with an
+    argument in JSON on each line (LiveCodeBench). The output is then the value that the function, or the method of a
+    class ``Solution``, returns. Tuples equal lists, and x is accepted for ``[x]``, because those data sets wrap some
+    values. The imports and helpers of ``prompt``, if the answer has it, are put before the program, and names of the
+    standard library that it uses without an import are imported, as the harnesses of those data sets do.
 
     All cases run in one sandbox, each in a forked process. ``passed`` is the share of the cases that pass.
 
@@ -57,6 +64,7 @@ def code_stdin(
         checker: a function (input, output, expected) to bool, or its import path, instead of ``compare``. It must
             accept the expected output. If it raises on an output, that case fails.
         blocks: ``last``, or ``joined``: all Python blocks, one after the other.
+        packages: packages of this environment that the program can import, such as ``numpy``; read-only.
         server: the URL of a SandboxFusion server's ``run_code``, to run the program there.
         allow_unisolated: see :func:`rlprims.rewards.sandbox.run`.
 
@@ -72,18 +80,22 @@ def code_stdin(
         raise ValueError(f"expected max_cases of 1 or more, got {max_cases}; use None for all")
     cases = read_cases(answer, max_cases)
     is_correct = _checker(cases, compare, tolerance, checker)
-    code = python_code(response, blocks, cases.function)
+    code = python_code(response, blocks, cases.function, reads=cases.function is None and any(cases.inputs))
     if server is not None:
         outputs = _on_server(server, cases, code or response, seconds, memory_mb)
     else:
         from rlprims.rewards import sandbox
 
-        limits = sandbox.Limits(seconds=seconds, memory_mb=memory_mb)
+        # Room for the largest expected output, and for one that is wrong.
+        most = max(2**20, *(2 * len(str(expected).encode("utf-8", "replace")) for expected in cases.outputs))
+        limits = sandbox.Limits(seconds=seconds, memory_mb=memory_mb, output_bytes=most)
         outputs = sandbox.run_cases(
             code or response,
             cases.inputs,
             function=cases.function,
             before=cases.before,
+            standard_imports=True,
+            packages=packages,
             limits=limits,
             total_seconds=total_seconds,
             allow_unisolated=allow_unisolated,
@@ -106,6 +118,7 @@ def code_asserts(
     seconds: float = 5.0,
     memory_mb: int = 512,
     blocks: Blocks = "last",
+    packages: Sequence[str] = (),
     allow_unisolated: bool = False,
 ) -> dict[str, float]:
     """1 if the tests pass on the functions that the response defines; both run in :mod:`rlprims.rewards.sandbox`.
@@ -115,9 +128,13 @@ def code_asserts(
 
     - statements with asserts, as a text or a list;
     - ``{"test": statements, "prompt": code before the response, "entry_point": name}`` (HumanEval: its ``check`` is
-      called with the function of that name). The prompt's imports and helpers are put before a block too;
-    - a row of MBPP: ``test_list``, and optionally ``test_imports``, ``test_setup_code``, and ``code``, the solution,
-      from which the name of the function is read.
+      called with the function of that name, or with the method that ``Solution().add`` names). The prompt's imports and
+      helpers are put before a block too;
+    - a row of MBPP: ``test_list``, and optionally ``test`` (the further tests of MBPP+), ``test_imports``,
+      ``test_setup_code``, and ``code``, the solution, from which the name of the function is read.
+
+    Test cases of ``unittest`` run after the statements. Tests and response can import the standard library, and the
+    ``packages`` of this environment, such as ``numpy`` for HumanEval+ and MBPP+; they are read-only.
 
     The tests run in a second sandbox. Arguments and results of the tested functions are exchanged as plain data: None,
     bool, int, float, complex, text, bytes, list, tuple, set, dict. The response therefore cannot change the result of
@@ -126,17 +143,17 @@ def code_asserts(
     cannot be tested, and changes to an argument have no effect on the tests.
 
     Raises:
-        ValueError: the answer has no test, or its tests are not Python, do not call a function of the response, or pass
-            arguments that are not plain data.
+        ValueError: the answer has no test, or its tests are not Python, do not call a function of the response, import
+            what the sandbox does not have, make objects of the response's classes, or pass other than plain data.
         IsolationError: the kernel offers no isolation, and ``allow_unisolated`` is not set.
     """
     check_choice("blocks", blocks, Blocks)
-    tests = read_tests(answer)
+    tests = read_tests(answer, packages)
     from rlprims.rewards import sandbox
 
     name = tests.functions[0] if tests.functions else None
-    code = python_code(response, blocks, name)
-    is_complete = code is not None and (name is None or defines(code, name))
+    code = python_code(response, blocks, name and name.partition("().")[0])
+    is_complete = code is not None and (name is None or defines(code, name.partition("().")[0]))
     # A completion continues the prompt. A block that defines the function needs only the prompt's imports and helpers.
     passed = sandbox.run_tests(
         code if is_complete and code is not None else tests.prompt + (code or response),
@@ -144,6 +161,7 @@ def code_asserts(
         before=imports_and_helpers(tests.prompt, name) if is_complete else "",
         setup=tests.prompt,
         functions=tests.functions,
+        packages=packages,
         limits=sandbox.Limits(seconds=seconds, memory_mb=memory_mb),
         allow_unisolated=allow_unisolated,
     ).ok
@@ -172,8 +190,14 @@ def _checker(cases: Cases, compare: Compare, tolerance: float, checker: Checker 
 
 def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: int) -> Generator[Any, None, None]:
     from rlprims.rewards import sandbox, sandbox_fusion
+    from rlprims.rewards.sandbox._start import IMPORTS
 
+    # A program that imports from __future__ must begin so.
     text = f"{cases.before}\n{program}" if cases.before else program
+    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(
+        re.findall(r"[A-Za-z]\w+", program)
+    )
+    text = f"{IMPORTS}\n{text}" if needs_imports else text
     for case in cases.inputs:
         if cases.function is not None:
             limits: dict[str, Any] = {"seconds": seconds, "memory_mb": memory_mb}
@@ -181,3 +205,11 @@ def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: 
             continue
         result = sandbox_fusion.run(url, text, stdin=case, seconds=seconds, memory_mb=memory_mb)
         yield sandbox.CaseResult(result.status, result.code, result.stdout)
+
+
+@cache
+def _standard_names() -> set[str]:
+    from rlprims.rewards.sandbox import _start
+
+    modules = map(importlib.import_module, _start.MODULES)
+    return set(_start.MODULES).union(*map(_start.public_names, modules)) - set(dir(builtins))

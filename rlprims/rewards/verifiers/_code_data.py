@@ -3,6 +3,8 @@
 import ast
 import builtins
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,16 +29,19 @@ class Tests(NamedTuple):
     """The functions that the response must define, if they are known."""
 
 
-def read_cases(answer: Mapping[str, Any] | str, max_cases: int | None) -> Cases:
-    """The cases of an answer in the form of APPS, TACO and CodeContests."""
+def read_cases(answer: Mapping[str, Any] | Sequence[Any] | str, max_cases: int | None) -> Cases:
+    """The cases of an answer in the form of APPS and TACO, CodeContests, LiveCodeBench or Codeforces."""
     found = _loads(answer) if isinstance(answer, str) else answer
-    inputs, outputs = (found.get("inputs"), found.get("outputs")) if isinstance(found, Mapping) else (None, None)
+    found = found if isinstance(found, Mapping) else {"cases": found}
+    inputs, outputs = _inputs_and_outputs(found)
     lists = all(isinstance(x, Sequence) and not isinstance(x, str) for x in (inputs, outputs))
     if not lists or not inputs or not outputs or len(inputs) != len(outputs):
         raise ValueError(
             "expected inputs and outputs in the answer: two lists of the same length, with at least one case"
         )
-    name = found.get("fn_name") or None
+    metadata = found.get("metadata") or {}
+    metadata = _loads(metadata) if isinstance(metadata, str) else metadata
+    name = found.get("fn_name") or metadata.get("func_name") or None
     before = imports_and_helpers(str(found.get("prompt") or ""), name)
     pairs = list(zip(inputs, outputs, strict=True))[:max_cases]
     if name is None:
@@ -46,20 +51,46 @@ def read_cases(answer: Mapping[str, Any] | str, max_cases: int | None) -> Cases:
     return Cases([_arguments(x) for x, _ in pairs], [_value(y, x) for x, y in pairs], name, before)
 
 
-def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
+_PARTS = (
+    *("public_tests", "private_tests", "generated_tests"),  # CodeContests
+    *("public_test_cases", "private_test_cases"),  # LiveCodeBench
+    *("official_tests", "cases"),  # Codeforces, and a list of cases alone
+)
+
+
+def _inputs_and_outputs(found: Mapping[str, Any]) -> tuple[Any, Any]:
+    """``inputs`` and ``outputs``, or those of all parts: mappings with ``input`` and ``output``, or lists of such."""
+    if "inputs" in found or "outputs" in found:
+        return found.get("inputs"), found.get("outputs")
+    inputs: list[Any] = []
+    outputs: list[Any] = []
+    for part in [found, *(found[name] for name in _PARTS if found.get(name))]:
+        if isinstance(part, str):
+            part = _loads(part)  # LiveCodeBench's private cases are a pickle, which raises here
+        for case in part if isinstance(part, Sequence) else [part]:
+            given, expected = (case.get("input"), case.get("output")) if isinstance(case, Mapping) else (None, None)
+            if isinstance(part, Mapping) and isinstance(given, list) and isinstance(expected, list):
+                inputs += given
+                outputs += expected
+            elif given is not None and expected is not None:
+                inputs.append(given)
+                outputs.append(expected)
+    return inputs, outputs
+
+
+def read_tests(answer: Mapping[str, Any] | Sequence[str] | str, packages: Sequence[str] = ()) -> Tests:
     """The tests of an answer in HumanEval's or MBPP's form, or given as statements."""
     if isinstance(answer, str):
         answer = _loads(answer) if answer.lstrip().startswith(("{", '["')) else {"test": answer}
     if not isinstance(answer, Mapping):
         answer = {"test_list": answer}
     prompt, name = str(answer.get("prompt") or ""), answer.get("entry_point") or None
-    if "test_list" in answer:  # MBPP's prompt is a sentence
+    text = answer.get("test") or ""
+    text = text if isinstance(text, str) else "\n".join(text)
+    if "test_list" in answer:  # MBPP's prompt is a sentence; MBPP+ has further tests in test
         setup = [*(answer.get("test_imports") or ()), answer.get("test_setup_code") or ""]
         listed, prompt = list(answer["test_list"] or ()), ""
-        text = "\n".join([*setup, *listed]) if listed else ""
-    else:
-        text = answer.get("test") or ""
-        text = text if isinstance(text, str) else "\n".join(text)
+        text = "\n".join([*setup, *listed, text]) if listed or text.strip() else ""
     if not text.strip():
         raise ValueError(
             "expected tests in the answer: statements with assert, or a mapping with 'test' or 'test_list'"
@@ -68,8 +99,10 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise ValueError(f"the answer's tests are not Python: {error}") from None
+    _check_imports(tree, packages)
+    _check_no_class(tree, name, _classes_in(prompt) | _classes_in(str(answer.get("code") or "")))
     if name and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
-        return Tests(f"{text}\n\ncheck({name})\n", prompt, [name])
+        return Tests(f"{text}\n\ncheck({name.replace('().', '_')})\n", prompt, [name])
     if name:
         return Tests(text, prompt, [name])
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -84,14 +117,39 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str) -> Tests:
     return Tests(text, prompt, functions)
 
 
+def _check_imports(tree: ast.AST, packages: Sequence[str]) -> None:
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in (name.partition(".")[0] for name in names):
+            if name not in sys.stdlib_module_names and name not in packages:
+                raise ValueError(
+                    f"the answer's tests import {name}, and the sandbox has no {name}: set packages={[*packages, name]}"
+                )
+
+
+def _check_no_class(tree: ast.AST, name: str | None, classes: set[str]) -> None:
+    """A class can be tested only by one method, as ``Solution().add``: its objects stay in the program's sandbox."""
+    if name and not re.fullmatch(r"\w+(?:\(\)\.\w+)?", name):
+        raise ValueError(f"expected a function or Class().method as entry_point, got {name!r}")
+    own = _defined(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes - own:
+            raise ValueError(
+                f"the answer's tests make objects of the response's class {node.func.id}, and only plain data can be "
+                "given to the tests: give one method as entry_point, Class().method"
+            )
+
+
 def imports_and_helpers(prompt: str, name: str | None) -> str:
-    """The code of the prompt without the requested function; empty if the prompt is not Python."""
+    """The code of the prompt without the requested function or class; empty if the prompt is not Python."""
+    name = name and name.partition("().")[0]
     for text in (prompt, _until(prompt, name)):
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        other = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == name)]
+        other = [node for node in tree.body if getattr(node, "name", "") != (name or " ")]
         return "\n".join(ast.unparse(node) for node in other)
     return ""
 
@@ -125,6 +183,13 @@ def _defined_in(code: str) -> set[str]:
     except (SyntaxError, ValueError):
         return set()
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def _classes_in(code: str) -> set[str]:
+    try:
+        return {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
+    except (SyntaxError, ValueError):
+        return set()
 
 
 def _loads(text: str) -> Any:

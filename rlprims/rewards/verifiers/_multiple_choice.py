@@ -11,7 +11,8 @@ def multiple_choice(response: str, answer: str, *, choices: str = "ABCDE", tag: 
 
     The choice is the first single letter, as in ``(B)``, ``B.`` or ``**B**``, in the last ``<tag>...</tag>``, else in
     the last ``\boxed{}``, else on the last ``Answer:`` line, else after the last "answer is", else in a response that
-    is one letter. A lower-case letter counts only in parentheses or if it is the whole text, because "a" is a word.
+    is one letter. A lower-case letter counts only in parentheses or if it is the whole text, because "a" is a word. Two
+    letters, as in ``A or B`` or ``A, B``, choose nothing; ``B, not A`` is B.
 
     Raises:
         ValueError: the answer is not one of the choices.
@@ -40,5 +41,12 @@ def _choice(text: str, choices: str) -> str | None:
     either = re.escape(choices.upper() + choices.lower())
     upper = re.escape(choices.upper())
     whole_text = re.fullmatch(rf"\W*(?:\\text\w*\{{)?\W*([{either}])\W*", text) if len(text) < 100 else None
-    match = whole_text or re.search(rf"\(([{either}])\)|(?<!\w)([{upper}])(?!['\w])", text)
-    return next(letter for letter in match.groups() if letter).upper() if match else None
+    first = whole_text or re.search(rf"\(([{either}])\)|(?<!\w)([{upper}])(?!['\w])", text)
+    if first is None:
+        return None
+    letter = next(letter for letter in first.groups() if letter).upper()
+    others = re.finditer(
+        rf"(?:\b(?:or|and|no)\b|[,;/&.])\W*\b([{upper}])(?!['\w])|(?<!not )\(([{either}])\)|\A\W*([{upper}])\W*\Z",
+        text[first.end() :],
+    )
+    return letter if all(letter == one.upper() for other in others for one in other.groups() if one) else None

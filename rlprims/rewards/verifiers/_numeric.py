@@ -1,8 +1,8 @@
 """Comparison of a response's final number with the answer, within a tolerance."""
 
-from decimal import Decimal
+from fractions import Fraction
 
-from rlprims.rewards.verifiers._numbers import last_number
+from rlprims.rewards.verifiers._numbers import last_value, only_value
 from rlprims.rewards.verifiers._tags import boxed, tagged
 
 
@@ -11,8 +11,9 @@ def numeric(
 ) -> dict[str, float]:
     r"""1 if the response's final number x is close to the answer y: \|x − y\| <= max(absolute, relative \|y\|).
 
-    The final number is the last number in ``<tag>...</tag>`` if ``tag`` is given, else in the last ``\boxed{}``, else
-    in the text. The bounds are 0 by default: the numbers must be equal.
+    The final number is the only number in ``<tag>...</tag>`` if ``tag`` is given, else in the last ``\boxed{}``, else
+    the last number in the text. It may be written as 3/4, 1.5e-3 or ``4.5 \times 10^{33}``. The bounds are 0 by
+    default: the numbers must be equal.
 
     Raises:
         ValueError: the answer is not a number, or a bound is negative.
@@ -22,11 +23,11 @@ def numeric(
     """
     if relative < 0 or absolute < 0:
         raise ValueError(f"relative={relative} and absolute={absolute}, expected bounds of at least 0")
-    gold = last_number(str(answer), scientific=True)
+    gold = only_value(str(answer))
     if gold is None:
         raise ValueError(f"answer={answer!r}, expected a number")
     text = tagged(response, tag) if tag is not None else boxed(response)
-    number = last_number(text if text is not None else "" if tag else response, scientific=True)
-    bound = max(Decimal(absolute), Decimal(relative) * abs(gold))
+    number = only_value(text or "") if text is not None or tag is not None else last_value(response)
+    bound = max(Fraction(absolute), Fraction(relative) * abs(gold))
     is_close = number is not None and abs(number - gold) <= bound
     return {"score": float(is_close), "acc": float(is_close), "format": float(number is not None)}

@@ -2,8 +2,13 @@
 
 import re
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\{")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(-?\d+(?:[.,]\d+)*|[A-Z](?![A-Za-z])))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # the first alternative skips escaped braces
+
+_MARKUP = "*`$[]\\ \t"
+"""A line of only these characters begins a formula."""
+_MARKED = re.compile(r"final answer is:?\s*", re.IGNORECASE)
+_ENCLOSED = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"))
 
 
 def tagged(text: str, tag: str) -> str | None:
@@ -15,9 +20,11 @@ def tagged(text: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""The text in the last closed ``\boxed{...}`` or ``\fbox{...}``; None without a box."""
+    r"""The text in the last closed ``\boxed{...}`` or ``\fbox{...}``, or the number of ``\boxed 7``; None without."""
     end = len(text)
     for box in reversed(list(_BOX.finditer(text))):
+        if box.group(1):
+            return box.group(1)
         close = _closing(text, box.end(), end)
         if close is not None:
             return text[box.end() : close]
@@ -35,13 +42,21 @@ def _closing(text: str, at: int, end: int) -> int | None:
 
 
 def answer_line(text: str, mark: str = "answer") -> str | None:
-    """The text after ``Answer:`` on the last line that contains it, the form that DAPO's prompt asks for."""
-    for line in reversed(text.splitlines()):
-        at = line.lower().rfind(mark)
-        if at >= 0:
-            rest = line[at + len(mark) :].lstrip()
-            if rest.startswith(":"):
-                return rest[1:].strip()
+    """The text after ``Answer:`` on the last line that contains it, the form that DAPO's prompt asks for.
+
+    Marks of markdown are left out: ``**Answer:** 7``. If the line ends there, or is a heading that ends with the word,
+    the answer is on the next line.
+    """
+    lines = text.splitlines()
+    for at in reversed(range(len(lines))):
+        place = lines[at].lower().rfind(mark)
+        if place < 0:
+            continue
+        rest = lines[at][place + len(mark) :].lstrip("*_ \t")
+        is_heading = not rest and lines[at].lstrip().startswith(("#", "**"))
+        if rest.startswith((":", "：")) or is_heading:
+            rest = rest[1:].strip("*` \t")
+            return rest or next((line.strip("*` \t") for line in lines[at + 1 :] if line.strip(_MARKUP)), "")
     return None
 
 
@@ -66,3 +81,16 @@ def depth(text: str, brackets: str = "()[]{}") -> int:
         elif character in closing:
             current -= 1
     return deepest
+
+
+def final_answer_phrase(text: str) -> str | None:
+    r"""The text after the last "the final answer is", up to the end of its formula or of its sentence."""
+    marks = [mark.end() for mark in _MARKED.finditer(text)]
+    if not marks:
+        return None
+    rest = text[marks[-1] :].partition("\n")[0]
+    for opening, closing in _ENCLOSED:
+        if rest.startswith(opening):
+            inner, mark, _ = rest[len(opening) :].partition(closing)
+            return inner.strip() if mark else None
+    return re.split(r"\.(?:\s|$)", rest, maxsplit=1)[0].strip() or None
