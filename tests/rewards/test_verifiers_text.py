@@ -319,3 +319,8 @@ def test_a_letter_that_is_denied_is_no_choice(response: str) -> None:
 def test_answers_that_cannot_be_read_raise_when_the_data_is_read(source: str, gold: str) -> None:
     with pytest.raises(ValueError, match="answer="):
         verifiers.check_answer(by_source, gold, source, {"table": {"numbers": numeric}})
+
+
+@pytest.mark.parametrize(("response", "score"), [("so it is 7", 1.0), ("so it is 4", 0.0), ("3 + 4 = 7, or 8", 0.0)])
+def test_numeric_reads_a_whole_gsm8k_solution_as_the_answer(response: str, score: float) -> None:
+    assert numeric(response, "She has 3 and buys 4 <<3+4=7>>, so 3 + 4 = 7.\n#### 7")["score"] == score

@@ -1,9 +1,6 @@
 """GSM8K: compares the final number of a response with the number after ``####``."""
 
-from fractions import Fraction
-from functools import lru_cache
-
-from rlprims.rewards.verifiers._numbers import last_value, only_value
+from rlprims.rewards.verifiers._numbers import gold_value, last_value, marked, only_value
 
 
 def gsm8k(response: str, answer: str | float, *, strict: bool = False) -> dict[str, float]:
@@ -19,22 +16,9 @@ def gsm8k(response: str, answer: str | float, *, strict: bool = False) -> dict[s
     >>> gsm8k("So she has 1,234 left. #### 1,234.0", "work ... #### 1234")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
-    gold, marked = _gold(str(answer)), _marked(response)
-    number = last_value(response) if marked is None and not strict else only_value(marked or "")
-    score = float(number == gold)
-    return {"score": score, "acc": score, "format": float(marked is not None)}
-
-
-@lru_cache(maxsize=1024)  # all responses of a group have the same answer
-def _gold(answer: str) -> Fraction:
-    number = only_value(_marked(answer) or answer)
-    if number is None:
+    gold, final = gold_value(str(answer)), marked(response)
+    if gold is None:
         raise ValueError(f"answer={answer!r}, expected a text with a number, and only one")
-    return number
-
-
-def _marked(text: str) -> str | None:
-    """The text after the last mark, ``####`` or ``A:``; None without a mark."""
-    hashes = text.rfind("####")
-    letter = text.rfind("A:", max(hashes, 0))
-    return text[letter + 2 :] if letter >= 0 else text[hashes + 4 :] if hashes >= 0 else None
+    number = last_value(response) if final is None and not strict else only_value(final or "")
+    score = float(number == gold)
+    return {"score": score, "acc": score, "format": float(final is not None)}

@@ -4,6 +4,7 @@ import re
 from collections import deque
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import lru_cache
 from itertools import islice
 
 from rlprims.rewards.verifiers._units import SCALES
@@ -46,6 +47,19 @@ def only_value(text: str) -> Fraction | None:
     if len(values) != 1 or _OPERATION.match(line, values[0].end()):
         return None
     return _value(values[0], line)
+
+
+@lru_cache(maxsize=1024)  # all responses of a group have the same answer
+def gold_value(answer: str) -> Fraction | None:
+    """The value of an answer: a number, or a whole GSM8K solution with the number after its mark; None: no value."""
+    return only_value(marked(answer) or answer)
+
+
+def marked(text: str) -> str | None:
+    """The text after the last mark of GSM8K, ``####`` or ``A:``; None without a mark."""
+    hashes = text.rfind("####")
+    letter = text.rfind("A:", max(hashes, 0))
+    return text[letter + 2 :] if letter >= 0 else text[hashes + 4 :] if hashes >= 0 else None
 
 
 def plain_number(text: str) -> Decimal | None:
